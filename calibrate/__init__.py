@@ -1,0 +1,1 @@
+"""Driving data through an observed model."""

@@ -1,0 +1,21 @@
+"""Int8 arithmetic on plain tensors: schemes, the reference, and one dispatch over the backends that are here."""
+
+from quant.kernels.scheme import (
+    ACTIVATION_U8,
+    WEIGHT_S8,
+    QParams,
+    QScheme,
+    choose_qparams,
+    quantize_weight,
+    weight_scheme,
+)
+
+__all__ = [
+    "ACTIVATION_U8",
+    "WEIGHT_S8",
+    "QParams",
+    "QScheme",
+    "choose_qparams",
+    "quantize_weight",
+    "weight_scheme",
+]

@@ -1,0 +1,1 @@
+"""The kernel libraries behind the dispatch, one file each."""

@@ -1,0 +1,1 @@
+"""Calibrated ranges: what was seen, and fake quantisation of it."""
