@@ -1,0 +1,136 @@
+"""What became of each module and why: the record that every conversion leaves on the model it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+REPORT_ATTRIBUTE = "_quant_report"
+
+
+@dataclass(frozen=True)
+class ReportEntry:
+    """One module.
+
+    Attributes:
+        name: dotted name in the user's model, '' for the root.
+        type: class name of the user's module.
+        outcome: "int8", "int4", ... for what computes in integers, "float" for what stays.
+        detail: how (ranges, routes, backend) for the quantised, why for the float.
+        bytes_before, bytes_after: of the module's own parameters and buffers, its children not counted.
+    """
+
+    name: str
+    type: str
+    outcome: str
+    detail: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did, module by module. Printable, iterable, and JSON through `to_dict`."""
+
+    entries: tuple[ReportEntry, ...]
+
+    def __iter__(self) -> Iterator[ReportEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, name: str) -> ReportEntry:
+        for entry in self.entries:
+            if entry.name == name:
+                return entry
+        raise KeyError(f"no module {name!r} in the report; it has {[entry.name for entry in self.entries]}")
+
+    @property
+    def quantized(self) -> tuple[ReportEntry, ...]:
+        """The modules that compute in integers."""
+        return tuple(entry for entry in self.entries if entry.outcome != "float")
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the quantised modules' parameters before."""
+        return sum(entry.bytes_before for entry in self.quantized)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the quantised modules' weights, scales and biases after."""
+        return sum(entry.bytes_after for entry in self.quantized)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary: `modules`, `bytes_before`, `bytes_after`."""
+        return {
+            "modules": [asdict(entry) for entry in self.entries],
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+        }
+
+    def __str__(self) -> str:
+        head = ("module", "type", "now", "KiB before", "KiB after", "how / why")
+        rows = [
+            (
+                entry.name or "(root)",
+                entry.type,
+                entry.outcome,
+                f"{entry.bytes_before / 1024:.1f}",
+                f"{entry.bytes_after / 1024:.1f}",
+                entry.detail,
+            )
+            for entry in self.entries
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
+
+        def line(row: tuple[str, ...]) -> str:
+            cells = [
+                cell.rjust(width) if i in (3, 4) else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=False))
+            ]
+            return "  ".join([*cells, row[-1]]).rstrip()
+
+        lines = [line(head), line(tuple("-" * width for width in [*widths, len(head[-1])])), *map(line, rows)]
+        count, before, after = len(self.quantized), self.bytes_before, self.bytes_after
+        ratio = f", {after / before:.3f} of float" if before else ""
+        lines.append(
+            f"{count} of {len(self.entries)} modules with parameters quantised; "
+            f"{before / 1024:.1f} KiB -> {after / 1024:.1f} KiB{ratio}"
+        )
+        return "\n".join(lines)
+
+
+def own_bytes(module: nn.Module) -> int:
+    """Bytes of a module's own parameters and buffers, children not counted."""
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def attach_report(model: nn.Module, report: Report) -> None:
+    """Leave `report` on `model`, where `summary` finds it; plain data, so deepcopy and pickle keep it."""
+    setattr(model, REPORT_ATTRIBUTE, report)
+
+
+def summary(model: nn.Module) -> Report:
+    """What became of each module of a quantised model, and why.
+
+    Of a model that nothing has quantised, every module with parameters is listed as float.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quant.summary: expected an nn.Module, got {type(model).__name__}")
+    report = getattr(model, REPORT_ATTRIBUTE, None)
+    if isinstance(report, Report):
+        return report
+    entries = []
+    for name, module in model.named_modules():
+        size = own_bytes(module)
+        if size:
+            entries.append(ReportEntry(name, type(module).__name__, "float", "never quantised", size, size))
+    return Report(tuple(entries))
