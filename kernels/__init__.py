@@ -1,5 +1,14 @@
 """Int8 arithmetic on plain tensors: schemes, the reference, and one dispatch over the backends that are here."""
 
+from quant.kernels.dispatch import (
+    BackendUnavailable,
+    available,
+    current,
+    dequantize,
+    quantize,
+    requantize,
+    use,
+)
 from quant.kernels.scheme import (
     ACTIVATION_U8,
     WEIGHT_S8,
@@ -13,9 +22,16 @@ from quant.kernels.scheme import (
 __all__ = [
     "ACTIVATION_U8",
     "WEIGHT_S8",
+    "BackendUnavailable",
     "QParams",
     "QScheme",
+    "available",
     "choose_qparams",
+    "current",
+    "dequantize",
+    "quantize",
     "quantize_weight",
+    "requantize",
+    "use",
     "weight_scheme",
 ]

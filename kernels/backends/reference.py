@@ -1,0 +1,17 @@
+"""The reference as a backend: always there, exact, and slow."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quant.kernels import reference
+from quant.kernels.backend import Backend
+
+
+class ReferenceBackend(Backend):
+    """Plain torch arithmetic on any machine."""
+
+    name = "reference"
+
+    def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:
+        return reference.exact_product(q_x, q_weight)

@@ -1,0 +1,242 @@
+#include "drivers.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <new>
+
+namespace octet {
+namespace {
+
+// Rows that are quantised, multiplied and written back together: their sums stay in the cache.
+constexpr int64_t kRowBlock = 64;
+// Below this many products a second thread costs more than it brings.
+constexpr int64_t kProductsPerThread = 1 << 18;
+
+int64_t padded(int64_t k) { return (k + 63) / 64 * 64; }
+
+// A buffer of the calling thread that only ever grows, with kSlack readable bytes on either side.
+template <class T>
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(memory_); }
+
+  T* get(int64_t count) {
+    const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 2 * kSlack + 63) / 64 * 64;
+    if (bytes > bytes_) {
+      std::free(memory_);
+      memory_ = std::aligned_alloc(64, bytes);
+      bytes_ = memory_ ? bytes : 0;
+      if (!memory_) throw std::bad_alloc();
+      std::fill_n(static_cast<char*>(memory_), bytes, 0);
+    }
+    return reinterpret_cast<T*>(static_cast<char*>(memory_) + kSlack);
+  }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+struct Workspace {
+  Scratch<uint8_t> q, q_low;
+  Scratch<int32_t> sums, sums_low;
+  Scratch<RowRange> ranges;
+  Scratch<float> hidden;
+};
+
+// Two levels, because an LSTM's projection runs inside its step.
+Workspace& workspace(int level = 0) {
+  thread_local Workspace spaces[2];
+  return spaces[level];
+}
+
+int64_t threads_for(int64_t products) {
+  if (at::in_parallel_region()) return 1;
+  return std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), products / kProductsPerThread));
+}
+
+// fn(thread) for thread in [0, threads), at the same time where threads exist.
+void each_thread(int64_t threads, const std::function<void(int64_t)>& fn) {
+  if (threads == 1) return fn(0);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) fn(thread);
+  });
+}
+
+RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
+  float low, high;
+  const bool finite = row_kernels().min_max(x, columns, k, &low, &high);
+  return choose_range(low, high, finite, top);
+}
+
+// `shared` is the range of the whole tensor, or null for one per row.
+void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
+                 int64_t threads, Workspace& space) {
+  const RowKernels& kernels = row_kernels();
+  const int64_t k = layer.gemm->k(), n = layer.gemm->n(), ldq = padded(k);
+  const int top = layer.bits == 16 ? 65535 : 255;
+  uint8_t* q = space.q.get(m * ldq);
+  uint8_t* q_low = layer.bits == 16 ? space.q_low.get(m * ldq) : nullptr;
+  int32_t* sums = space.sums.get(m * n);
+  int32_t* sums_low = layer.bits == 16 ? space.sums_low.get(m * n) : nullptr;
+  RowRange* ranges = space.ranges.get(m);
+  for (int64_t i = 0; i < m; ++i) {
+    ranges[i] = shared ? *shared : range_of(x + i * ldx, layer.columns, k, top);
+    kernels.quantize(x + i * ldx, layer.columns, k, ranges[i], top, q + i * ldq, q_low ? q_low + i * ldq : nullptr);
+  }
+  each_thread(threads, [&](int64_t thread) {
+    layer.gemm->run(q, ldq, m, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    if (q_low) layer.gemm->run(q_low, ldq, m, sums_low, n, static_cast<int>(thread), static_cast<int>(threads));
+  });
+  const Channels channels{n, layer.gemm->row_sums(), layer.scale, layer.bias};
+  for (int64_t i = 0; i < m; ++i)
+    kernels.dequantize_sums(sums + i * n, sums_low ? sums_low + i * n : nullptr, ranges[i], channels, layer.relu,
+                            y + i * n);
+}
+
+RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
+  float low = 0.0f, high = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < m; ++i) {
+    float row_low, row_high;
+    finite &= row_kernels().min_max(x + i * ldx, layer.columns, layer.gemm->k(), &row_low, &row_high);
+    low = std::min(low, row_low);
+    high = std::max(high, row_high);
+  }
+  return choose_range(low, high, finite, top);
+}
+
+// fn(first row, rows, threads to use inside) over blocks: many rows are shared among threads, few rows leave the threads
+// to the product itself.
+void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn) {
+  const int64_t threads = threads_for(products);
+  if (m < 8 * threads) return fn(0, m, threads);
+  each_thread(threads, [&](int64_t thread) {
+    const int64_t last = m * (thread + 1) / threads;
+    for (int64_t first = m * thread / threads; first < last; first += kRowBlock)
+      fn(first, std::min(kRowBlock, last - first), 1);
+  });
+}
+
+}  // namespace
+
+void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {
+  if (m == 0) return;
+  const int64_t n = layer.gemm->n();
+  RowRange all{};
+  if (!layer.per_row) all = range_of_all(layer, x, ldx, m, layer.bits == 16 ? 65535 : 255);
+  const RowRange* shared = layer.per_row ? nullptr : &all;
+  each_block(m, m * n * layer.gemm->k() * (layer.bits / 8), [&](int64_t first, int64_t rows, int64_t threads) {
+    linear_rows(layer, shared, x + first * ldx, ldx, rows, y + first * n, threads, workspace());
+  });
+}
+
+void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
+                   const StaticOutput& output) {
+  const RowKernels& kernels = row_kernels();
+  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded(k);
+  each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
+    Workspace& space = workspace();
+    // A copy with room around it: the kernels read a little past each row.
+    uint8_t* q = space.q.get(rows * ldq);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
+    int32_t* sums = output.sums ? output.sums + first * n : space.sums.get(rows * n);
+    each_thread(threads, [&](int64_t thread) {
+      gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    });
+    for (int64_t i = 0; i < rows; ++i) {
+      int32_t* row = sums + i * n;
+      kernels.remove_zero_point(row, zero_point, gemm.row_sums(), bias, n);
+      if (output.reals)
+        for (int64_t j = 0; j < n; ++j)
+          output.reals[(first + i) * n + j] = static_cast<float>(row[j]) * output.multiplier[j];
+      if (output.quantized)
+        kernels.requantize(row, output.multiplier, 1, n, output.zero_point, output.bottom, output.top,
+                           output.quantized + (first + i) * n);
+    }
+  });
+}
+
+namespace {
+
+int gates_of(RnnMode mode) { return mode == RnnMode::kLstm ? 4 : mode == RnnMode::kGru ? 3 : 1; }
+
+void step_row(const RnnLayer& layer, const float* input, const int32_t* sums, RowRange range, const float* h_before,
+              float* c, float* h) {
+  const RowKernels& kernels = row_kernels();
+  const Channels channels{layer.hh->n(), layer.hh->row_sums(), layer.scale_hh, layer.bias_hh};
+  switch (layer.mode) {
+    case RnnMode::kLstm:
+      return kernels.lstm_cell(input, sums, range, channels, layer.hidden, c, h);
+    case RnnMode::kGru:
+      return kernels.gru_cell(input, sums, range, channels, layer.hidden, h_before, h);
+    default:
+      return kernels.rnn_cell(input, sums, range, channels, layer.hidden, layer.mode == RnnMode::kRelu, h);
+  }
+}
+
+// The whole sequence for batch rows [first, last): nothing is shared with other rows, so no thread waits for another.
+void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, const int64_t* offsets, int64_t steps,
+              int64_t first, int64_t last, int64_t threads, float* h, float* c, float* y) {
+  Workspace& space = workspace();
+  const RowKernels& kernels = row_kernels();
+  const int64_t width = gates_of(layer.mode) * layer.hidden, state = layer.state, ldq = padded(state);
+  const int64_t most = last - first;
+  uint8_t* q = space.q.get(most * ldq);
+  int32_t* sums = space.sums.get(most * width);
+  RowRange* ranges = space.ranges.get(most);
+  float* unprojected = layer.projection ? space.hidden.get(most * layer.hidden) : nullptr;
+  for (int64_t s = 0; s < steps; ++s) {
+    const int64_t t = layer.reverse ? steps - 1 - s : s;
+    const int64_t rows = std::clamp<int64_t>(sizes[t] - first, 0, most);
+    if (rows == 0) continue;
+    for (int64_t b = 0; b < rows; ++b) {
+      const float* before = h + (first + b) * state;
+      ranges[b] = range_of(before, nullptr, state, 255);
+      kernels.quantize(before, nullptr, state, ranges[b], 255, q + b * ldq, nullptr);
+    }
+    each_thread(threads, [&](int64_t thread) {
+      layer.hh->run(q, ldq, rows, sums, width, static_cast<int>(thread), static_cast<int>(threads));
+    });
+    const int64_t row0 = offsets[t] + first;
+    for (int64_t b = 0; b < rows; ++b) {
+      float* out = unprojected ? unprojected + b * layer.hidden : y + (row0 + b) * state;
+      step_row(layer, input + (row0 + b) * width, sums + b * width, ranges[b], h + (first + b) * state,
+               c ? c + (first + b) * layer.hidden : nullptr, out);
+    }
+    if (unprojected) {
+      linear_rows(*layer.projection, nullptr, unprojected, layer.hidden, rows, y + row0 * state, threads, workspace(1));
+    }
+    std::copy_n(y + row0 * state, rows * state, h + first * state);
+  }
+}
+
+}  // namespace
+
+void rnn_layer(const RnnLayer& layer, const float* input, const int64_t* sizes, int64_t steps, int64_t batch, float* h,
+               float* c, float* y) {
+  std::vector<int64_t> offsets(steps);
+  int64_t rows = 0;
+  for (int64_t t = 0; t < steps; ++t) {
+    offsets[t] = rows;
+    rows += sizes[t];
+  }
+  if (rows == 0) return;
+  const int64_t products = batch * layer.hh->n() * layer.hh->k();
+  const int64_t threads = threads_for(products);
+  if (threads == 1 || batch < 4 * threads)
+    return rnn_rows(layer, input, sizes, offsets.data(), steps, 0, batch, threads, h, c, y);
+  each_thread(threads, [&](int64_t thread) {
+    rnn_rows(layer, input, sizes, offsets.data(), steps, batch * thread / threads, batch * (thread + 1) / threads, 1, h,
+             c, y);
+  });
+}
+
+}  // namespace octet

@@ -1,0 +1,56 @@
+// Whole layers over any PackedGemm: quantise rows, multiply, bring the sums back to reals. No tensors here.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm.h"
+#include "rows.h"
+
+namespace octet {
+
+struct Linear {
+  const PackedGemm* gemm;
+  const float* scale;    // (n,), of the weight
+  const float* bias;     // (n,) or null
+  const float* columns;  // (k,) or null: x is multiplied by it before it is quantised
+  int bits;              // 8 or 16, of the activations
+  bool per_row;          // a range per row, or one for all rows
+  bool relu;
+};
+
+// y (m, n) = x (m, k) @ weight' + bias, the activations quantised on the way; x has row stride ldx.
+void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y);
+
+// Where static sums go: exactly one of the three outputs is set.
+struct StaticOutput {
+  int32_t* sums = nullptr;      // zero point removed, bias added
+  float* reals = nullptr;       // sums * multiplier
+  uint8_t* quantized = nullptr;  // equation 7
+  const float* multiplier = nullptr;  // (n,)
+  int32_t zero_point = 0, bottom = 0, top = 255;
+};
+
+// q_x (m, k) uint8, contiguous; bias int32 (n,) or null.
+void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
+                   const StaticOutput& output);
+
+enum class RnnMode { kLstm, kGru, kTanh, kRelu };
+
+struct RnnLayer {
+  RnnMode mode;
+  int64_t hidden;        // of the gates
+  int64_t state;         // of h: hidden, or the projection's size
+  const PackedGemm* hh;  // (gates * hidden, state)
+  const float* scale_hh;
+  const float* bias_hh;  // GRU only (r multiplies its third part); the others carry it in the input projection
+  const Linear* projection;  // LSTM's h = W_hr (o * tanh(c)), or null
+  bool reverse;
+};
+
+// One direction of one layer over a whole sequence. Step t holds rows [offset of t, + sizes[t]) of `input`, the input
+// projection (rows, gates * hidden) with its bias, and of y (rows, state). sizes never grow with t, as in PackedSequence.
+// h (batch, state) and c (batch, hidden) hold the initial state and receive the final one.
+void rnn_layer(const RnnLayer& layer, const float* input, const int64_t* sizes, int64_t steps, int64_t batch, float* h,
+               float* c, float* y);
+
+}  // namespace octet

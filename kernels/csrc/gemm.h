@@ -1,0 +1,66 @@
+// The one contract every library meets: exact int32 sums of u8 * s8 products over a packed weight.
+//
+// Zero points, scales, biases and activations are not here: the drivers (linear.cpp, rnn.cpp) apply them to these sums,
+// the same way for every library, which is what makes the libraries agree to the bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace octet {
+
+// Bytes that may be read before the first and after the last row of an activation matrix: QNNPACK's kernels load 8 bytes
+// that end at the row's end (so start before it where K < 8), ours load 4 past it.
+constexpr int64_t kSlack = 64;
+
+// Largest K whose sums fit int32 with room for a bias of up to 2**30: (2**31 - 1 - 2**30) / (255 * 127).
+constexpr int64_t kMaxK = (2147483647LL - (1LL << 30)) / (255 * 127);
+
+class PackedGemm {
+ public:
+  PackedGemm(const int8_t* weight, int64_t n, int64_t k);
+  virtual ~PackedGemm() = default;
+  PackedGemm(const PackedGemm&) = delete;
+  PackedGemm& operator=(const PackedGemm&) = delete;
+
+  // acc[m * ldacc + j] = sum over i of x[m * ldx + i] * weight[j * K + i], exactly.
+  // x: kSlack readable bytes around it and ldx >= K rounded up to 4. Thread `thread` of `threads` computes its share;
+  // the shares are disjoint and no thread waits for another.
+  virtual void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
+                   int threads) const = 0;
+
+  // How the products are formed, for the report: "vnni", "pairwise", "wide", "split", ...
+  virtual std::string route() const = 0;
+
+  int64_t n() const { return n_; }
+  int64_t k() const { return k_; }
+  // sum over i of weight[j * K + i]: removes the activation's zero point from the sums (equation 6).
+  const int32_t* row_sums() const { return row_sums_.data(); }
+
+ private:
+  int64_t n_, k_;
+  std::vector<int32_t> row_sums_;
+};
+
+// True where no adjacent pair of a row can overflow int16 in u8 * s8 + u8 * s8, whatever the activations: the pair's
+// positive and negative parts each sum to at most 128 (255 * 128 = 32640 <= 32767).
+bool pairs_fit_int16(const int8_t* weight, int64_t n, int64_t k);
+
+// Splits a weight into two that each pass pairs_fit_int16 and add up to it: clamp to +-64, and the rest.
+std::vector<int8_t> clamped_part(const int8_t* weight, int64_t size);
+std::vector<int8_t> remaining_part(const int8_t* weight, int64_t size);
+
+// The libraries. Each returns nullptr where it does not exist on this machine (and says why in `reason`).
+std::unique_ptr<PackedGemm> pack_native(const int8_t* weight, int64_t n, int64_t k);
+std::unique_ptr<PackedGemm> pack_fbgemm(const int8_t* weight, int64_t n, int64_t k);
+std::unique_ptr<PackedGemm> pack_qnnpack(const int8_t* weight, int64_t n, int64_t k);
+
+// "" where the library can be used here, else the reason it cannot.
+std::string why_not_native();
+std::string why_not_fbgemm();
+std::string why_not_qnnpack();
+
+}  // namespace octet

@@ -1,0 +1,65 @@
+// The native library: the table for this CPU and, on AVX2, the route that this weight allows.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cpu.h"
+#include "gemm.h"
+#include "native.h"
+
+namespace octet {
+namespace {
+
+const NativeGemm& choose(const int8_t* weight, int64_t n, int64_t k) {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512Vnni:
+      return kAvx512VnniGemm;
+    case Isa::kAvxVnni:
+      return kAvxVnniGemm;
+    case Isa::kAvx2:
+      return pairs_fit_int16(weight, n, k) ? kAvx2PairwiseGemm : kAvx2WideGemm;
+    case Isa::kPortable:
+      break;
+  }
+#else
+  (void)weight, (void)n, (void)k;
+#endif
+  return kPortableGemm;
+}
+
+struct Free {
+  void operator()(int8_t* memory) const { std::free(memory); }
+};
+
+class NativePacked final : public PackedGemm {
+ public:
+  NativePacked(const int8_t* weight, int64_t n, int64_t k) : PackedGemm(weight, n, k), gemm_(choose(weight, n, k)) {
+    const int64_t bytes = (gemm_.packed_bytes(n, k) + kSlack + 63) / 64 * 64;
+    packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, bytes)));
+    if (!packed_) throw std::bad_alloc();
+    gemm_.pack(weight, n, k, packed_.get());
+  }
+
+  void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
+           int threads) const override {
+    const int64_t groups = gemm_.groups(n());
+    gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, groups * thread / threads,
+              groups * (thread + 1) / threads);
+  }
+
+  std::string route() const override { return gemm_.route; }
+
+ private:
+  const NativeGemm& gemm_;
+  std::unique_ptr<int8_t[], Free> packed_;
+};
+
+}  // namespace
+
+std::unique_ptr<PackedGemm> pack_native(const int8_t* weight, int64_t n, int64_t k) {
+  return std::make_unique<NativePacked>(weight, n, k);
+}
+
+std::string why_not_native() { return ""; }
+
+}  // namespace octet

@@ -1,0 +1,31 @@
+// AVX-512 VNNI: vpdpbusd adds four u8 * s8 products to an int32 without an int16 in between, so it is always exact.
+#include <immintrin.h>
+
+#include "tile.h"
+
+namespace octet {
+namespace {
+
+struct Avx512Vnni {
+  using X = uint8_t;
+  using Acc = __m512i;
+  using Weight = __m512i;
+  using Activation = __m512i;
+  static constexpr int kLanes = 16, kStep = 4, kBlocks = 4, kRows = 6, kAccSets = 16;
+  static Acc zero() { return _mm512_setzero_si512(); }
+  static Acc add(Acc a, Acc b) { return _mm512_add_epi32(a, b); }
+  static void store(int32_t* out, Acc a) { _mm512_storeu_si512(out, a); }
+  static Weight load(const int8_t* w) { return _mm512_loadu_si512(w); }
+  static Activation broadcast(const X* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+  static Acc dot(Acc a, Activation x, Weight w) { return _mm512_dpbusd_epi32(a, x, w); }
+};
+
+}  // namespace
+
+extern const NativeGemm kAvx512VnniGemm = tile::table<Avx512Vnni>("vnni");
+
+}  // namespace octet

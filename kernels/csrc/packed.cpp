@@ -1,0 +1,120 @@
+#include "packed.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace octet {
+namespace {
+
+struct Library {
+  const char* name;
+  std::unique_ptr<PackedGemm> (*pack)(const int8_t*, int64_t, int64_t);
+  std::string (*why_not)();
+};
+
+// In order of preference where no one chose.
+#if defined(__aarch64__)
+constexpr Library kLibraries[] = {{"qnnpack", &pack_qnnpack, &why_not_qnnpack},
+                                  {"native", &pack_native, &why_not_native},
+                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm}};
+#else
+constexpr Library kLibraries[] = {{"native", &pack_native, &why_not_native},
+                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm},
+                                  {"qnnpack", &pack_qnnpack, &why_not_qnnpack}};
+#endif
+
+const Library& library(c10::string_view name) {
+  if (name.empty()) {
+    static const Library& preferred = [&]() -> const Library& {
+      const char* named = std::getenv("QUANT_BACKEND");
+      if (named && *named) return library(named);
+      for (const Library& candidate : kLibraries)
+        if (candidate.why_not().empty()) return candidate;
+      TORCH_CHECK(false, "no compiled backend can be used on this CPU");
+    }();
+    return preferred;
+  }
+  for (const Library& candidate : kLibraries)
+    if (name == candidate.name) return candidate;
+  TORCH_CHECK_VALUE(false, "backend '", name, "' cannot serve a compiled, exported or scripted graph; native, fbgemm "
+                    "and qnnpack can");
+}
+
+struct Key {
+  const c10::StorageImpl* storage;
+  const void* data;
+  const Library* library;
+  int64_t n, k;
+  bool operator==(const Key& other) const {
+    return storage == other.storage && data == other.data && library == other.library && n == other.n && k == other.k;
+  }
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.library, key.n, key.k); }
+};
+
+struct Entry {
+  // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  uint32_t version;
+  std::shared_ptr<const PackedGemm> gemm;
+};
+
+struct Cache {
+  std::shared_mutex mutex;
+  std::unordered_map<Key, Entry, KeyHash> entries;
+};
+
+Cache& cache() {
+  static Cache* const instance = new Cache;  // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+// Inference tensors keep no version; their writes cannot be seen, as torch itself documents.
+uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+}  // namespace
+
+std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
+  const Library& lib = library(backend);
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
+                    "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
+  const c10::Storage& storage = weight.storage();
+  const Key key{storage.unsafeGetStorageImpl(), weight.const_data_ptr(), &lib, weight.size(0), weight.size(1)};
+  const uint32_t version = version_of(weight);
+  Cache& known = cache();
+  {
+    std::shared_lock lock(known.mutex);
+    const auto found = known.entries.find(key);
+    if (found != known.entries.end() && found->second.version == version) return found->second.gemm;
+  }
+  const std::string reason = lib.why_not();
+  TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
+  TORCH_CHECK_VALUE(key.k <= kMaxK, "K is ", key.k, "; the sums of more than ", kMaxK, " products may overflow int32");
+  std::shared_ptr<const PackedGemm> gemm = lib.pack(weight.const_data_ptr<int8_t>(), key.n, key.k);
+  std::unique_lock lock(known.mutex);
+  for (auto it = known.entries.begin(); it != known.entries.end();)
+    it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
+  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, gemm});
+  return gemm;
+}
+
+std::string why_not(c10::string_view backend) { return library(backend).why_not(); }
+
+std::string default_backend() { return library("").name; }
+
+int64_t packed_count() {
+  Cache& known = cache();
+  std::unique_lock lock(known.mutex);
+  for (auto it = known.entries.begin(); it != known.entries.end();)
+    it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
+  return static_cast<int64_t>(known.entries.size());
+}
+
+}  // namespace octet

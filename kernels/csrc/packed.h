@@ -1,0 +1,27 @@
+// Packed weights, found by the plain int8 tensor that they were made from.
+//
+// A layer holds its int8 weight and nothing else; the first call packs it for this machine and later calls find it here.
+// So deepcopy, pickle, state_dict, torch.export and 8 threads at once see only plain tensors. An entry is dropped when
+// the tensor's storage dies, and made anew when the tensor was written to (its version moved).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "gemm.h"
+
+namespace octet {
+
+// weight: int8 (n, k), contiguous, on the CPU. backend: "native", "fbgemm" or "qnnpack"; "" is the default here.
+std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend);
+
+// "" where the backend can be used here, else why not.
+std::string why_not(c10::string_view backend);
+// The fastest backend that is exact on this machine.
+std::string default_backend();
+// How many packed weights are alive.
+int64_t packed_count();
+
+}  // namespace octet

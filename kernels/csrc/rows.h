@@ -1,0 +1,63 @@
+// Everything that happens to a row besides the products: ranges, quantisation, scales, gates. One table per instruction
+// set, all compiled from rows.inc without contraction to FMA, so that every table gives the same bits.
+#pragma once
+
+#include <cstdint>
+
+namespace octet {
+
+// Scale and zero point of one row of activations. scale is NaN where the row held NaN or inf, so that whatever is
+// computed from the row is NaN, as it would be in float.
+struct RowRange {
+  float scale;
+  int32_t zero_point;
+};
+
+// What turns the sums of one row into reals (equation 6).
+struct Channels {
+  int64_t n;
+  const int32_t* row_sums;  // (n,), of the weight
+  const float* scale;       // (n,), of the weight
+  const float* bias;        // (n,) or null
+};
+
+struct RowKernels {
+  // Smallest and largest of x * columns (columns may be null), 0 included; false where one is NaN or inf.
+  bool (*min_max)(const float* x, const float* columns, int64_t k, float* low, float* high);
+  // Equation 2 with top = 255: q; with top = 65535: the high bytes to q and the low bytes to q_low.
+  void (*quantize)(const float* x, const float* columns, int64_t k, RowRange range, int top, uint8_t* q,
+                   uint8_t* q_low);
+  // Equation 6: out = (sums without zero point) * (range.scale * scale) + bias. `low` is null for 8-bit activations.
+  void (*dequantize_sums)(const int32_t* sums, const int32_t* low, RowRange range, const Channels& channels, bool relu,
+                          float* out);
+  // Equation 7: sums (zero points already removed, bias added) * multiplier, rounded half to even, plus zero_point, in
+  // [bottom, top]. step is 1 for a multiplier per channel and 0 for one for all.
+  void (*requantize)(const int32_t* sums, const float* multiplier, int step, int64_t n, int32_t zero_point,
+                     int32_t bottom, int32_t top, uint8_t* out);
+  // sums - zero_point * row_sums + bias, in place; bias may be null.
+  void (*remove_zero_point)(int32_t* sums, int32_t zero_point, const int32_t* row_sums, const int32_t* bias, int64_t n);
+  void (*dequantize)(const uint8_t* q, int64_t n, float scale, int32_t zero_point, float* out);
+  // One step of one sample. `input` holds the input projection with its bias: (4h,) i f g o, (3h,) r z n, (h,).
+  // `sums` are the recurrent products of q(h), whose range and channels are given; for LSTM, c is updated in place.
+  void (*lstm_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
+                    float* c, float* h);
+  void (*gru_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
+                   const float* h_before, float* h);
+  void (*rnn_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
+                   bool relu, float* h);
+  // One packed row of an embedding table (kernels/tables.py) of `bits` per value as `dim` reals.
+  void (*table_row)(const uint8_t* row, int bits, int64_t dim, float* out);
+};
+
+extern const RowKernels kPortableRows;
+#if defined(__x86_64__)
+extern const RowKernels kAvx2Rows;
+extern const RowKernels kAvx512Rows;
+#endif
+
+const RowKernels& row_kernels();
+
+// Equations 3 and 4 for [0, top]; low <= 0 <= high.
+RowRange choose_range(float low, float high, bool finite, int top);
+
+}  // namespace octet

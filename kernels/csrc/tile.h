@@ -1,0 +1,152 @@
+// The register-tiled GEMM, written once over the instruction set's three operations.
+//
+// An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
+// outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
+// X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
+// add, store. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "native.h"
+
+namespace octet::tile {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class A>
+constexpr int64_t kGroup = static_cast<int64_t>(A::kLanes) * A::kBlocks;
+
+template <class A>
+int64_t groups(int64_t n) {
+  return ceil_div(n, kGroup<A>);
+}
+
+// Blocks of the group that starts at output `n0`: all groups are full but the last.
+template <class A>
+int blocks_of(int64_t n, int64_t n0) {
+  return static_cast<int>(std::min<int64_t>(A::kBlocks, ceil_div(n - n0, A::kLanes)));
+}
+
+template <class A>
+int64_t packed_bytes(int64_t n, int64_t k) {
+  return ceil_div(n, A::kLanes) * A::kLanes * ceil_div(k, A::kStep) * A::kStep;
+}
+
+template <class A>
+void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
+  const int64_t steps = ceil_div(k, A::kStep);
+  for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>) {
+    const int blocks = blocks_of<A>(n, n0);
+    for (int64_t s = 0; s < steps; ++s)
+      for (int lane = 0; lane < blocks * A::kLanes; ++lane)
+        for (int i = 0; i < A::kStep; ++i) {
+          const int64_t row = n0 + lane, column = s * A::kStep + i;
+          *packed++ = row < n && column < k ? weight[row * k + column] : 0;
+        }
+  }
+}
+
+// The accumulators must live in registers, so every loop over them is unrolled.
+#define OCTET_UNROLL _Pragma("GCC unroll 16")
+
+template <class A, int M, int B>
+void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+          int64_t columns) {
+  constexpr int kBytes = A::kLanes * A::kStep;
+  constexpr int kSets = M * B * 2 <= A::kAccSets ? 2 : 1;
+  typename A::Acc sums[kSets][M][B];
+  OCTET_UNROLL
+  for (int set = 0; set < kSets; ++set)
+    OCTET_UNROLL
+    for (int m = 0; m < M; ++m)
+      OCTET_UNROLL
+      for (int b = 0; b < B; ++b) sums[set][m][b] = A::zero();
+  int64_t s = 0;
+  for (; s + kSets <= steps; s += kSets)
+    OCTET_UNROLL
+    for (int set = 0; set < kSets; ++set) {
+      typename A::Activation xs[M];
+      OCTET_UNROLL
+      for (int m = 0; m < M; ++m) xs[m] = A::broadcast(x + m * ldx + (s + set) * A::kStep);
+      OCTET_UNROLL
+      for (int b = 0; b < B; ++b) {
+        const typename A::Weight wb = A::load(w + ((s + set) * B + b) * kBytes);
+        OCTET_UNROLL
+        for (int m = 0; m < M; ++m) sums[set][m][b] = A::dot(sums[set][m][b], xs[m], wb);
+      }
+    }
+  for (; s < steps; ++s)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) {
+      const typename A::Weight wb = A::load(w + (s * B + b) * kBytes);
+      OCTET_UNROLL
+      for (int m = 0; m < M; ++m) sums[0][m][b] = A::dot(sums[0][m][b], A::broadcast(x + m * ldx + s * A::kStep), wb);
+    }
+  OCTET_UNROLL
+  for (int m = 0; m < M; ++m)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) {
+      typename A::Acc sum = sums[0][m][b];
+      if constexpr (kSets == 2) sum = A::add(sum, sums[1][m][b]);
+      int32_t* out = acc + m * ldacc + b * A::kLanes;
+      const int64_t left = columns - b * A::kLanes;
+      if (left >= A::kLanes) {
+        A::store(out, sum);
+      } else {
+        int32_t lanes[A::kLanes];
+        A::store(lanes, sum);
+        std::memcpy(out, lanes, left * sizeof(int32_t));
+      }
+    }
+}
+
+#undef OCTET_UNROLL
+
+template <class A, int B, int M = A::kRows>
+void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+          int64_t columns) {
+  for (; m >= M; m -= M, x += M * ldx, acc += M * ldacc) tile<A, M, B>(x, ldx, w, steps, acc, ldacc, columns);
+  if constexpr (M > 1) {
+    if (m) rows<A, B, M - 1>(x, ldx, m, w, steps, acc, ldacc, columns);
+  }
+}
+
+template <class A, int B = A::kBlocks>
+void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, int32_t* acc,
+           int64_t ldacc, int64_t columns) {
+  if (blocks == B) return rows<A, B>(x, ldx, m, w, steps, acc, ldacc, columns);
+  if constexpr (B > 1) group<A, B - 1>(blocks, x, ldx, m, w, steps, acc, ldacc, columns);
+}
+
+template <class A>
+void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
+         int64_t ldacc, int64_t first, int64_t last) {
+  const int64_t steps = ceil_div(k, A::kStep);
+  const typename A::X* rows_x;
+  int64_t rows_ld = ldx;
+  if constexpr (sizeof(typename A::X) == 1) {
+    rows_x = x;
+  } else {
+    // Widened once per call rather than once per group of outputs: a 32-bit broadcast then yields two int16.
+    thread_local std::vector<typename A::X> wide;
+    rows_ld = steps * A::kStep;
+    if (static_cast<int64_t>(wide.size()) < m * rows_ld) wide.resize(m * rows_ld);
+    for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide.data() + i * rows_ld);
+    rows_x = wide.data();
+  }
+  for (int64_t g = first; g < last; ++g) {
+    const int64_t n0 = g * kGroup<A>;
+    const int8_t* w = packed + n0 * steps * A::kStep;
+    group<A>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, acc + n0, ldacc, n - n0);
+  }
+}
+
+template <class A>
+constexpr NativeGemm table(const char* route) {
+  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>};
+}
+
+}  // namespace octet::tile

@@ -1,0 +1,136 @@
+"""One dispatch: which backend computes an operator, and the operators as functions.
+
+The backend is, in this order: the one that the call names (a layer's own choice), the one of the enclosing
+`with use(...)` in this thread, the one that QUANT_BACKEND names, the fastest that is exact on this machine. Nothing here
+is a switch for the whole process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from quant.kernels import ops
+from quant.kernels.backend import Backend
+from quant.kernels.backends.compiled import CompiledBackend
+from quant.kernels.backends.onednn import OneDnnBackend
+from quant.kernels.backends.reference import ReferenceBackend
+
+_BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {
+        backend.name: backend
+        for backend in (
+            CompiledBackend("native"),
+            CompiledBackend("fbgemm"),
+            CompiledBackend("qnnpack"),
+            OneDnnBackend(),
+            ReferenceBackend(),
+        )
+    }
+)
+
+_IN_GRAPH = CompiledBackend("")
+_FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
+
+_usable: dict[str, Backend] = {}
+"""Backends that `find` has found usable: what a CPU can do does not change, so each is asked once."""
+
+_scoped = threading.local()
+
+
+class BackendUnavailable(ValueError):
+    """A backend that does not exist, or cannot be used on this machine; the message says why and names the others."""
+
+
+def available() -> dict[str, str]:
+    """Every backend and '' where it can be used here, else the reason it cannot."""
+    return {name: backend.why_not() for name, backend in _BACKENDS.items()}
+
+
+def find(name: str) -> Backend:
+    """The backend called `name`.
+
+    Raises:
+        BackendUnavailable: there is none of that name, or it cannot be used on this machine.
+    """
+    backend = _BACKENDS.get(name)
+    if backend is None:
+        raise BackendUnavailable(f"no backend is called {name!r}; there are {', '.join(_BACKENDS)}")
+    reason = _reason(name)
+    if reason:
+        usable = [other for other in _BACKENDS if not _reason(other)]
+        raise BackendUnavailable(f"backend {name!r} cannot be used here: {reason}; usable are {', '.join(usable)}")
+    _usable[name] = backend
+    return backend
+
+
+@functools.cache
+def _reason(name: str) -> str:
+    return _BACKENDS[name].why_not()
+
+
+def current(name: str = "") -> Backend:
+    """The backend that a call with this `name` ('' for no choice of its own) uses in this thread.
+
+    While a graph is made (torch.compile, torch.export, torch.jit.trace) a layer without a choice of its own stays so:
+    the machine that runs the graph decides.
+    """
+    if not name:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return _IN_GRAPH
+        name = getattr(_scoped, "name", "") or _FROM_ENVIRONMENT or default_name()
+    return _usable.get(name) or find(name)
+
+
+@functools.cache
+def default_name() -> str:
+    """The fastest backend that is exact here. Says once why, where that is only the reference."""
+    problem = ops.extension_problem()
+    if not problem:
+        return str(torch.ops.octet_native.default_backend())
+    if os.environ.get("QUANT_EXTENSION") != "none":
+        warnings.warn(f"int8 layers run on the slow reference backend: {problem}", stacklevel=3)
+    return "reference"
+
+
+@contextmanager
+def use(name: str) -> Iterator[Backend]:
+    """Compute with the backend `name` inside the `with` block, in this thread, where a layer has no choice of its own.
+
+    Inside a compiled, exported or scripted graph the backend is the one that the graph was made with.
+    """
+    backend = find(name)
+    before = getattr(_scoped, "name", "")
+    _scoped.name = name
+    try:
+        yield backend
+    finally:
+        _scoped.name = before
+
+
+def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """`reference.quantize`."""
+    q: Tensor = torch.ops.octet.quantize(x, scale, zero_point)
+    return q
+
+
+def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
+    """`reference.dequantize`."""
+    x: Tensor = torch.ops.octet.dequantize(q, scale, zero_point)
+    return x
+
+
+def requantize(
+    sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int = 0, quant_max: int = 255
+) -> Tensor:
+    """`reference.requantize`."""
+    q: Tensor = torch.ops.octet.requantize(sums, multiplier, zero_point, quant_min, quant_max)
+    return q

@@ -1,0 +1,199 @@
+"""The operators `torch.ops.octet.*`: their schemas, their shape functions, and the extension that computes them.
+
+Operators take plain tensors and a backend name, and are pure, so they survive torch.compile, torch.export and
+torch.jit. Where the extension is not built, the same schemas are served by the reference, so that a traced or exported
+model runs there too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant.kernels import reference, tables
+
+SCHEMAS = {
+    "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
+    "dequantize": "(Tensor q, float scale, int zero_point) -> Tensor",
+    "requantize": "(Tensor sums, Tensor multiplier, int zero_point, int quant_min, int quant_max) -> Tensor",
+    "linear_u8s8_s32": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, str backend) -> Tensor",
+    "linear_u8s8_f32": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, Tensor multiplier, str backend) "
+    "-> Tensor",
+    "linear_u8s8_u8": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, Tensor multiplier, "
+    "int output_zero_point, int quant_min, int quant_max, str backend) -> Tensor",
+    "linear_dynamic": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias, Tensor? columns, int activation_bits, "
+    "bool per_row, bool relu, str backend) -> Tensor",
+    "rnn_layer": "(Tensor x, Tensor? batch_sizes, Tensor h, Tensor? c, Tensor q_weight_ih, Tensor scale_ih, "
+    "Tensor? columns_ih, int activation_bits, bool per_row, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, "
+    "Tensor? bias_hh, Tensor? q_weight_hr, Tensor? scale_hr, str mode, bool reverse, str backend) "
+    "-> (Tensor, Tensor, Tensor)",
+    "embedding": "(Tensor rows, Tensor indices, int bits, int dim, str backend) -> Tensor",
+    "embedding_bag": "(Tensor rows, Tensor indices, Tensor offsets, Tensor? weights, int bits, int dim, str mode, "
+    "bool include_last_offset, int padding_idx, str backend) -> Tensor",
+}
+"""Every operator. Shapes, dtypes and meaning: the function of the same name in `reference.py`."""
+
+WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend)" in schema)
+"""The operators that a backend computes; the others are element by element and the same everywhere."""
+
+DEFAULT_EXTENSION = Path(__file__).resolve().parent / "_octet.so"
+
+_library = torch.library.Library("octet", "DEF")
+_lock = threading.Lock()
+
+
+@functools.cache
+def extension_problem() -> str:
+    """Load the extension, once. Returns '' where it is loaded, else why it is not and how to get it.
+
+    QUANT_EXTENSION names another file than the default; the value "none" leaves the extension out.
+    """
+    named = os.environ.get("QUANT_EXTENSION", "")
+    if named == "none":
+        return "QUANT_EXTENSION=none leaves the compiled kernels out"
+    path = Path(named) if named else DEFAULT_EXTENSION
+    with _lock:
+        if not path.exists():
+            return f"the compiled kernels are not built ({path.name} is missing); `quant build` builds them"
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            return f"the compiled kernels do not load: {error}; `quant build --force` builds them for this torch"
+        wrong = torch.ops.octet_native.bad_isa_request()
+        if wrong:
+            raise ValueError(f"QUANT_ISA is {wrong!r}, expected portable, avx2, avxvnni or avx512vnni")
+    return ""
+
+
+def _register() -> None:
+    for name, schema in SCHEMAS.items():
+        _library.define(name + schema)
+    torch.library.register_fake("octet::quantize", _fake_quantize, lib=_library)
+    torch.library.register_fake("octet::dequantize", _fake_dequantize, lib=_library)
+    torch.library.register_fake("octet::requantize", _fake_requantize, lib=_library)
+    torch.library.register_fake("octet::linear_u8s8_s32", _fake_linear_s32, lib=_library)
+    torch.library.register_fake("octet::linear_u8s8_f32", _fake_linear_f32, lib=_library)
+    torch.library.register_fake("octet::linear_u8s8_u8", _fake_linear_u8, lib=_library)
+    torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
+    torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
+    torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
+    torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
+    if extension_problem():
+        for name in SCHEMAS:
+            _library.impl(name, _without_backend(name), "CPU")
+
+
+def _without_backend(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(tables if name.startswith("embedding") else reference, name)
+    if name not in WITH_BACKEND:
+        return function
+    return lambda *arguments: function(*arguments[:-1])
+
+
+def _fake_quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    return torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
+
+
+def _fake_dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
+    return torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
+
+
+def _fake_requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+    return torch.empty_like(sums, dtype=torch.uint8, memory_format=torch.contiguous_format)
+
+
+def _linear_like(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((*x.shape[:-1], q_weight.shape[0]), dtype=dtype)
+
+
+def _fake_linear_s32(q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None, backend: str) -> Tensor:
+    return _linear_like(q_x, q_weight, torch.int32)
+
+
+def _fake_linear_f32(
+    q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None, multiplier: Tensor, backend: str
+) -> Tensor:
+    return _linear_like(q_x, q_weight, torch.float32)
+
+
+def _fake_linear_u8(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    multiplier: Tensor,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    backend: str,
+) -> Tensor:
+    return _linear_like(q_x, q_weight, torch.uint8)
+
+
+def _fake_linear_dynamic(
+    x: Tensor,
+    q_weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    columns: Tensor | None,
+    activation_bits: int,
+    per_row: bool,
+    relu: bool,
+    backend: str,
+) -> Tensor:
+    return _linear_like(x, q_weight, torch.float32)
+
+
+def _fake_rnn_layer(
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    h: Tensor,
+    c: Tensor | None,
+    q_weight_ih: Tensor,
+    scale_ih: Tensor,
+    columns_ih: Tensor | None,
+    activation_bits: int,
+    per_row: bool,
+    q_weight_hh: Tensor,
+    scale_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    q_weight_hr: Tensor | None,
+    scale_hr: Tensor | None,
+    mode: str,
+    reverse: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty((*x.shape[:-1], q_weight_hh.shape[1]))
+    cell = x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
+    return y, torch.empty_like(h, memory_format=torch.contiguous_format), cell
+
+
+def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:
+    return rows.new_empty((*indices.shape, dim), dtype=torch.float32)
+
+
+def _fake_embedding_bag(
+    rows: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    bits: int,
+    dim: int,
+    mode: str,
+    include_last_offset: bool,
+    padding_idx: int,
+    backend: str,
+) -> Tensor:
+    bags = offsets.shape[0] - (1 if include_last_offset else 0)
+    return rows.new_empty((bags, dim), dtype=torch.float32)
+
+
+_register()

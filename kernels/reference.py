@@ -1,0 +1,311 @@
+"""The oracle: every operator in plain torch arithmetic, written to be read.
+
+Integers are exact (int64 sums, checked to fit int32); float operations are float32 in a fixed order, which every other
+implementation repeats, so that a backend must give the same sums to the bit and the same uint8 within one step.
+Equation numbers are those of kernels/README.md. Functions have the signatures of the operators in `ops.py`, less the
+backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quant.kernels.scheme import affine_qparams
+
+MAX_K = (2**31 - 1 - 2**30) // (255 * 127)
+"""Largest K whose sums fit int32 with room for a bias of up to 2**30."""
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""(q_x uint8 (rows, K), q_weight int8 (N, K)) -> int32 (rows, N), exact: the one thing that a backend must bring."""
+
+
+def exact_product(q_x: Tensor, q_weight: Tensor) -> Tensor:
+    """Equation 5: sum over i of q_x[m, i] * q_weight[n, i], zero points still in."""
+    # float64 holds every integer below 2**53, and its matmul is far faster than int64's.
+    return (q_x.to(torch.float64) @ q_weight.to(torch.float64).t()).to(torch.int32)
+
+
+def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """float32 -> uint8 of the same shape (equation 2). Rounds half to even; NaN becomes zero_point."""
+    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
+    q = torch.round(x * inverse)
+    q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point
+    return q.clamp(0, 255).to(torch.uint8)
+
+
+def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
+    """uint8 -> float32 of the same shape (equation 1)."""
+    return (q.to(torch.int32) - zero_point).to(torch.float32) * torch.tensor(scale, dtype=torch.float32)
+
+
+def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+    """Map int32 sums to uint8 outputs (equation 7).
+
+    Args:
+        sums: int32, (..., N). Sums of products, zero points removed and bias added.
+        multiplier: float32, () or (N,). s_x * s_w / s_y, each positive and finite.
+        zero_point: of the output, in [quant_min, quant_max].
+        quant_min, quant_max: of the output, in [0, 255]; a fused ReLU has quant_min = zero_point.
+
+    Returns:
+        uint8, shape of sums. Rounds half to even, as FBGEMM's nearbyint does.
+    """
+    q = torch.round(sums.to(torch.float32) * multiplier) + float(zero_point)
+    return q.clamp(quant_min, quant_max).to(torch.uint8)
+
+
+def linear_u8s8_s32(
+    q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None, *, product: Product = exact_product
+) -> Tensor:
+    """Exact sums (equations 5 and 6): sum over i of (q_x - zero_point) * q_weight, plus the bias.
+
+    Args:
+        q_x: uint8, (..., K).
+        zero_point: of q_x.
+        q_weight: int8, (N, K), K at most MAX_K.
+        q_bias: int32 (N,) at scale s_x * s_w, or None.
+
+    Returns:
+        int32, (..., N).
+    """
+    _check_linear(q_x, q_weight, torch.uint8)
+    sums = product(q_x.reshape(-1, q_x.shape[-1]), q_weight) - zero_point * _row_sums(q_weight)
+    if q_bias is not None:
+        sums = sums + q_bias
+    return sums.reshape(*q_x.shape[:-1], q_weight.shape[0])
+
+
+def linear_u8s8_f32(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    multiplier: Tensor,
+    *,
+    product: Product = exact_product,
+) -> Tensor:
+    """`linear_u8s8_s32` times `multiplier` (s_x * s_w, float32 (N,)): float32 (..., N)."""
+    return linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=product).to(torch.float32) * multiplier
+
+
+def linear_u8s8_u8(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    multiplier: Tensor,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    *,
+    product: Product = exact_product,
+) -> Tensor:
+    """`linear_u8s8_s32` requantised with s_x * s_w / s_y (float32 (N,)): uint8 (..., N)."""
+    sums = linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=product)
+    return requantize(sums, multiplier, output_zero_point, quant_min, quant_max)
+
+
+def _row_sums(q_weight: Tensor) -> Tensor:
+    return q_weight.sum(dim=1, dtype=torch.int32)
+
+
+def row_ranges(x: Tensor, top: int, *, per_row: bool) -> tuple[Tensor, Tensor]:
+    """Scale and zero point (float32, (rows, 1)) of each row of x (rows, K) for integers [0, top].
+
+    A row that holds NaN or inf gets a scale of NaN, so that what is computed from it is NaN, as it would be in float.
+    """
+    finite = torch.isfinite(x).all(dim=1, keepdim=True)
+    known = torch.where(finite, x, torch.zeros_like(x))
+    # One column of zeros, because a range always contains zero and K may be 0.
+    known = torch.cat([known, known.new_zeros(x.shape[0], 1)], dim=1)
+    low, high = known.amin(dim=1, keepdim=True), known.amax(dim=1, keepdim=True)
+    if not per_row and x.shape[0]:
+        low, high = low.amin().expand_as(low), high.amax().expand_as(high)
+        finite = finite.all().expand_as(finite)
+    scale, zero_point = affine_qparams(low, high, 0, top)
+    return torch.where(finite, scale, torch.full_like(scale, torch.nan)), zero_point * finite
+
+
+def quantize_rows(x: Tensor, scale: Tensor, zero_point: Tensor, top: int) -> Tensor:
+    """float32 (rows, K) -> int32 (rows, K) in [0, top], by the scale and zero point of each row (equation 2)."""
+    q = torch.round(x * (1.0 / scale))
+    q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point
+    return q.clamp(0, top).to(torch.int32)
+
+
+def linear_of_rows(
+    x: Tensor,
+    q_weight: Tensor,
+    scale: Tensor,
+    activation_bits: int,
+    *,
+    per_row: bool = True,
+    product: Product = exact_product,
+) -> Tensor:
+    """x (rows, K) @ weight' as float32 (rows, N), through integers, before the bias (equations 6 and 8)."""
+    top = 2**activation_bits - 1
+    row_scale, zero_point = row_ranges(x, top, per_row=per_row)
+    q = quantize_rows(x, row_scale, zero_point, top)
+    zero, row_sums = zero_point.to(torch.int32), _row_sums(q_weight)
+
+    def sums(part: Tensor, zero_part: Tensor) -> Tensor:
+        return (product(part.to(torch.uint8), q_weight) - zero_part * row_sums).to(torch.float32)
+
+    if activation_bits == 8:
+        total = sums(q, zero)
+    else:
+        # Two bytes, each exact in int32; their weighted sum is float32, as int32 could not hold it.
+        total = sums(q >> 8, zero >> 8) * 256.0 + sums(q & 255, zero & 255)
+    return total * (row_scale * scale)
+
+
+def linear_dynamic(
+    x: Tensor,
+    q_weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    columns: Tensor | None,
+    activation_bits: int,
+    per_row: bool,
+    relu: bool,
+    *,
+    product: Product = exact_product,
+) -> Tensor:
+    """A float linear layer whose product is computed in integers, its activations quantised on the way.
+
+    Args:
+        x: float32, (..., K).
+        q_weight: int8, (N, K).
+        scale: float32, (N,), of the weight.
+        bias: float32, (N,), or None.
+        columns: float32, (K,), or None: x is multiplied by it first, and the weight was divided by it.
+        activation_bits: 8, or 16 as two bytes.
+        per_row: a range per row of x, or one for all.
+        relu: clamp below at 0.
+
+    Returns:
+        float32, (..., N). Rows that hold NaN or inf are NaN.
+    """
+    _check_linear(x, q_weight, torch.float32)
+    if activation_bits not in (8, 16):
+        raise ValueError(f"activation_bits is {activation_bits}, expected 8 or 16")
+    rows = x.reshape(-1, x.shape[-1])
+    if columns is not None:
+        rows = rows * columns
+    y = linear_of_rows(rows, q_weight, scale, activation_bits, per_row=per_row, product=product)
+    if bias is not None:
+        y = y + bias
+    if relu:
+        y = torch.where(y < 0, torch.zeros_like(y), y)
+    return y.reshape(*x.shape[:-1], q_weight.shape[0])
+
+
+def rnn_layer(
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    h: Tensor,
+    c: Tensor | None,
+    q_weight_ih: Tensor,
+    scale_ih: Tensor,
+    columns_ih: Tensor | None,
+    activation_bits: int,
+    per_row: bool,
+    q_weight_hh: Tensor,
+    scale_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    q_weight_hr: Tensor | None,
+    scale_hr: Tensor | None,
+    mode: str,
+    reverse: bool,
+    *,
+    product: Product = exact_product,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One direction of one recurrent layer over a whole sequence; gates as torch.nn.LSTM, GRU and RNN define them.
+
+    The input projection is one product for all time steps; the state is quantised anew, per row, at every step.
+
+    Args:
+        x: float32, (T, B, I), or (rows, I) with batch_sizes.
+        batch_sizes: int64 (T,), rows of each step, never growing (torch's PackedSequence); None: B rows at each.
+        h, c: float32, (B, S) and (B, H), the initial state; c for mode "lstm" only. S is H, or the projection's size.
+        q_weight_ih, scale_ih, columns_ih, activation_bits, per_row: the input projection, as in `linear_dynamic`.
+        q_weight_hh, scale_hh: int8 (gates * H, S) and float32 (gates * H,).
+        bias_ih, bias_hh: float32 (gates * H,), or None.
+        q_weight_hr, scale_hr: int8 (S, H) and float32 (S,), the LSTM's projection, or None.
+        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        reverse: run from the last step to the first.
+
+    Returns:
+        (y (T, B, S) or (rows, S), h (B, S), c (B, H), or of shape (0,) where there is none).
+    """
+    if mode not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        raise ValueError(f"mode is {mode!r}, expected lstm, gru, rnn_tanh or rnn_relu")
+    if batch_sizes is None and x.dim() != 3:
+        raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
+    sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
+    if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
+        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({sizes[0]}, {q_weight_hh.shape[1]})")
+    input_bias = bias_ih
+    if mode != "gru" and bias_hh is not None:
+        input_bias = bias_hh if bias_ih is None else bias_ih + bias_hh
+    gates = linear_dynamic(
+        x, q_weight_ih, scale_ih, input_bias, columns_ih, activation_bits, per_row, False, product=product
+    )
+    gates = gates.reshape(-1, q_weight_ih.shape[0])
+    starts = [sum(sizes[:t]) for t in range(len(sizes))]
+    outputs: list[Tensor] = [h.new_empty(0)] * len(sizes)
+    h, cell = h.clone(), h.new_empty(0) if c is None or mode != "lstm" else c.clone()
+    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
+        rows = sizes[t]
+        before = h[:rows]
+        recurrent = linear_of_rows(before, q_weight_hh, scale_hh, 8, product=product)
+        step = gates[starts[t] : starts[t] + rows]
+        if mode == "lstm":
+            after, c_after = _lstm_cell(step, recurrent, cell[:rows])
+            cell = torch.cat([c_after, cell[rows:]])
+        elif mode == "gru":
+            after = _gru_cell(step, recurrent, bias_hh, before)
+        else:
+            after = torch.tanh(step + recurrent) if mode == "rnn_tanh" else torch.relu(step + recurrent)
+        if q_weight_hr is not None and scale_hr is not None:
+            after = linear_of_rows(after, q_weight_hr, scale_hr, 8, product=product)
+        h = torch.cat([after, h[rows:]])
+        outputs[t] = after
+    state = q_weight_hh.shape[1]
+    y = torch.cat(outputs) if outputs else x.new_empty(0, state)
+    return y.reshape(*x.shape[:-1], state), h, cell
+
+
+def _lstm_cell(step: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    in_gate, forget, cell, out_gate = (step + recurrent).chunk(4, dim=1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(in_gate) * torch.tanh(cell)
+    return torch.sigmoid(out_gate) * torch.tanh(c), c
+
+
+def _gru_cell(step: Tensor, recurrent: Tensor, bias_hh: Tensor | None, h: Tensor) -> Tensor:
+    reset_in, update_in, new_in = step.chunk(3, dim=1)
+    reset_h, update_h, new_h = recurrent.chunk(3, dim=1)
+    bias_reset, bias_update, bias_new = (0.0, 0.0, 0.0) if bias_hh is None else bias_hh.chunk(3)
+    reset = torch.sigmoid(reset_in + reset_h + bias_reset)
+    update = torch.sigmoid(update_in + update_h + bias_update)
+    new = torch.tanh(new_in + reset * (new_h + bias_new))
+    return (1.0 - update) * new + update * h
+
+
+def _check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
+    if x.dtype != dtype:
+        raise TypeError(f"input is {x.dtype}, expected {dtype}")
+    if q_weight.dtype != torch.int8 or q_weight.dim() != 2:
+        raise ValueError(
+            f"q_weight must be int8 of shape (N, K), got {q_weight.dtype} of shape {tuple(q_weight.shape)}"
+        )
+    if x.dim() < 1 or x.shape[-1] != q_weight.shape[1]:
+        raise ValueError(
+            f"input has shape {tuple(x.shape)}, expected (..., {q_weight.shape[1]}) (in_features)"
+        )
+    if q_weight.shape[1] > MAX_K:
+        raise ValueError(f"K is {q_weight.shape[1]}; the sums of more than {MAX_K} products may overflow int32")
