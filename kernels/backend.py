@@ -7,9 +7,8 @@ that product. A backend that can do better overrides the operators themselves.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from quant.kernels import reference, tables
+from torch import Tensor
 
 
 class Backend:
@@ -131,6 +130,4 @@ class Backend:
         include_last_offset: bool,
         padding_idx: int,
     ) -> Tensor:
-        return tables.embedding_bag(
-            rows, indices, offsets, weights, bits, dim, mode, include_last_offset, padding_idx
-        )
+        return tables.embedding_bag(rows, indices, offsets, weights, bits, dim, mode, include_last_offset, padding_idx)

@@ -158,7 +158,9 @@ def _run(command: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="quant build", description="Compile the kernels for the torch installed here.")
+    parser = argparse.ArgumentParser(
+        prog="quant build", description="Compile the kernels for the torch installed here."
+    )
     parser.add_argument("--cxx", help="C++ compiler (default: $CXX, g++, clang++)")
     parser.add_argument("--torch-dir", type=Path, help="folder of the torch package to compile against")
     parser.add_argument("--arch", help="x86_64 or aarch64 (default: this machine's)")

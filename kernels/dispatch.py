@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
-
 from quant.kernels import ops
 from quant.kernels.backend import Backend
 from quant.kernels.backends.compiled import CompiledBackend
 from quant.kernels.backends.onednn import OneDnnBackend
 from quant.kernels.backends.reference import ReferenceBackend
+from torch import Tensor
 
 _BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
@@ -128,9 +127,7 @@ def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
     return x
 
 
-def requantize(
-    sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int = 0, quant_max: int = 255
-) -> Tensor:
+def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int = 0, quant_max: int = 255) -> Tensor:
     """`reference.requantize`."""
     q: Tensor = torch.ops.octet.requantize(sums, multiplier, zero_point, quant_min, quant_max)
     return q

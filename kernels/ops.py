@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from quant.kernels import reference, tables
+from torch import Tensor
 
 SCHEMAS = {
     "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
@@ -172,7 +171,9 @@ def _fake_rnn_layer(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = x.new_empty((*x.shape[:-1], q_weight_hh.shape[1]))
-    cell = x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
+    cell = (
+        x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
+    )
     return y, torch.empty_like(h, memory_format=torch.contiguous_format), cell
 
 

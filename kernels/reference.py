@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
-
 from quant.kernels.scheme import affine_qparams
+from torch import Tensor
 
 MAX_K = (2**31 - 1 - 2**30) // (255 * 127)
 """Largest K whose sums fit int32 with room for a bias of up to 2**30."""
@@ -304,8 +303,6 @@ def _check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
             f"q_weight must be int8 of shape (N, K), got {q_weight.dtype} of shape {tuple(q_weight.shape)}"
         )
     if x.dim() < 1 or x.shape[-1] != q_weight.shape[1]:
-        raise ValueError(
-            f"input has shape {tuple(x.shape)}, expected (..., {q_weight.shape[1]}) (in_features)"
-        )
+        raise ValueError(f"input has shape {tuple(x.shape)}, expected (..., {q_weight.shape[1]}) (in_features)")
     if q_weight.shape[1] > MAX_K:
         raise ValueError(f"K is {q_weight.shape[1]}; the sums of more than {MAX_K} products may overflow int32")

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from quant.kernels import ops
 from quant.kernels.backend import Backend
+from torch import Tensor
 
 _OPERATORS = torch.ops.octet
 

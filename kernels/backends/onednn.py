@@ -15,9 +15,8 @@ import weakref
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from quant.kernels.backend import Backend
+from torch import Tensor
 
 PANEL = (2**24 - 1) // (255 * 127)
 """Largest K whose sums are exact in float32."""

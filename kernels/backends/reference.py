@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from quant.kernels import reference
 from quant.kernels.backend import Backend
+from torch import Tensor
 
 
 class ReferenceBackend(Backend):
