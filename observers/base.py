@@ -1,0 +1,253 @@
+"""What an observer is: the protocol, the input checks, and the finite range of a tensor.
+
+An observer only looks: `forward` returns the very tensor it was given, builds no graph, and keeps statistics in
+buffers of constant size. How statistics become a range is each subclass's one idea, in its own file.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams
+from quant.observers._state import Stateful, fresh
+from torch import Tensor
+
+
+class NoDataSeen(ValueError):
+    """A range was asked of an observer (or of one of its channels) that saw no finite value."""
+
+
+class FiniteRange(NamedTuple):
+    """Extremes of the finite values of each row, and what was not finite.
+
+    A row without finite values has low = +inf and high = -inf, the identity of minimum and maximum.
+    """
+
+    low: Tensor
+    high: Tensor
+    nan: Tensor | int
+    inf: Tensor | int
+    all_finite: bool
+
+
+class Observer(Stateful, ABC):
+    """Watches tensors and answers with the QParams that fit them.
+
+    Rows are what has a range of its own: one per tensor, or one per index of `scheme.axis`.
+
+    Buffers (all in state_dict; floating ones stay float32 under `.half()` and `.to(dtype)`):
+        low, high: (rows,), the statistics' smallest and largest value; low > high where nothing was seen.
+        nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
+
+    Args:
+        scheme: the integers to choose parameters for; `scheme.axis` says per tensor or along which axis.
+
+    Raises:
+        NoDataSeen: from `range` and `qparams`, when nothing finite was seen, by any row.
+        TypeError: from `forward`, for a tensor that is not real floating point.
+        ValueError: from `forward`, when the axis is absent or its size changes.
+    """
+
+    low: Tensor
+    high: Tensor
+    nan_count: Tensor
+    inf_count: Tensor
+
+    def __init__(self, scheme: QScheme = ACTIVATION_U8) -> None:
+        super().__init__()
+        self.scheme = scheme
+        rows = 1 if scheme.axis is None else 0
+        self.register_buffer("low", torch.full((rows,), math.inf))
+        self.register_buffer("high", torch.full((rows,), -math.inf))
+        self.register_buffer("nan_count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("inf_count", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def _rows_may_change(self) -> bool:
+        return self.scheme.axis is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe `x` (float16, bfloat16, float32 or float64; any shape) and return it, the same object."""
+        self._check(x)
+        with torch.no_grad():
+            self._observe(x.detach())
+        return x
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The chosen (low, high): float32, shape () or (channels,), finite, low <= high.
+
+        Raises:
+            NoDataSeen: nothing finite was seen, or one channel saw nothing finite.
+        """
+        empty = self.low > self.high
+        if self.low.numel() == 0 or bool(empty.all()):
+            raise NoDataSeen(
+                f"{self._where()}: no finite value was seen{self._non_finite()}; run calibration data through the "
+                "model before asking for its parameters"
+            )
+        if bool(empty.any()):
+            rows = empty.nonzero().flatten().tolist()
+            raise NoDataSeen(f"{self._where()}: channels {rows} saw no finite value{self._non_finite()}")
+        low, high = self._range()
+        return (low[0], high[0]) if self.scheme.axis is None else (low, high)
+
+    def qparams(self) -> QParams:
+        """Scale and zero point of the chosen range; raises as `range` does."""
+        return choose_qparams(*self.range(), self.scheme)
+
+    def merge(self, other: Observer) -> None:
+        """Take in what `other` saw, as if this observer had seen it too. The file of each class says how exactly.
+
+        Raises:
+            TypeError: `other` is of another class.
+            ValueError: schemes, settings or numbers of channels differ.
+        """
+        if type(other) is not type(self):
+            raise TypeError(f"{self._where()}: cannot merge a {type(other).__name__}, expected the same class")
+        if self._settings() != other._settings():
+            raise ValueError(f"{self._where()}: cannot merge {other._settings()}, expected {self._settings()}")
+        self.nan_count += other.nan_count.to(self.nan_count.device)
+        self.inf_count += other.inf_count.to(self.inf_count.device)
+        if other.low.numel():
+            self._allocate(other.low.numel(), self.low.device)
+            self._merge(other)
+
+    def reset(self) -> None:
+        """Forget everything seen; settings stay."""
+        self.low.fill_(math.inf)
+        self.high.fill_(-math.inf)
+        self.nan_count.zero_()
+        self.inf_count.zero_()
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self._settings().items())
+
+    @abstractmethod
+    def _update(self, rows: Tensor, seen: FiniteRange) -> None:
+        """Add `rows`, float32 (rows, n), to the statistics; NaN and inf are to be left out where not all_finite."""
+
+    def _range(self) -> tuple[Tensor, Tensor]:
+        """The chosen (low, high), each (rows,), from statistics in which every row has data."""
+        return self.low.clone(), self.high.clone()
+
+    @abstractmethod
+    def _merge(self, other: Observer) -> None:
+        """Add the statistics of `other`, which has as many rows."""
+
+    def _settings(self) -> dict[str, object]:
+        """What two observers must share to be merged; printed by repr."""
+        return {"scheme": self.scheme}
+
+    def _observe(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
+        rows = to_rows(x, self.scheme.axis)
+        self._allocate(rows.shape[0], x.device)
+        seen = finite_range(rows)
+        if not seen.all_finite:
+            self.nan_count += seen.nan
+            self.inf_count += seen.inf
+        self._update(rows, seen)
+
+    def _check(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise TypeError(
+                f"{self._where()}: got a tensor of {x.dtype}, expected real values in a floating dtype; integers "
+                "(indices, masks) need no quantisation parameters"
+            )
+        axis = self.scheme.axis
+        if axis is not None and not -x.dim() <= axis < x.dim():
+            raise ValueError(f"{self._where()}: axis {axis} does not exist in a tensor of shape {tuple(x.shape)}")
+
+    def _allocate(self, rows: int, device: torch.device) -> None:
+        """Give the buffers their rows at the first tensor; afterwards only check the number."""
+        have = self.low.numel()
+        if have == rows:
+            return
+        if have:
+            raise ValueError(
+                f"{self._where()}: axis {self.scheme.axis} has size {rows}, expected {have} as in the tensors before"
+            )
+        self.low = fresh(self.low, (rows,), math.inf, device)
+        self.high = fresh(self.high, (rows,), -math.inf, device)
+
+    def _non_finite(self) -> str:
+        nan, inf = int(self.nan_count), int(self.inf_count)
+        return f" ({nan} NaN and {inf} infinite values were)" if nan or inf else ""
+
+
+class RangeObserver(Observer):
+    """An observer whose statistic is the range itself, so that it needs no search: cheap enough for every training
+    step.
+
+    Args:
+        scheme: as for Observer.
+        distributed: take each batch's extremes over all ranks of the default process group before using them, so
+            that every rank keeps the range of the joint batch. A collective in every forward: all ranks must call it.
+    """
+
+    def __init__(self, scheme: QScheme = ACTIVATION_U8, *, distributed: bool = False) -> None:
+        super().__init__(scheme)
+        self.distributed = distributed
+
+    def _observe(self, x: Tensor) -> None:
+        if x.numel() == 0 and not self.distributed:
+            return
+        rows = to_rows(x, self.scheme.axis)
+        self._allocate(rows.shape[0], x.device)
+        if x.numel() == 0:
+            seen = FiniteRange(torch.full_like(self.low, math.inf), torch.full_like(self.low, -math.inf), 0, 0, False)
+        else:
+            seen = finite_range(rows)
+        if not seen.all_finite:
+            self.nan_count += seen.nan
+            self.inf_count += seen.inf
+        self._update(rows, joint_range(seen) if self.distributed else seen)
+
+
+def joint_range(seen: FiniteRange) -> FiniteRange:
+    """The extremes over all ranks of torch.distributed's default group, or `seen` where there is none."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return seen
+    extremes = torch.stack((-seen.low, seen.high))
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    return seen._replace(low=-extremes[0], high=extremes[1])
+
+
+def to_rows(x: Tensor, axis: int | None) -> Tensor:
+    """float32 (1, n) of the whole tensor, or (channels, n) along `axis`.
+
+    The order within a row means nothing, so a dense tensor in any memory format (NHWC) is viewed, not copied.
+    """
+    x = x if x.dtype == torch.float32 else x.to(torch.float32)
+    if axis is not None:
+        return x.movedim(axis, 0).reshape(x.shape[axis], -1) if x.numel() else x.new_empty(x.shape[axis], 0)
+    if not x.is_contiguous():
+        x = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+    return x.reshape(1, -1)
+
+
+def finite_range(rows: Tensor) -> FiniteRange:
+    """Extremes of float32 (rows, n), n > 0, over the finite values.
+
+    One pass when all is finite, since NaN and inf show in the extremes themselves. Under torch.compile there is no
+    branch on data: a fused kernel looks at every value.
+    """
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        if rows.shape[0] == 1:  # the whole-tensor reduction is vectorised, the one along a dimension is not
+            low, high = torch.aminmax(rows)
+            if math.isfinite(low.item()) and math.isfinite(high.item()):
+                return FiniteRange(low.reshape(1), high.reshape(1), 0, 0, True)
+        else:
+            low, high = torch.aminmax(rows, dim=1)
+            if bool(torch.isfinite(torch.stack((low, high))).all()):
+                return FiniteRange(low, high, 0, 0, True)
+    finite = torch.isfinite(rows)
+    low = torch.where(finite, rows, math.inf).amin(dim=1)
+    high = torch.where(finite, rows, -math.inf).amax(dim=1)
+    return FiniteRange(low, high, torch.isnan(rows).sum(), torch.isinf(rows).sum(), False)
