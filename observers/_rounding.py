@@ -1,0 +1,93 @@
+"""Quantise-dequantise in float, equal to QParams.dequantize(QParams.quantize(x)) bit for bit, and what lies in range.
+
+All fake quantisers share this one function: the arithmetic that is trained with is the arithmetic that is deployed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from quant.kernels import QScheme
+from quant.kernels.scheme import SCALE_MIN, affine_qparams
+from torch import Tensor
+
+CHUNK = 65536
+"""Values rounded at a time: the temporary stays in a core's L2 cache, where the allocator also finds it again. Whole
+tensors of temporaries are fresh pages each time, which costs several times the arithmetic."""
+
+
+def round_trip(
+    x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme, *, with_mask: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Equations 2 and 1 of kernels/README.md, one after the other, without leaving float32.
+
+    Args:
+        x: float32, any shape.
+        scale, zero_point: float32 and int32, () or (channels,) as scheme.axis says.
+        with_mask: also say where x is in range: where rounding, not clamping, decided.
+
+    Returns:
+        (float32 of x's shape and strides, bool of x's shape or None). NaN becomes 0 and is out of range, infinities
+        clamp.
+    """
+    scale, zero_point = along_axis(scale, scheme, x.dim()), along_axis(zero_point, scheme, x.dim())
+    inverse = 1.0 / scale
+    out = torch.empty_like(x)
+    mask = torch.empty_like(x, dtype=torch.bool) if with_mask else None
+    for piece, result, inside in _pieces(x, out, mask, scheme):
+        q = torch.round(piece * inverse).add_(zero_point)
+        torch.clamp(q, scheme.quant_min, scheme.quant_max, out=result)
+        if inside is not None:
+            torch.eq(result, q, out=inside)
+        # Not clamped to [quant_min - zero_point, ...] in one step: that would leave -0.0 where the integers give +0.0.
+        result.sub_(zero_point).mul_(scale)
+        # NaN stood for itself so far, so that it is out of range; QParams.quantize makes it the zero point.
+        result.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    return out, mask
+
+
+def _pieces(
+    x: Tensor, out: Tensor, mask: Tensor | None, scheme: QScheme
+) -> Iterable[tuple[Tensor, Tensor, Tensor | None]]:
+    """Views of the three tensors that together cover them: one, or CHUNK values each where that is possible."""
+    whole = [(x, out, mask)]
+    if torch.compiler.is_compiling() or x.numel() <= CHUNK or scheme.axis is not None or x.device.type != "cpu":
+        return whole
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    if not x.permute(order).is_contiguous() or x.stride() != out.stride():
+        return whole
+    flats = [torch.split(t.permute(order).view(-1), CHUNK) for t in (x, out)]
+    masks = [None] * len(flats[0]) if mask is None else torch.split(mask.permute(order).view(-1), CHUNK)
+    return zip(*flats, masks, strict=True)
+
+
+def along_axis(values: Tensor, scheme: QScheme, dim: int) -> Tensor:
+    """Values of shape () or (channels,), shaped to broadcast against a tensor of `dim` dimensions."""
+    if scheme.axis is None:
+        return values
+    shape = [1] * dim
+    shape[scheme.axis] = -1
+    return values.view(shape)
+
+
+def scale_and_zero_point(low: Tensor, high: Tensor, scheme: QScheme) -> tuple[Tensor, Tensor]:
+    """choose_qparams without its checks, so that a training step waits for no value and torch.compile breaks no graph.
+
+    Args:
+        low, high: float32 of one shape. Where low > high, the sign of no data, the scale is NaN: nothing computed with
+            it can pass for a result.
+
+    Returns:
+        (scale float32, zero_point int32), bit for bit those of choose_qparams where low <= high.
+    """
+    empty = low > high
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    if scheme.symmetric:
+        middle = scheme.symmetric_zero_point
+        bound = torch.maximum(-low, high)
+        scale = (bound / min(scheme.quant_max - middle, middle - scheme.quant_min)).clamp(min=SCALE_MIN)
+        zero_point = torch.full_like(scale, middle)
+    else:
+        scale, zero_point = affine_qparams(low, high, scheme.quant_min, scheme.quant_max)
+    return torch.where(empty, torch.nan, scale), zero_point.to(torch.int32)
