@@ -1,0 +1,22 @@
+"""The int8 modules that conversion puts in place of float ones."""
+
+from quant.nn.attention import MultiheadAttention
+from quant.nn.base import QuantModule
+from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
+from quant.nn.linear import Linear
+from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "Embedding",
+    "EmbeddingBag",
+    "GRUCell",
+    "LSTMCell",
+    "Linear",
+    "MultiheadAttention",
+    "QuantModule",
+    "RNNCell",
+    "TiedEmbedding",
+]

@@ -1,0 +1,129 @@
+"""What every int8 module shares: its name in the user's model, its backend, and errors that say both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels.scheme import quantize_weight
+from quant.recipe import QConfig
+
+LOST_COLUMN_SQNR = 100.0
+"""A weight column whose signal is less than this many times its rounding noise (20 dB) is one that int8 rows lose."""
+
+
+class QuantModule(nn.Module):
+    """An int8 stand-in for a float module.
+
+    Attributes:
+        layer_name: dotted name in the user's model, for errors.
+        backend: '' for the dispatcher's choice, or a name of `quant.kernels.available()`.
+    """
+
+    __jit_unused_properties__: list[str] = ["weight"]  # noqa: RUF012 - TorchScript reads it as a class attribute
+
+    layer_name: str
+    backend: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_name = ""
+        self.backend = ""
+
+    def _named(self, error: Exception) -> Exception:
+        """The same error, saying which layer it comes from."""
+        return type(error)(f"layer {self.layer_name or '(root)'!r} ({type(self).__name__}): {error}")
+
+
+def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
+    """Give `new` what is the user's: hooks, train/eval flag, and the attributes that `new` does not define."""
+    for key, value in old.__dict__.items():
+        is_hook = key.startswith("_") and "_hooks" in key
+        is_users = not key.startswith("_") and key not in new.__dict__ and not hasattr(type(new), key)
+        if is_hook or is_users:
+            new.__dict__[key] = value
+    new.training = old.training
+    if isinstance(new, QuantModule):
+        new.layer_name = name
+
+
+def frozen(parameter: Tensor | None) -> nn.Parameter | None:
+    """A bias as a parameter that no optimiser moves: readers find what they expect under its name."""
+    if parameter is None:
+        return None
+    return nn.Parameter(parameter.detach().to(torch.float32).clone(), requires_grad=False)
+
+
+def dequantize_weight(q_weight: Tensor, scale: Tensor, columns: Tensor | None) -> Tensor:
+    """The real weight that an int8 one stands for: float32 of q_weight's shape (N, K)."""
+    weight = q_weight.to(torch.float32) * scale.unsqueeze(1)
+    return weight if columns is None else weight * columns
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """An int8 weight with what goes with it.
+
+    Attributes:
+        q_weight: int8 (N, K), of weight / columns.
+        scale: float32 (N,).
+        columns: float32 (K,), what the input is multiplied by before it is quantised, or None.
+        activation_bits: 8 or 16, of the input.
+    """
+
+    q_weight: Tensor
+    scale: Tensor
+    columns: Tensor | None
+    activation_bits: int
+
+    @classmethod
+    def of(cls, weight: Tensor, qconfig: QConfig) -> QuantizedWeight:
+        """Quantise a float weight (N, K); see `loses_columns` for when its input takes 16 bits."""
+        weight = weight.detach().to(torch.float32)
+        bits = qconfig.activation_bits
+        if bits == "auto":
+            bits = 16 if loses_columns(weight) else 8
+        columns = column_norms(weight) if bits == 16 else None
+        if columns is not None:
+            weight = weight / columns
+        q_weight, scale = _quantize(weight, qconfig)
+        return cls(q_weight, scale, columns, bits)
+
+    @property
+    def described(self) -> str:
+        """For the report: '' for the usual, else what was chosen and why."""
+        if self.columns is None:
+            return ""
+        spread = float(self.columns.max() / self.columns.min())
+        return f"16-bit activations and columns scaled by their norms, which span a factor of {spread:.1e}"
+
+
+def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
+    if qconfig.per_channel:
+        return quantize_weight(weight, bits=qconfig.weight_bits, axis=0)
+    q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=qconfig.weight_bits, axis=0)
+    return q_flat.reshape(weight.shape), scale.expand(weight.shape[0]).contiguous()
+
+
+def column_norms(weight: Tensor) -> Tensor:
+    """The largest magnitude of each column of (N, K), 1 where a column is zero: float32 (K,)."""
+    norms = weight.abs().amax(dim=0) if weight.shape[0] else weight.new_ones(weight.shape[1])
+    return torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
+def loses_columns(weight: Tensor) -> bool:
+    """Whether symmetric int8 rows would round some column of `weight` (N, K) away.
+
+    A row's step is set by its largest weight. A column of far smaller weights matters only where its input is far
+    larger (mel power before the log, say), and there it matters fully; rounded to a step or two it is noise. So a
+    column whose power is less than LOST_COLUMN_SQNR times its rounding noise (step**2 / 12 a weight) counts as lost.
+    Judged at 8 bits also for narrower weights: what they lose beyond that is the user's own trade.
+    """
+    if weight.numel() == 0:
+        return False
+    step = weight.abs().amax(dim=1) / 127
+    noise = step.square().sum() / 12
+    power = weight.square().sum(dim=0)
+    return bool(((power > 0) & (power < LOST_COLUMN_SQNR * noise)).any())

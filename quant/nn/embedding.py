@@ -1,0 +1,138 @@
+"""Embedding tables of 8 and 4 bits per value, each row by its own range (`quant.kernels.tables`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels import dispatch
+from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
+from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight
+from quant.recipe import QConfig, RecipeError
+
+
+class _Table(QuantModule):
+    """The packed table. Buffer: rows uint8 (num_embeddings, row_bytes)."""
+
+    rows: Tensor
+
+    def __init__(self, module: nn.Embedding | nn.EmbeddingBag, qconfig: QConfig) -> None:
+        super().__init__()
+        if qconfig.weight_bits not in TABLE_BITS:
+            raise RecipeError(f"embedding tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}")
+        self.num_embeddings = module.num_embeddings
+        self.embedding_dim = module.embedding_dim
+        self.padding_idx = module.padding_idx
+        self.bits = qconfig.weight_bits
+        self.register_buffer("rows", pack_table(module.weight, self.bits))
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 (num_embeddings, embedding_dim): what the packed rows stand for, made anew at each read."""
+        return unpack_rows(self.rows, self.bits, self.embedding_dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
+
+
+class Embedding(_Table):
+    """torch.nn.Embedding over a packed table."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
+        if torch.jit.is_scripting():
+            return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)
+        try:
+            return dispatch.current(self.backend).embedding(self.rows, input, self.bits, self.embedding_dim)
+        except (TypeError, ValueError, IndexError) as error:
+            raise self._named(error) from error
+
+
+class EmbeddingBag(_Table):
+    """torch.nn.EmbeddingBag over a packed table: modes sum, mean and max, offsets, per-sample weights, padding_idx."""
+
+    def __init__(self, module: nn.EmbeddingBag, qconfig: QConfig) -> None:
+        super().__init__(module, qconfig)
+        self.mode = module.mode
+        self.include_last_offset = module.include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """int32 or int64 (n,) with offsets (bags,), or (bags, length) without -> float32 (bags, embedding_dim)."""
+        include_last_offset = self.include_last_offset
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ValueError(f"layer {self.layer_name!r}: offsets go with a 1-D input, got {list(input.shape)}")
+            # One bag per row: the offsets are those of its flattened self.
+            offsets = torch.arange(0, input.numel() + 1, max(input.size(1), 1), dtype=input.dtype)
+            if input.size(1) == 0:
+                offsets = torch.zeros(input.size(0) + 1, dtype=input.dtype)
+            include_last_offset = True
+            if per_sample_weights is not None:
+                per_sample_weights = per_sample_weights.reshape(-1)
+            input = input.reshape(-1)
+        if offsets is None:
+            raise ValueError(f"layer {self.layer_name!r}: a 1-D input needs offsets")
+        padding_idx = -1 if self.padding_idx is None else self.padding_idx
+        if torch.jit.is_scripting():
+            return torch.ops.octet.embedding_bag(
+                self.rows,
+                input,
+                offsets,
+                per_sample_weights,
+                self.bits,
+                self.embedding_dim,
+                self.mode,
+                include_last_offset,
+                padding_idx,
+                self.backend,
+            )
+        try:
+            return dispatch.current(self.backend).embedding_bag(
+                self.rows,
+                input,
+                offsets,
+                per_sample_weights,
+                self.bits,
+                self.embedding_dim,
+                self.mode,
+                include_last_offset,
+                padding_idx,
+            )
+        except (TypeError, ValueError, IndexError) as error:
+            raise self._named(error) from error
+
+
+class TiedEmbedding(QuantModule):
+    """torch.nn.Embedding that reads the int8 weight of the Linear it is tied to, so that one tensor serves both.
+
+    Buffers: q_weight int8 (num_embeddings, embedding_dim) and scale float32 (num_embeddings,), the Linear's own.
+    """
+
+    q_weight: Tensor
+    scale: Tensor
+    columns: Tensor | None
+
+    def __init__(self, module: nn.Embedding, weight: QuantizedWeight) -> None:
+        super().__init__()
+        self.num_embeddings = module.num_embeddings
+        self.embedding_dim = module.embedding_dim
+        self.padding_idx = module.padding_idx
+        self.register_buffer("q_weight", weight.q_weight)
+        self.register_buffer("scale", weight.scale)
+        self.register_buffer("columns", weight.columns)
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 (num_embeddings, embedding_dim): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
+        # torch's own look-up, so that an index outside the table is the error that users know.
+        q = nn.functional.embedding(input, self.q_weight)
+        values = q.to(torch.float32) * nn.functional.embedding(input, self.scale.unsqueeze(1))
+        columns = self.columns
+        return values if columns is None else values * columns
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, tied"

@@ -1,0 +1,81 @@
+"""`Linear` with an int8 weight, its activations quantised at run time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels import dispatch
+from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, frozen
+from quant.recipe import QConfig
+
+
+class Linear(QuantModule):
+    """y = x @ weight' + bias, float32 in and out, the product in integers (`reference.linear_dynamic`).
+
+    Buffers: q_weight int8 (out_features, in_features); scale float32 (out_features,); columns float32 (in_features,) or
+    None. `weight` reads as the float weight that they stand for.
+    """
+
+    q_weight: Tensor
+    scale: Tensor
+    columns: Tensor | None
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, per_row: bool = True) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.q_weight.shape
+        self.activation_bits = weight.activation_bits
+        self.per_row = per_row
+        self.described = weight.described
+        self.register_buffer("q_weight", weight.q_weight)
+        self.register_buffer("scale", weight.scale)
+        self.register_buffer("columns", weight.columns)
+        self.bias = frozen(bias)
+
+    @classmethod
+    def from_float(cls, module: nn.Linear, qconfig: QConfig) -> Linear:
+        """The int8 stand-in of a float Linear."""
+        return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.per_row)
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 (out_features, in_features): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """float32 (..., in_features) -> float32 (..., out_features)."""
+        return self._compute(input, self.q_weight, self.scale, self.bias)
+
+    @torch.jit.export
+    def outputs(self, input: Tensor, first: int, last: int) -> Tensor:
+        """Only the outputs [first, last): float32 (..., last - first)."""
+        bias = self.bias
+        return self._compute(
+            input, self.q_weight[first:last], self.scale[first:last], None if bias is None else bias[first:last]
+        )
+
+    def _compute(self, input: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        if torch.jit.is_scripting():
+            return torch.ops.octet.linear_dynamic(
+                input,
+                q_weight,
+                scale,
+                bias,
+                self.columns,
+                self.activation_bits,
+                self.per_row,
+                False,
+                self.backend,
+            )
+        try:
+            return dispatch.current(self.backend).linear_dynamic(
+                input, q_weight, scale, bias, self.columns, self.activation_bits, self.per_row, False
+            )
+        except (TypeError, ValueError) as error:
+            raise self._named(error) from error
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"activation_bits={self.activation_bits}"
+        )
