@@ -1,0 +1,113 @@
+# Two commands do all the set-up on a bare Debian 12 with Python 3.11 and g++: `make demo` and `make test`.
+# A second run sees by the stamps in .venv that there is nothing left to set up.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Any Python from 3.10 on; the virtual environment is made with it.
+PYTHON ?= python3
+# Arguments for the program behind a target: `make test ARGS='tests/kernels -k linear'`.
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+RESULTS := build/test-results
+PACKAGES := quant kernels observers calibrate
+CHECKS := lint types test test-no-compiler test-arm
+
+say := printf '\n--- %s\n'
+in_venv := . $(BIN)/activate &&
+
+.PHONY: help demo test test-no-compiler test-arm lint types format check bench-dynamic install build clean FORCE
+
+help: ## What can be asked for
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
+	    printf '  make %-18s %s\n' "$$name" "$$what"; done
+
+demo: build ## Quantise two trained networks in one call each; print size, latency and accuracy of both
+	@$(say) "running tutorials/demo.py (fetches 33 MB of trained weights and data the first time)"
+	@$(in_venv) python tutorials/demo.py $(ARGS)
+
+test: build ## All tests, on every backend of this machine
+	@$(say) "running the tests"
+	@$(in_venv) pytest --junitxml=$(RESULTS)/test.xml $(ARGS)
+
+test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
+	@$(say) "running the tests without the compiled kernels"
+	@$(in_venv) QUANT_EXTENSION=none pytest --junitxml=$(RESULTS)/test-no-compiler.xml $(ARGS)
+
+test-arm: install ## Kernel and dynamic tests on emulated aarch64
+	@$(say) "running the kernel and dynamic tests on aarch64, emulated"
+	@status=0; $(in_venv) .ci/arm/test --junitxml=$(RESULTS)/test-arm.xml $(ARGS) || status=$$?; \
+	    if ((status == 77)); then $(say) "test-arm was skipped, for the reason above"; else exit $$status; fi
+
+lint: install ## Formatting and lint
+	@$(say) "checking format and lint"
+	@$(in_venv) ruff format --check . && ruff check .
+
+format: install ## Format, and fix what lint can fix by itself
+	@$(in_venv) ruff format . && ruff check --fix .
+
+types: install ## Types: mypy, strict, on the packages
+	@$(say) "checking types"
+	@# Not from here: mypy would take the folder quant/ for the whole package, which has parts in other folders.
+	@$(in_venv) cd $(VENV) && mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache
+
+check: install ## What CI runs: lint, types, all tests, with and without the compiled kernels, on aarch64
+	@rm -rf $(RESULTS); failed=0; table=(); \
+	for step in $(CHECKS); do \
+	    start=$$SECONDS; verdict=passed; \
+	    $(MAKE) --no-print-directory $$step || { verdict=FAILED; failed=1; }; \
+	    table+=("$$(printf '%-20s %-7s %5d s' $$step $$verdict $$((SECONDS - start)))"); \
+	done; \
+	$(say) "$$(printf 'wall time: %d min %d s' $$((SECONDS / 60)) $$((SECONDS % 60)))"; \
+	printf '%s\n' "$${table[@]}"; $(BIN)/python .ci/count $(RESULTS); exit $$failed
+
+bench-dynamic: build ## Dynamic quantisation against torch.ao and float: time and error, in one interleaved run
+	@$(in_venv) python benchmarks/bench_dynamic.py $(ARGS)
+
+install: $(STAMPS)/install ## The virtual environment, with torch and this package
+
+build: $(STAMPS)/build ## The compiled kernels, into the checkout
+
+clean: ## Remove the virtual environment and everything that was built
+	rm -rf $(VENV) build dist kernels/_octet.so kernels/_octet.stamp *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	    echo "make: '$(PYTHON)' is missing or older than Python 3.10. On Debian: apt install python3." \
+	        "Or name another: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "make: '$(PYTHON)' cannot make a virtual environment. On Debian: apt install python3-venv" >&2; exit 1; }
+	@$(say) "making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# What the links of a strict editable install stand for: with a new or deleted file they have to be made anew.
+$(STAMPS)/files: FORCE | $(STAMPS)/venv
+	@files=$$(find $(PACKAGES) -name '*.py' | LC_ALL=C sort); \
+	    [[ -f $@ && $$files == "$$(<$@)" ]] || printf '%s\n' "$$files" >$@
+
+$(STAMPS)/requirements: pyproject.toml | $(STAMPS)/venv
+	@$(say) "installing torch and the tools (about 250 MB to download the first time)"
+	@$(in_venv) pip install --disable-pip-version-check 'setuptools>=77'
+	@$(in_venv) pip install --disable-pip-version-check --no-build-isolation -e '.[dev]' \
+	    --config-settings editable_mode=strict
+	@touch $@
+
+$(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
+	@$(say) "linking the package into $(VENV)"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e . \
+	    --config-settings editable_mode=strict
+	@touch $@
+
+# Without a compiler there is no stamp, so that the next run looks for one again.
+$(STAMPS)/build: $(STAMPS)/requirements $(STAMPS)/install kernels/build.py $(wildcard kernels/csrc/*)
+	@if command -v "$${CXX:-g++}" >/dev/null || command -v "$${CXX:-clang++}" >/dev/null; then \
+	    $(say) "building the kernels" && $(BIN)/python kernels/build.py && touch $@; \
+	else \
+	    $(say) "no C++ compiler, so no compiled kernels: int8 layers run on the slow reference backend" && \
+	    echo "    on Debian: apt install g++"; \
+	fi

@@ -1,0 +1,83 @@
+"""The compiled kernels' part of the installation; everything else is declared in pyproject.toml.
+
+A wheel gets the compiled kernels where the build sees torch and a C++ compiler (`pip install --no-build-isolation .`).
+Where it does not, the wheel is pure Python and `quant build` compiles them later. An editable install compiles nothing:
+there `quant build`, or `make build`, writes the extension into the checkout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+KERNELS = Path(__file__).resolve().parent / "kernels"
+EXTENSION = Path("quant", "kernels", "_octet.so")
+
+
+class BuildWithKernels(build_py):
+    """`build_py`, then the extension beside the copied modules."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            # setuptools never empties this folder, so a module deleted since the last build would be in the wheel.
+            shutil.rmtree(Path(self.build_lib, "quant"), ignore_errors=True)
+        super().run()
+        if not self.editable_mode:
+            problem = add_extension(Path(self.build_lib, EXTENSION))
+            if problem:
+                print(f"octet-quant: without compiled kernels: {problem}", file=sys.stderr)
+                print("octet-quant: int8 layers will run on `reference`; `quant build` compiles later", file=sys.stderr)
+
+
+class WheelOfAnyPython(bdist_wheel):
+    """`bdist_wheel` whose tag says what is inside: the extension includes no Python header, so only the platform."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        self.root_is_pure = not Path(self.get_finalized_command("build_py").build_lib, EXTENSION).exists()
+        self.distribution.has_ext_modules = lambda: not self.root_is_pure  # `install` asks, to choose its folder
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+
+
+def add_extension(output: Path) -> str:
+    """Put the extension at `output`: the checkout's, where that is current, else compiled. Returns why not, or ''."""
+    if os.environ.get("QUANT_EXTENSION") == "none":
+        return "QUANT_EXTENSION=none leaves them out"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not importable in the build (`pip install --no-build-isolation .` lets it see yours)"
+    compiling = load_by_path("octet_build", KERNELS / "build.py")
+    try:
+        built = KERNELS / "_octet.so"
+        if compiling.is_current(compiling.host_target(built)):
+            shutil.copyfile(built, output)
+            return ""
+        compiling.build(compiling.host_target(output))
+        output.with_suffix(".stamp").unlink()  # a note to the next build in this place, and there is none
+    except (compiling.BuildError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def load_by_path(name: str, path: Path) -> ModuleType:
+    """Import one file: as `quant.kernels.build` it would import its package, which is not installed yet."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    spec.loader.exec_module(module)
+    return module
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfAnyPython})
