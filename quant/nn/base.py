@@ -13,6 +13,9 @@ from quant.recipe import QConfig
 LOST_COLUMN_SQNR = 100.0
 """A weight column whose signal is less than this many times its rounding noise (20 dB) is one that int8 rows lose."""
 
+RESIDUAL_STEPS = 254.0
+"""Steps of a weight's second term in one step of its first: the residue is at most half a step, 127 of these."""
+
 
 class QuantModule(nn.Module):
     """An int8 stand-in for a float module.
@@ -56,10 +59,12 @@ def frozen(parameter: Tensor | None) -> nn.Parameter | None:
     return nn.Parameter(parameter.detach().to(torch.float32).clone(), requires_grad=False)
 
 
-def dequantize_weight(q_weight: Tensor, scale: Tensor, columns: Tensor | None) -> Tensor:
-    """The real weight that an int8 one stands for: float32 of q_weight's shape (N, K)."""
+def dequantize_weight(q_weight: Tensor, scale: Tensor, columns: Tensor | None, terms: int = 1) -> Tensor:
+    """The real weight (N, K) that an int8 one (N, terms * K) stands for: float32."""
     weight = q_weight.to(torch.float32) * scale.unsqueeze(1)
-    return weight if columns is None else weight * columns
+    if columns is not None:
+        weight = weight * columns
+    return weight if terms == 1 else torch.stack(weight.chunk(terms, dim=1)).sum(dim=0)
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,14 @@ class QuantizedWeight:
         scale: float32 (N,).
         columns: float32 (K,), what the input is multiplied by before it is quantised, or None.
         activation_bits: 8 or 16, of the input.
+        terms: 1; or 2 where q_weight and columns are those of (N, 2K), and the input is given twice, side by side.
     """
 
     q_weight: Tensor
     scale: Tensor
     columns: Tensor | None
     activation_bits: int
+    terms: int = 1
 
     @classmethod
     def of(cls, weight: Tensor, qconfig: QConfig) -> QuantizedWeight:
@@ -91,11 +98,28 @@ class QuantizedWeight:
         q_weight, scale = _quantize(weight, qconfig)
         return cls(q_weight, scale, columns, bits)
 
+    @classmethod
+    def in_two_terms(cls, weight: Tensor, qconfig: QConfig) -> QuantizedWeight:
+        """Quantise a float weight (N, K) and then what rounding left of it, in steps RESIDUAL_STEPS times finer.
+
+        Both share one product: weight = scale * (first + second / RESIDUAL_STEPS), so the input of the second is the
+        input divided by RESIDUAL_STEPS, which `columns` does.
+        """
+        weight = weight.detach().to(torch.float32)
+        columns = column_norms(weight)
+        first, scale = _quantize(weight / columns, qconfig)
+        left = weight / columns - first.to(torch.float32) * scale.unsqueeze(1)
+        second = torch.round(left / (scale / RESIDUAL_STEPS).unsqueeze(1)).clamp(-127, 127).to(torch.int8)
+        both = torch.cat([columns, columns / RESIDUAL_STEPS])
+        return cls(torch.cat([first, second], dim=1).contiguous(), scale, both, 16, terms=2)
+
     @property
     def described(self) -> str:
         """For the report: '' for the usual, else what was chosen and why."""
         if self.columns is None:
             return ""
+        if self.terms == 2:
+            return "16-bit activations and weights in two int8 terms, which a narrow input makes cheap"
         spread = float(self.columns.max() / self.columns.min())
         return f"16-bit activations and columns scaled by their norms, which span a factor of {spread:.1e}"
 

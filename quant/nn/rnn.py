@@ -17,13 +17,16 @@ from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, froze
 from quant.recipe import QConfig
 
 MODES = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
-GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+FINE_INPUT_SHARE = 0.2
+"""Share of a network's weights up to which the first input projection is stored in two int8 terms."""
 
 
 class Direction(QuantModule):
     """One direction of one layer (`reference.rnn_layer`).
 
-    Buffers: q_weight_ih int8 (gates * hidden, input), scale_ih (gates * hidden,), columns_ih (input,) or None;
+    Buffers: q_weight_ih int8 (gates * hidden, terms * input), scale_ih (gates * hidden,), columns_ih (terms * input,)
+    or None;
     q_weight_hh (gates * hidden, state), scale_hh; q_weight_hr (state, hidden) and scale_hr, or None.
     Parameters: bias_ih, bias_hh float32 (gates * hidden,), or None.
     """
@@ -48,17 +51,20 @@ class Direction(QuantModule):
         bias_ih: Tensor | None = None,
         bias_hh: Tensor | None = None,
         weight_hr: Tensor | None = None,
+        *,
+        fine_input: bool = False,
     ) -> None:
         super().__init__()
         self.mode = mode
         self.reverse = reverse
         self.per_row = qconfig.per_row
-        inputs = QuantizedWeight.of(weight_ih, qconfig)
+        inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(weight_ih, qconfig)
         # The state lies in (-1, 1) and is quantised per row: 8 bits always hold it.
         state = QConfig(weight_bits=qconfig.weight_bits, per_channel=qconfig.per_channel, activation_bits=8)
         hidden = QuantizedWeight.of(weight_hh, state)
         projection = None if weight_hr is None else QuantizedWeight.of(weight_hr, state)
         self.activation_bits = inputs.activation_bits
+        self.terms = inputs.terms
         self.described = inputs.described
         self.register_buffer("q_weight_ih", inputs.q_weight)
         self.register_buffer("scale_ih", inputs.scale)
@@ -74,6 +80,8 @@ class Direction(QuantModule):
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference.rnn_layer` says."""
+        if self.terms == 2:
+            input = torch.cat([input, input], dim=-1)
         if torch.jit.is_scripting():
             return torch.ops.octet.rnn_layer(
                 input,
@@ -120,8 +128,9 @@ class Direction(QuantModule):
 
     def float_weight(self, which: str) -> Tensor:
         """weight_ih, weight_hh or weight_hr as the float32 that the int8 one stands for."""
-        columns = self.columns_ih if which == "weight_ih" else None
-        return dequantize_weight(getattr(self, f"q_{which}"), getattr(self, which.replace("weight", "scale")), columns)
+        if which == "weight_ih":
+            return dequantize_weight(self.q_weight_ih, self.scale_ih, self.columns_ih, self.terms)
+        return dequantize_weight(getattr(self, f"q_{which}"), getattr(self, which.replace("weight", "scale")), None)
 
 
 class _Recurrent(QuantModule):
@@ -229,6 +238,7 @@ def _direction(module: nn.RNNBase, layer: int, reverse: bool, qconfig: QConfig) 
     weight_ih, weight_hh = tensor("weight_ih"), tensor("weight_hh")
     assert weight_ih is not None
     assert weight_hh is not None
+    fine = qconfig.activation_bits == "auto" and layer == 0 and affords_fine_input(module)
     return Direction(
         MODES[module.mode],
         reverse,
@@ -238,7 +248,20 @@ def _direction(module: nn.RNNBase, layer: int, reverse: bool, qconfig: QConfig) 
         tensor("bias_ih") if module.bias else None,
         tensor("bias_hh") if module.bias else None,
         tensor("weight_hr") if module.proj_size else None,
+        fine_input=fine,
     )
+
+
+def affords_fine_input(module: nn.RNNBase) -> bool:
+    """Whether the first layer's input projection is at most FINE_INPUT_SHARE of the network's weights.
+
+    It alone reads the user's features, which may span decades (mel power before the log); the layers above read states
+    in (-1, 1). Rounding its weights to 8 bits then flips the gates that such inputs drive from end to end, so where a
+    second int8 term costs little it gets one.
+    """
+    first = sum(p.numel() for name, p in module.named_parameters() if name in ("weight_ih_l0", "weight_ih_l0_reverse"))
+    every = sum(p.numel() for name, p in module.named_parameters() if name.startswith("weight"))
+    return first <= FINE_INPUT_SHARE * every
 
 
 class LSTM(_Recurrent):
