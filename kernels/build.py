@@ -1,7 +1,7 @@
 """Compile kernels/csrc into the extension: `quant build`, or `python -m quant.kernels.build`.
 
-Not torch.utils.cpp_extension: it has no flags per file, and each instruction set is a file here. The extension registers
-torch operators and includes no Python header, so one build serves every Python version beside the same torch.
+Not torch.utils.cpp_extension: it has no flags per file, and each instruction set is a file here. The extension
+registers torch operators and includes no Python header, so one build serves every Python version beside the same torch.
 """
 
 from __future__ import annotations
