@@ -144,8 +144,9 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
   const Tensor input = checked(sums, at::kInt, "sums");
   const Tensor factors = checked(multiplier, at::kFloat, "multiplier").reshape({-1});
   const int64_t n = factors.numel() == 1 ? input.numel() : factors.numel();
-  TORCH_CHECK_VALUE(factors.numel() == 1 || (input.dim() >= 1 && input.size(-1) == n), "multiplier has shape ",
-                    multiplier.sizes(), ", expected () or the last dimension of sums ", sums.sizes());
+  TORCH_CHECK_VALUE(multiplier.dim() <= 1 && (factors.numel() == 1 || (input.dim() >= 1 && input.size(-1) == n)),
+                    "multiplier has shape ", multiplier.sizes(), ", expected () or the last dimension of sums ",
+                    sums.sizes());
   Tensor q = at::empty(sums.sizes(), sums.options().dtype(at::kByte));
   for (int64_t first = 0; first < input.numel(); first += n)
     row_kernels().requantize(input.const_data_ptr<int32_t>() + first, factors.const_data_ptr<float>(),
@@ -229,7 +230,9 @@ std::tuple<Tensor, Tensor, Tensor> rnn_layer_op(
     projection_gemm = packed(*q_weight_hr, backend);
     TORCH_CHECK_VALUE(projection_gemm->k() == hidden && projection_gemm->n() == state, "q_weight_hr has shape ",
                       q_weight_hr->sizes(), ", expected (", state, ", ", hidden, ")");
+    TORCH_CHECK_VALUE(kind == RnnMode::kLstm, "a projection (q_weight_hr) goes with mode 'lstm', not '", mode, "'");
     scales_hr = vector(scale_hr, state, "scale_hr");
+    TORCH_CHECK_VALUE(scales_hr.defined(), "q_weight_hr is given without scale_hr, expected shape (", state, ",)");
     projection = {projection_gemm.get(), data<float>(scales_hr), nullptr, nullptr, 8, true, false};
   } else {
     TORCH_CHECK_VALUE(state == hidden, "h has ", state, " features and the gates ", hidden, ", with no projection");
