@@ -3,7 +3,8 @@
 
 namespace octet {
 
-// Ordered: a level includes the ones before it. On aarch64 only kPortable exists so far.
+// Ordered by speed; a level includes the ones before it, but for kAvx512Vnni, which need not include kAvxVnni. On
+// aarch64 only kPortable exists so far.
 enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512Vnni };
 
 // The level in use, fixed at the first call: the CPU's, or QUANT_ISA (portable, avx2, avxvnni, avx512vnni) if lower.
