@@ -71,7 +71,7 @@ def linear_u8s8_s32(
         int32, (..., N).
     """
     _check_linear(q_x, q_weight, torch.uint8)
-    sums = product(q_x.reshape(-1, q_x.shape[-1]), q_weight) - zero_point * _row_sums(q_weight)
+    sums = product(_rows(q_x), q_weight) - zero_point * _row_sums(q_weight)
     if q_bias is not None:
         sums = sums + q_bias
     return sums.reshape(*q_x.shape[:-1], q_weight.shape[0])
@@ -105,6 +105,11 @@ def linear_u8s8_u8(
     """`linear_u8s8_s32` requantised with s_x * s_w / s_y (float32 (N,)): uint8 (..., N)."""
     sums = linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=product)
     return requantize(sums, multiplier, output_zero_point, quant_min, quant_max)
+
+
+def _rows(x: Tensor) -> Tensor:
+    # Not reshape(-1, K), which is ambiguous where K is 0.
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 def _row_sums(q_weight: Tensor) -> Tensor:
@@ -191,7 +196,7 @@ def linear_dynamic(
     _check_linear(x, q_weight, torch.float32)
     if activation_bits not in (8, 16):
         raise ValueError(f"activation_bits is {activation_bits}, expected 8 or 16")
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _rows(x)
     if columns is not None:
         rows = rows * columns
     y = linear_of_rows(rows, q_weight, scale, activation_bits, per_row=per_row, product=product)
@@ -247,7 +252,8 @@ def rnn_layer(
         raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
     sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
     if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
-        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({sizes[0]}, {q_weight_hh.shape[1]})")
+        batch = sizes[0] if sizes else "batch"
+        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {q_weight_hh.shape[1]})")
     input_bias = bias_ih
     if mode != "gru" and bias_hh is not None:
         input_bias = bias_hh if bias_ih is None else bias_ih + bias_hh

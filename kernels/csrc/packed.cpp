@@ -76,7 +76,7 @@ Cache& cache() {
   return *instance;
 }
 
-// Inference tensors keep no version; their writes cannot be seen, as torch itself documents.
+// Inference tensors keep no version, so writes to them cannot be seen.
 uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
@@ -97,7 +97,9 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
   const std::string reason = lib.why_not();
   TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
   TORCH_CHECK_VALUE(key.k <= kMaxK, "K is ", key.k, "; the sums of more than ", kMaxK, " products may overflow int32");
-  std::shared_ptr<const PackedGemm> gemm = lib.pack(weight.const_data_ptr<int8_t>(), key.n, key.k);
+  // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
+  const auto pack = key.k == 0 ? &pack_native : lib.pack;
+  std::shared_ptr<const PackedGemm> gemm = pack(weight.const_data_ptr<int8_t>(), key.n, key.k);
   std::unique_lock lock(known.mutex);
   for (auto it = known.entries.begin(); it != known.entries.end();)
     it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);

@@ -2,7 +2,10 @@
 //
 // A layer holds its int8 weight and nothing else; the first call packs it for this machine and later calls find it here.
 // So deepcopy, pickle, state_dict, torch.export and 8 threads at once see only plain tensors. An entry is dropped when
-// the tensor's storage dies, and made anew when the tensor was written to (its version moved).
+// the tensor's storage dies (at the next packing), and made anew when the tensor was written to (its version moved).
+//
+// A write that moves no version is not seen: through `weight.data`, through NumPy, or to a tensor that was made under
+// torch.inference_mode. kernels/README.md says what to do instead.
 #pragma once
 
 #include <ATen/core/Tensor.h>
