@@ -18,13 +18,15 @@ import torch
 from quant.kernels.backend import Backend
 from torch import Tensor
 
-PANEL = (2**24 - 1) // (255 * 127)
-"""Largest K whose sums are exact in float32."""
+PANEL = 2**24 // (255 * 128)
+"""Largest K whose sums are exact in float32, even for weights of -128."""
+
+_State = tuple[int, int, torch.Size]
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """Columns [first, last) of a weight, packed; `packed` is None where the whole panel is zero."""
+    """Columns [first, last) of a weight, packed."""
 
     first: int
     last: int
@@ -37,8 +39,8 @@ class OneDnnBackend(Backend):
     name = "onednn"
 
     def __init__(self) -> None:
-        # By id, dropped when the weight dies; the version says whether it was written to since.
-        self._packed: dict[int, tuple[int, list[_Panel]]] = {}
+        # By id, dropped when the weight dies; the state says whether it was written to since.
+        self._packed: dict[int, tuple[_State, list[_Panel]]] = {}
         self._lock = threading.Lock()
 
     def why_not(self) -> str:
@@ -61,13 +63,15 @@ class OneDnnBackend(Backend):
         return sums
 
     def _panels(self, q_weight: Tensor) -> list[_Panel]:
-        key, version = id(q_weight), 0 if q_weight.is_inference() else q_weight._version
+        # The address and shape too: `weight.data = other` leaves the version as it was.
+        version = 0 if q_weight.is_inference() else q_weight._version
+        key, state = id(q_weight), (version, q_weight.data_ptr(), q_weight.shape)
         with self._lock:
             known = self._packed.get(key)
             if known is None:
                 weakref.finalize(q_weight, self._packed.pop, key, None)
-            if known is None or known[0] != version:
-                known = (version, self._pack(q_weight))
+            if known is None or known[0] != state:
+                known = (state, self._pack(q_weight))
                 self._packed[key] = known
         return known[1]
 
