@@ -108,7 +108,14 @@ def _fake_requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_mi
     return torch.empty_like(sums, dtype=torch.uint8, memory_format=torch.contiguous_format)
 
 
+def _check_device(x: Tensor, weight: Tensor) -> None:
+    # A real input with a weight on the meta device lands here too, and would get memory that no one wrote.
+    if x.device != weight.device:
+        raise ValueError(f"input is on {x.device} and the weight on {weight.device}, expected one device")
+
+
 def _linear_like(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> Tensor:
+    _check_device(x, q_weight)
     return x.new_empty((*x.shape[:-1], q_weight.shape[0]), dtype=dtype)
 
 
@@ -170,6 +177,8 @@ def _fake_rnn_layer(
     reverse: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    for weight in (q_weight_ih, q_weight_hh):
+        _check_device(x, weight)
     y = x.new_empty((*x.shape[:-1], q_weight_hh.shape[1]))
     cell = (
         x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
@@ -178,6 +187,7 @@ def _fake_rnn_layer(
 
 
 def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:
+    _check_device(indices, rows)
     return rows.new_empty((*indices.shape, dim), dtype=torch.float32)
 
 
@@ -193,6 +203,7 @@ def _fake_embedding_bag(
     padding_idx: int,
     backend: str,
 ) -> Tensor:
+    _check_device(indices, rows)
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     return rows.new_empty((bags, dim), dtype=torch.float32)
 
