@@ -26,7 +26,8 @@ class QScheme:
         axis: None for one scale per tensor, else the axis that has a scale per index.
 
     Raises:
-        ValueError: a dtype that is not 8 bits, or a range that is empty or does not fit the dtype.
+        ValueError: a dtype that is not 8 bits, a range that is empty or does not fit the dtype, or a symmetric one that
+            does not reach to both sides of its zero point.
     """
 
     dtype: torch.dtype
@@ -43,6 +44,12 @@ class QScheme:
             raise ValueError(
                 f"QScheme: range [{self.quant_min}, {self.quant_max}] is empty or outside {self.dtype}, "
                 f"expected {info.min} <= quant_min < quant_max <= {info.max}"
+            )
+
+        if self.symmetric and not self.quant_min < self.symmetric_zero_point < self.quant_max:
+            raise ValueError(
+                f"QScheme: symmetric range [{self.quant_min}, {self.quant_max}] has no integer on both sides of its "
+                f"zero point {self.symmetric_zero_point}"
             )
 
     @property
