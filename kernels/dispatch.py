@@ -1,8 +1,8 @@
 """One dispatch: which backend computes an operator, and the operators as functions.
 
 The backend is, in this order: the one that the call names (a layer's own choice), the one of the enclosing
-`with use(...)` in this thread, the one that QUANT_BACKEND names, the fastest that is exact on this machine. Nothing here
-is a switch for the whole process.
+`with use(...)` in this thread, the one that QUANT_BACKEND names, the fastest that is exact on this machine. Nothing
+here is a switch for the whole process.
 """
 
 from __future__ import annotations
