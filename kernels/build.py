@@ -38,7 +38,7 @@ FILE_FLAGS = {
     "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
 }
 X86_ONLY = ("avx",)
-TORCH_FILES = ("drivers.cpp", "embedding.cpp", "gemm_fbgemm.cpp", "ops.cpp", "packed.cpp")
+TORCH_FILES = ("drivers.cpp", "embedding.cpp", "gemm_fbgemm.cpp", "ops.cpp", "ops_conv.cpp", "packed.cpp")
 
 
 class BuildError(RuntimeError):
@@ -103,13 +103,14 @@ def build(target: Target, *, jobs: int | None = None) -> Path:
     """Compile and link; the output appears only when it is whole.
 
     Raises:
-        BuildError: a file did not compile or link; the compiler's own words are in the message.
+        BuildError: the output cannot be written, or a file did not compile or link; the compiler's own words are in
+            the message.
     """
+    _check_writable(target.output)
     includes = [
         f"-I{target.torch_dir / 'include'}",
         f"-I{target.torch_dir / 'include/torch/csrc/api/include'}",
     ]
-    target.output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="octet-build-") as folder:
 
         def compile_one(source: Path) -> Path:
@@ -130,6 +131,19 @@ def build(target: Target, *, jobs: int | None = None) -> Path:
         os.replace(whole, target.output)
     target.output.with_suffix(".stamp").write_text(fingerprint(target))
     return target.output
+
+
+def _check_writable(output: Path) -> None:
+    """Known at once rather than after a minute of compiling."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise BuildError(
+            f"cannot write in {output.parent}: {error.strerror or error}; build to another place with --out FILE, "
+            "and name that file in QUANT_EXTENSION"
+        ) from error
 
 
 def _link_command(target: Target, objects: Iterable[Path], output: Path) -> list[str]:
