@@ -1,4 +1,4 @@
-"""The compiled kernels' part of the installation; everything else is declared in pyproject.toml.
+"""What pyproject.toml cannot say: which folders are which packages, and how the compiled kernels get into a wheel.
 
 A wheel gets the compiled kernels where the build sees torch and a C++ compiler (`pip install --no-build-isolation .`).
 Where it does not, the wheel is pure Python and `quant build` compiles them later. An editable install compiles nothing:
@@ -18,7 +18,11 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-KERNELS = Path(__file__).resolve().parent / "kernels"
+HERE = Path(__file__).resolve().parent
+FOLDERS = {"quant": "quant", "quant.kernels": "kernels", "quant.observers": "observers", "quant.calibrate": "calibrate"}
+"""Package -> its folder. One import name, and folders that say what is in them."""
+
+KERNELS = HERE / "kernels"
 EXTENSION = Path("quant", "kernels", "_octet.so")
 
 
@@ -48,6 +52,16 @@ class WheelOfAnyPython(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+
+
+def find_packages() -> dict[str, str]:
+    """Every package of FOLDERS and its folder: those with an __init__.py."""
+    found = {}
+    for name, folder in FOLDERS.items():
+        for init in sorted((HERE / folder).rglob("__init__.py")):
+            inner = init.parent.relative_to(HERE / folder).parts
+            found[".".join((name, *inner))] = init.parent.relative_to(HERE).as_posix()
+    return found
 
 
 def add_extension(output: Path) -> str:
@@ -80,4 +94,9 @@ def load_by_path(name: str, path: Path) -> ModuleType:
     return module
 
 
-setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfAnyPython})
+packages = find_packages()
+setup(
+    packages=list(packages),
+    package_dir=packages,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfAnyPython},
+)

@@ -1,0 +1,198 @@
+"""What is in a wheel, and that one which was installed without a compiler works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+FOLDERS = {"quant": "quant", "kernels": "quant/kernels", "observers": "quant/observers", "calibrate": "quant/calibrate"}
+"""Where each folder of packages stands in a wheel."""
+EXTENSION = "quant/kernels/_octet.so"
+NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.so", "*.stamp")
+
+
+def copy_sources(target: Path) -> Path:
+    """What an installation is made from, without anything that was built in the checkout."""
+    for folder in FOLDERS:
+        shutil.copytree(CHECKOUT / folder, target / folder, ignore=NOT_SHIPPED)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, target / name)
+    return target
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    """Standard output of a command that must succeed; the checkout and its settings are out of its reach."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUANT_", "PYTHON"))}
+    done = subprocess.run(command, cwd=cwd, env=kept | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def pip(*arguments: str, cwd: Path, **environment: str) -> str:
+    return run(sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=cwd, **environment)
+
+
+def build_wheel(sources: Path, folder: Path, **environment: str) -> Path:
+    pip(
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        str(folder),
+        str(sources),
+        cwd=folder,
+        **environment,
+    )
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def install(wheel: Path, target: Path) -> Path:
+    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(target), str(wheel), cwd=target.parent)
+    return target
+
+
+def run_installed(target: Path, code: str, **environment: str) -> str:
+    """Run Python code with the wheel in `target` before whatever the tests themselves run on."""
+    program = f"import quant\nassert quant.__file__.startswith({str(target)!r}), quant.__file__\n{code}"
+    return run(sys.executable, "-c", program, cwd=target.parent, PYTHONPATH=str(target), **environment)
+
+
+@pytest.fixture(scope="session")
+def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built where there is no compiler."""
+    sources = copy_sources(tmp_path_factory.mktemp("sources"))
+    return build_wheel(sources, tmp_path_factory.mktemp("wheel"), CXX="/nonexistent")
+
+
+@pytest.fixture(scope="session")
+def installed(pure_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pure wheel, unpacked by pip."""
+    return install(pure_wheel, tmp_path_factory.mktemp("site") / "packages")
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path) -> Path:
+    """A program that takes a compiler's arguments and writes an empty output."""
+    program = tmp_path / "fake-cxx"
+    program.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo fake 1; exit; fi\n'
+        'while [ $# -gt 0 ]; do if [ "$1" = -o ]; then : > "$2"; fi; shift; done\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def expected_files() -> set[str]:
+    """Every module of every package, and the files that packages carry."""
+    wanted = {f"{FOLDERS[folder]}/{path.relative_to(CHECKOUT / folder)}" for folder, path in package_files()}
+    return {name.replace(os.sep, "/") for name in wanted}
+
+
+def package_files() -> list[tuple[str, Path]]:
+    found = []
+    for folder in FOLDERS:
+        found += [(folder, path) for path in (CHECKOUT / folder).rglob("*.py")]
+    found.append(("quant", CHECKOUT / "quant" / "py.typed"))
+    found += [("kernels", path) for path in (CHECKOUT / "kernels" / "csrc").iterdir()]
+    readme = CHECKOUT / "kernels" / "README.md"
+    return [*found, *([("kernels", readme)] if readme.exists() else [])]
+
+
+def test_a_wheel_has_one_top_level_name(pure_wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in names(pure_wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"quant"}
+
+
+def test_a_wheel_has_every_package_file_and_no_other(pure_wheel: Path) -> None:
+    assert {name for name in names(pure_wheel) if name.startswith("quant/")} == expected_files()
+
+
+def test_a_wheel_built_without_a_compiler_is_for_any_machine(pure_wheel: Path) -> None:
+    assert pure_wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_a_wheel_built_from_the_sdist_has_the_same_files(pure_wheel: Path, tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    make = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    run(sys.executable, "-c", make, cwd=sources)
+    [sdist] = (sources / "dist").glob("*.tar.gz")
+    (tmp_path / "wheel").mkdir()
+    assert names(build_wheel(sdist, tmp_path / "wheel", CXX="/nonexistent")) == names(pure_wheel)
+
+
+def test_a_file_left_in_the_build_folder_is_not_in_the_wheel(pure_wheel: Path, tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    stale = sources / "build" / "lib" / "quant" / "deleted_last_year.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    (tmp_path / "wheel").mkdir()
+    assert names(build_wheel(sources, tmp_path / "wheel", CXX="/nonexistent")) == names(pure_wheel)
+
+
+def test_a_wheel_built_with_a_compiler_has_the_extension(pure_wheel: Path, fake_compiler: Path, tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    (tmp_path / "wheel").mkdir()
+    wheel = build_wheel(sources, tmp_path / "wheel", CXX=str(fake_compiler))
+    assert "-py3-none-linux_" in wheel.name
+    dist_info = {name for name in names(wheel) if ".dist-info/" in name}
+    assert names(wheel) - dist_info == expected_files() | {EXTENSION}
+
+
+def test_a_wheel_takes_the_checkouts_extension_where_it_is_current(fake_compiler: Path, tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    run(sys.executable, "kernels/build.py", cwd=sources, CXX=str(fake_compiler))
+    (sources / "kernels" / "_octet.so").write_text("the checkout's")
+    (tmp_path / "wheel").mkdir()
+    wheel = build_wheel(sources, tmp_path / "wheel", CXX=str(fake_compiler))
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(EXTENSION) == b"the checkout's"
+
+
+def test_an_outdated_extension_of_the_checkout_is_not_in_the_wheel(tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    (sources / "kernels" / "_octet.so").write_text("of last year")
+    (tmp_path / "wheel").mkdir()
+    assert EXTENSION not in names(build_wheel(sources, tmp_path / "wheel", CXX="/nonexistent"))
+
+
+def test_an_installed_wheel_can_compile_its_kernels(pure_wheel: Path, fake_compiler: Path, tmp_path: Path) -> None:
+    target = install(pure_wheel, tmp_path / "packages")
+    code = "import sys\nfrom quant.cli import main\nsys.exit(main(['build']))"
+    said = run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
+    assert (target / EXTENSION).exists()
+    assert str(target / EXTENSION) in said
+
+
+def test_installed_without_a_compiler_it_works_and_says_so_once(installed: Path) -> None:
+    code = """
+import warnings, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    quantized = quant.quantize_dynamic(model)
+    x = torch.randn(3, 8)
+    error = (quantized(x) - model(x)).norm() / model(x).norm()
+    quantized(x)
+assert error < 0.05, error
+[warning] = [w for w in caught if "reference" in str(w.message)]
+print(quant.kernels.available()["native"], "|", warning.message)
+"""
+    reason, warning = run_installed(installed, code).split("|")
+    assert "quant build" in reason
+    assert "slow reference backend" in warning
