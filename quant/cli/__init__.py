@@ -1,0 +1,84 @@
+"""The command line `quant`: the verbs of the package for somebody with a model factory and a file of weights.
+
+    quant dynamic --model package.module:factory --weights model.safetensors --out int8.safetensors
+    quant summary int8.safetensors
+    quant doctor
+
+Here are the arguments and what becomes of errors; `commands.py` does the work. Exit status: 0, or 2 with one line on
+standard error that says what was wrong and the way out. Nothing is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+from quant.cli.errors import UserError
+
+MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = make_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "build":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"quant: warning: {message}", file=sys.stderr)
+        try:
+            return _command(options.command)(options, rest)
+        except UserError as error:
+            print(f"quant {options.command}: {error}", file=sys.stderr)
+            return 2
+        except BrokenPipeError:  # the reader, `head` say, has seen enough
+            sys.stderr.close()
+            return 0
+
+
+def _command(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
+    from quant.cli import commands
+
+    command: Callable[[argparse.Namespace, list[str]], int] = getattr(commands, name)
+    return command
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of every command but `build`, which has a parser of its own."""
+    parser = argparse.ArgumentParser(prog="quant", description="Int8 for PyTorch models on CPUs.", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    dynamic = verbs.add_parser("dynamic", help="make a model's weights int8, ranges of activations at run time")
+    _add_model(dynamic, required=True)
+    dynamic.add_argument(
+        "--out", metavar="FILE.safetensors", help="write the quantised state dict and the report there"
+    )
+    dynamic.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
+    dynamic.add_argument(
+        "--keep-float",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="leave the modules of this name float; shell wildcards; may be given several times",
+    )
+    dynamic.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    summary = verbs.add_parser("summary", help="what became of each module, and why")
+    summary.add_argument("file", nargs="?", metavar="FILE", help="a file that `quant dynamic --out` wrote")
+    _add_model(summary, required=False)
+    summary.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+    verbs.add_parser("build", help="compile the kernels for the torch installed here", add_help=False)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument("--model", required=required, metavar="PACKAGE.MODULE:FACTORY", help=MODEL_HELP)
+    parser.add_argument(
+        "--weights", metavar="FILE", help="the model's state dict: .safetensors, or .pt, .pth, .bin with tensors alone"
+    )

@@ -1,0 +1,115 @@
+"""What int8 layers run on here: the CPU, torch, the compiled kernels, and why a backend is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quant.kernels import build, dispatch, ops
+
+CPUINFO = Path("/proc/cpuinfo")
+LEVELS = (
+    ("avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+    ("avxvnni", {"avx2", "fma", "avx_vnni"}),
+    ("avx2", {"avx2", "fma"}),
+)
+"""Instruction sets that the kernels know on x86-64, best first, and the flags of /proc/cpuinfo that make them."""
+
+
+def examine() -> dict[str, Any]:
+    """Every finding, JSON-ready. Nothing here fails where something is missing: what is missing is a finding."""
+    loaded = not ops.extension_problem()
+    return {
+        "version": _version("octet-quant") or "not installed as a package",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": {
+            "machine": platform.machine(),
+            "name": _cpu_field("model name"),
+            "isa": best_isa(set(_cpu_field("flags").split())),
+            "isa_in_use": str(torch.ops.octet_native.isa()) if loaded else "none, the kernels are not loaded",
+        },
+        "extension": _extension(),
+        "backends": dispatch.available(),
+        "default_backend": _default_backend(),
+        "fbgemm_gpu": _fbgemm_gpu(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("QUANT_")},
+    }
+
+
+def as_text(findings: dict[str, Any]) -> str:
+    """The findings as lines for people."""
+    cpu = findings["cpu"]
+    lines = [
+        f"octet-quant  {findings['version']}, Python {findings['python']}",
+        f"torch        {findings['torch']}, {findings['threads']} threads on {findings['cpus']} CPUs",
+        f"CPU          {cpu['name'] or 'unknown'} ({cpu['machine']})",
+        f"ISA          {cpu['isa'] or 'unknown'}, in use: {cpu['isa_in_use']}",
+        f"kernels      {findings['extension']}",
+        f"tables       {findings['fbgemm_gpu']}",
+        f"backend      {findings['default_backend']}",
+    ]
+    for name, reason in findings["backends"].items():
+        lines.append(f"  {name:<10} {'missing: ' + reason if reason else 'usable'}")
+    lines += [f"set          {name}={value}" for name, value in findings["environment"].items()]
+    return "\n".join(lines)
+
+
+def best_isa(flags: set[str], machine: str = platform.machine()) -> str:
+    """The best instruction set of a CPU with these flags that the x86-64 kernels know; '' on another machine."""
+    if machine != "x86_64":
+        return ""
+    return next((name for name, needed in LEVELS if needed <= flags), "portable")
+
+
+def _cpu_field(name: str) -> str:
+    """A field of the first CPU in /proc/cpuinfo, '' where there is none."""
+    if not CPUINFO.exists():
+        return ""
+    for line in CPUINFO.read_text(errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _extension() -> str:
+    problem = ops.extension_problem()
+    if problem:
+        return f"not loaded: {problem}"
+    path = Path(os.environ.get("QUANT_EXTENSION", "") or build.DEFAULT_OUTPUT)
+    if path.with_suffix(".stamp").exists() and build.find_compiler() and not build.is_current(build.host_target(path)):
+        return f"{path}, built from other sources, or with another compiler or torch, than are here: run `quant build`"
+    return str(path)
+
+
+def _default_backend() -> str:
+    try:
+        return dispatch.current().name
+    except ValueError as error:
+        return f"none: QUANT_BACKEND: {error}"
+
+
+def _fbgemm_gpu() -> str:
+    version = _version("fbgemm-gpu-cpu")
+    if not version:
+        return "fbgemm-gpu-cpu is not installed"
+    try:
+        import fbgemm_gpu  # noqa: F401 - whether it loads beside this torch is the question
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"fbgemm-gpu-cpu {version} does not load beside torch {torch.__version__}: {error}".splitlines()[0]
+    return f"fbgemm-gpu-cpu {version}"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,231 @@
+"""Where the command line's models come from and go to: factories by name, weights from files that hold only tensors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from quant.cli.errors import UserError
+from quant.report import Report, ReportEntry
+
+REPORT_KEY = "quant.report"
+"""Name of the report, as JSON, in the metadata of a safetensors file."""
+
+PICKLED = (".pt", ".pth", ".bin")
+SHOWN = 5
+"""How many names a message lists before it counts the rest."""
+
+
+def load_model(name: str, weights: str | None) -> nn.Module:
+    """The model that the factory `name` ("package.module:factory") makes, with the weights of the file, if any.
+
+    Raises:
+        UserError: the factory is not there, fails or makes no module; the file cannot be read or does not fit.
+    """
+    model = _make(name)
+    if weights is not None:
+        path = Path(weights)
+        _fit(model, read_weights(path), path)
+    return model
+
+
+def _make(name: str) -> nn.Module:
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UserError(f"--model is {name!r}, expected package.module:factory, as in 'mymodels.asr:make_encoder'")
+    made = _attribute(_module(module_name), module_name, attribute)
+    if callable(made) and not isinstance(made, nn.Module):
+        try:
+            made = made()
+        except (Exception, SystemExit) as error:
+            raise UserError(
+                f"--model {name!r} failed with {_where(error)}; it is called without arguments and returns the model"
+            ) from error
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"--model {name!r}: what it names or returns is of type {type(made).__name__}, expected a torch.nn.Module"
+        )
+    return made
+
+
+def _module(name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UserError(
+                f"--model: there is no module {error.name!r} in the current folder or among the installed packages"
+            ) from error
+        raise UserError(f"--model: importing {name!r} failed with {_where(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--model: importing {name!r} failed with {_where(error)}") from error
+
+
+def _attribute(module: Any, module_name: str, dotted: str) -> Any:
+    found = module
+    for part in dotted.split("."):
+        if not hasattr(found, part):
+            names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            raise UserError(f"--model: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
+        found = getattr(found, part)
+    return found
+
+
+def _where(error: BaseException) -> str:
+    """An error of the user's own code in one line, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{at}: {_one_line(error)}"
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name.
+
+    Raises:
+        UserError: no such file, another kind of file, or one that holds more than tensors.
+    """
+    if not path.is_file():
+        raise UserError(f"--weights: there is no file {path}")
+    if path.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load_file(path)
+        except safetensors.SafetensorError as error:
+            raise UserError(f"--weights: {path} is not a safetensors file: {_one_line(error)}") from error
+    if path.suffix in PICKLED:
+        return _read_pickled(path)
+    raise UserError(f"--weights: {path.name} ends in {path.suffix!r}, expected .safetensors, {', '.join(PICKLED)}")
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    """Only with weights_only: a pickle that may hold code is never run."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"--weights: {path} holds more than tensors and is not opened, because it could run code; "
+            "save the weights alone: torch.save(model.state_dict(), path)"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"--weights: {path} is not a file that torch.save wrote: {_one_line(error)}") from error
+    if not isinstance(state, Mapping):
+        raise UserError(f"--weights: {path} holds a {type(state).__name__}, expected a state dict: tensors by name")
+    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        inner = [name for name in others if isinstance(state[name], Mapping)]
+        hint = f"; save the state dict alone, perhaps the one under {inner[0]!r}" if inner else ""
+        raise UserError(f"--weights: {path} holds {_listed(others)}, which are no tensors{hint}")
+    return dict(state)
+
+
+def _fit(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """load_state_dict(strict=True), with every misfit in one line."""
+    wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    # A file may hold one name of tied weights: the others are the same tensor and come with it.
+    held = {_identity(wanted[name]) for name in state if name in wanted}
+    missing = [name for name in wanted if name not in state and _identity(wanted[name]) not in held]
+    unexpected = [name for name in state if name not in wanted]
+    shapes = [
+        f"{name} is {list(state[name].shape)}, in the model {list(value.shape)}"
+        for name, value in wanted.items()
+        if name in state and state[name].shape != value.shape
+    ]
+    problems = [
+        f"{what} {_listed(names)}"
+        for what, names in (("it lacks", missing), ("it also has", unexpected), ("of another shape:", shapes))
+        if names
+    ]
+    if problems:
+        hint = ""
+        if unexpected and not shapes and all(name.startswith("module.") for name in unexpected):
+            hint = " (saved from DataParallel: strip 'module.' from its names)"
+        raise UserError(f"--weights: {path} does not fit the model: {'; '.join(problems)}{hint}")
+    try:
+        model.load_state_dict(dict(state), strict=False)
+    except RuntimeError as error:
+        raise UserError(f"--weights: {path} does not fit the model: {_one_line(error)}") from error
+
+
+def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
+    """The same for two names of one tensor, else different; an empty tensor is like no other."""
+    return (tensor.data_ptr() or id(tensor), tensor.shape)
+
+
+def writable(path: Path) -> Path:
+    """The path, if a file can be written there: known before the work rather than after.
+
+    Raises:
+        UserError: it cannot, or it has another suffix than .safetensors.
+    """
+    if path.suffix != ".safetensors":
+        raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected .safetensors")
+    if path.is_dir():
+        raise UserError(f"--out: {path} is a folder")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise UserError(f"--out: cannot write in {path.parent}: {error.strerror or error}") from error
+
+
+def save(model: nn.Module, report: Report, path: Path) -> None:
+    """Write the state dict, with the report in the file's metadata; the file appears only when it is whole.
+
+    Of tensors under several names one is kept, as `safetensors.torch.load_model` expects.
+    """
+    odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
+    if odd:
+        raise UserError(f"--out: the model's state dict holds {_listed(odd)}, and safetensors holds tensors alone")
+    metadata = {"format": "pt", REPORT_KEY: json.dumps(report.to_dict())}
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        safetensors.torch.save_model(model, str(partial), metadata=metadata)
+        os.replace(partial, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"--out: {path} could not be written: {_one_line(error)}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_report(path: Path) -> Report:
+    """The report in a file that `save` wrote.
+
+    Raises:
+        UserError: no such file, or none with a report.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file: {_one_line(error)}") from error
+    if REPORT_KEY not in metadata:
+        raise UserError(f"{path} holds no report; `quant dynamic --out` writes files that do")
+    entries = json.loads(metadata[REPORT_KEY])["modules"]
+    return Report(tuple(ReportEntry(**entry) for entry in entries))
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
+    return ", ".join(every[:SHOWN]) + more
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
