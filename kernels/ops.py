@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quant.kernels import reference, tables
+from quant.kernels import reference, reference_conv, tables
 from torch import Tensor
+
+_CONV = (
+    "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, int groups"
+)
 
 SCHEMAS = {
     "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
@@ -27,6 +31,10 @@ SCHEMAS = {
     "-> Tensor",
     "linear_u8s8_u8": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, Tensor multiplier, "
     "int output_zero_point, int quant_min, int quant_max, str backend) -> Tensor",
+    "conv_u8s8_s32": f"({_CONV}, str backend) -> Tensor",
+    "conv_u8s8_f32": f"({_CONV}, Tensor multiplier, str backend) -> Tensor",
+    "conv_u8s8_u8": f"({_CONV}, Tensor multiplier, int output_zero_point, int quant_min, int quant_max, str backend) "
+    "-> Tensor",
     "linear_dynamic": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias, Tensor? columns, int activation_bits, "
     "bool per_row, bool relu, str backend) -> Tensor",
     "rnn_layer": "(Tensor x, Tensor? batch_sizes, Tensor h, Tensor? c, Tensor q_weight_ih, Tensor scale_ih, "
@@ -80,6 +88,9 @@ def _register() -> None:
     torch.library.register_fake("octet::linear_u8s8_s32", _fake_linear_s32, lib=_library)
     torch.library.register_fake("octet::linear_u8s8_f32", _fake_linear_f32, lib=_library)
     torch.library.register_fake("octet::linear_u8s8_u8", _fake_linear_u8, lib=_library)
+    torch.library.register_fake("octet::conv_u8s8_s32", _fake_conv(torch.int32), lib=_library)
+    torch.library.register_fake("octet::conv_u8s8_f32", _fake_conv(torch.float32), lib=_library)
+    torch.library.register_fake("octet::conv_u8s8_u8", _fake_conv(torch.uint8), lib=_library)
     torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
@@ -90,10 +101,21 @@ def _register() -> None:
 
 
 def _without_backend(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(tables if name.startswith("embedding") else reference, name)
-    if name not in WITH_BACKEND:
-        return function
-    return lambda *arguments: function(*arguments[:-1])
+    module = tables if name.startswith("embedding") else reference_conv if name.startswith("conv") else reference
+    function: Callable[..., Any] = getattr(module, name)
+    named = [argument.split()[-1] for argument in SCHEMAS[name].partition(")")[0].strip("(").split(",")]
+
+    def call(*arguments: Any) -> Any:
+        given = dict(zip(named, arguments, strict=True))
+        given.pop("backend", None)
+        # What follows the convolution itself is by name in its reference.
+        after = {key: given.pop(key) for key in _AFTER_CONV if name.startswith("conv") and key in given}
+        return function(*given.values(), **after)
+
+    return call
+
+
+_AFTER_CONV = ("multiplier", "output_zero_point", "quant_min", "quant_max")
 
 
 def _fake_quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
@@ -141,6 +163,30 @@ def _fake_linear_u8(
     backend: str,
 ) -> Tensor:
     return _linear_like(q_x, q_weight, torch.uint8)
+
+
+def _fake_conv(dtype: torch.dtype) -> Callable[..., Tensor]:
+    def shape_of(
+        q_x: Tensor,
+        zero_point: int,
+        q_weight: Tensor,
+        q_bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        *rest: object,
+    ) -> Tensor:
+        _check_device(q_x, q_weight)
+        spatial = [
+            (size + 2 * pad - step * (kernel - 1) - 1) // by + 1
+            for size, pad, step, kernel, by in zip(
+                q_x.shape[2:], padding, dilation, q_weight.shape[2:], stride, strict=True
+            )
+        ]
+        return q_x.new_empty((q_x.shape[0], *spatial, q_weight.shape[0]), dtype=dtype).movedim(-1, 1)
+
+    return shape_of
 
 
 def _fake_linear_dynamic(

@@ -3,10 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
-#include <limits>
-#include <new>
+
+#include "workspace.h"
 
 namespace octet {
 namespace {
@@ -15,47 +14,6 @@ namespace {
 constexpr int64_t kRowBlock = 64;
 // Below this many products a second thread costs more than it brings.
 constexpr int64_t kProductsPerThread = 1 << 18;
-
-int64_t padded(int64_t k) { return (k + 63) / 64 * 64; }
-
-// A buffer of the calling thread that only ever grows, with kSlack readable bytes on either side.
-template <class T>
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(memory_); }
-
-  T* get(int64_t count) {
-    const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 2 * kSlack + 63) / 64 * 64;
-    if (bytes > bytes_) {
-      std::free(memory_);
-      memory_ = std::aligned_alloc(64, bytes);
-      bytes_ = memory_ ? bytes : 0;
-      if (!memory_) throw std::bad_alloc();
-      std::fill_n(static_cast<char*>(memory_), bytes, 0);
-    }
-    return reinterpret_cast<T*>(static_cast<char*>(memory_) + kSlack);
-  }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-struct Workspace {
-  Scratch<uint8_t> q, q_low;
-  Scratch<int32_t> sums, sums_low;
-  Scratch<RowRange> ranges;
-  Scratch<float> hidden;
-};
-
-// Two levels, because an LSTM's projection runs inside its step.
-Workspace& workspace(int level = 0) {
-  thread_local Workspace spaces[2];
-  return spaces[level];
-}
 
 int64_t threads_for(int64_t products) {
   if (at::in_parallel_region()) return 1;
@@ -80,7 +38,7 @@ RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
 void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
                  int64_t threads, Workspace& space) {
   const RowKernels& kernels = row_kernels();
-  const int64_t k = layer.gemm->k(), n = layer.gemm->n(), ldq = padded(k);
+  const int64_t k = layer.gemm->k(), n = layer.gemm->n(), ldq = padded_row(k);
   const int top = layer.bits == 16 ? 65535 : 255;
   uint8_t* q = space.q.get(m * ldq);
   uint8_t* q_low = layer.bits == 16 ? space.q_low.get(m * ldq) : nullptr;
@@ -113,8 +71,13 @@ RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t 
   return choose_range(low, high, finite, top);
 }
 
-// fn(first row, rows, threads to use inside) over blocks: many rows are shared among threads, few rows leave the threads
-// to the product itself.
+}  // namespace
+
+Workspace& workspace(int level) {
+  thread_local Workspace spaces[2];
+  return spaces[level];
+}
+
 void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn) {
   const int64_t threads = threads_for(products);
   if (m < 8 * threads) return fn(0, m, threads);
@@ -125,7 +88,15 @@ void each_block(int64_t m, int64_t products, const std::function<void(int64_t, i
   });
 }
 
-}  // namespace
+void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
+                const int32_t* row_sums, const int32_t* bias) {
+  row_kernels().remove_zero_point(sums, zero_point, row_sums, bias, n);
+  if (output.reals)
+    for (int64_t j = 0; j < n; ++j) output.reals[index * n + j] = static_cast<float>(sums[j]) * output.multiplier[j];
+  if (output.quantized)
+    row_kernels().requantize(sums, output.multiplier, 1, n, output.zero_point, output.bottom, output.top,
+                             output.quantized + index * n);
+}
 
 void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {
   if (m == 0) return;
@@ -140,8 +111,7 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
 
 void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
                    const StaticOutput& output) {
-  const RowKernels& kernels = row_kernels();
-  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded(k);
+  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
     Workspace& space = workspace();
     // A copy with room around it: the kernels read a little past each row.
@@ -151,16 +121,8 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
     each_thread(threads, [&](int64_t thread) {
       gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
     });
-    for (int64_t i = 0; i < rows; ++i) {
-      int32_t* row = sums + i * n;
-      kernels.remove_zero_point(row, zero_point, gemm.row_sums(), bias, n);
-      if (output.reals)
-        for (int64_t j = 0; j < n; ++j)
-          output.reals[(first + i) * n + j] = static_cast<float>(row[j]) * output.multiplier[j];
-      if (output.quantized)
-        kernels.requantize(row, output.multiplier, 1, n, output.zero_point, output.bottom, output.top,
-                           output.quantized + (first + i) * n);
-    }
+    for (int64_t i = 0; i < rows; ++i)
+      finish_row(output, sums + i * n, first + i, n, zero_point, gemm.row_sums(), bias);
   });
 }
 
@@ -187,7 +149,7 @@ void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, c
               int64_t first, int64_t last, int64_t threads, float* h, float* c, float* y) {
   Workspace& space = workspace();
   const RowKernels& kernels = row_kernels();
-  const int64_t width = gates_of(layer.mode) * layer.hidden, state = layer.state, ldq = padded(state);
+  const int64_t width = gates_of(layer.mode) * layer.hidden, state = layer.state, ldq = padded_row(state);
   const int64_t most = last - first;
   uint8_t* q = space.q.get(most * ldq);
   int32_t* sums = space.sums.get(most * width);

@@ -81,13 +81,16 @@ uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0
 
 }  // namespace
 
-std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
+namespace {
+
+// The packed form of n * k weights at `data` inside `owner`, made from what `rows` returns, int8 (n, k) contiguous.
+template <class Rows>
+std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
+                                               c10::string_view backend, Rows rows) {
   const Library& lib = library(backend);
-  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
-                    "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
-  const c10::Storage& storage = weight.storage();
-  const Key key{storage.unsafeGetStorageImpl(), weight.const_data_ptr(), &lib, weight.size(0), weight.size(1)};
-  const uint32_t version = version_of(weight);
+  const c10::Storage& storage = owner.storage();
+  const Key key{storage.unsafeGetStorageImpl(), data, &lib, n, k};
+  const uint32_t version = version_of(owner);
   Cache& known = cache();
   {
     std::shared_lock lock(known.mutex);
@@ -96,15 +99,33 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
   }
   const std::string reason = lib.why_not();
   TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
-  TORCH_CHECK_VALUE(key.k <= kMaxK, "K is ", key.k, "; the sums of more than ", kMaxK, " products may overflow int32");
+  TORCH_CHECK_VALUE(k <= kMaxK, "K is ", k, "; the sums of more than ", kMaxK, " products may overflow int32");
   // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
-  const auto pack = key.k == 0 ? &pack_native : lib.pack;
-  std::shared_ptr<const PackedGemm> gemm = pack(weight.const_data_ptr<int8_t>(), key.n, key.k);
+  const auto pack = k == 0 ? &pack_native : lib.pack;
+  const at::Tensor weight = rows();
+  std::shared_ptr<const PackedGemm> gemm = pack(weight.const_data_ptr<int8_t>(), n, k);
   std::unique_lock lock(known.mutex);
   for (auto it = known.entries.begin(); it != known.entries.end();)
     it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
   known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, gemm});
   return gemm;
+}
+
+}  // namespace
+
+std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
+                    "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
+  return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
+                      [&] { return weight; });
+}
+
+std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
+                                              c10::string_view backend) {
+  const at::Tensor part = groups == 1 ? weight : weight.narrow(0, group * (weight.size(0) / groups), weight.size(0) / groups);
+  const int64_t n = part.size(0), k = n ? part.numel() / n : 0;
+  return find_or_pack(weight, part.const_data_ptr(), n, k, backend,
+                      [&] { return part.movedim(1, -1).contiguous(); });
 }
 
 std::string why_not(c10::string_view backend) { return library(backend).why_not(); }

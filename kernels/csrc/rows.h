@@ -45,6 +45,10 @@ struct RowKernels {
                    const float* h_before, float* h);
   void (*rnn_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
                    bool relu, float* h);
+  // Sums of one pixel of a depthwise convolution: sums[c] = sum over taps t of
+  // x[offsets[t] + c] * weight[t * channels + c].
+  void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
+                    int32_t* sums);
   // One packed row of an embedding table (kernels/tables.py) of `bits` per value as `dim` reals.
   void (*table_row)(const uint8_t* row, int bits, int64_t dim, float* out);
 };

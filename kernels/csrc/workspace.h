@@ -1,0 +1,60 @@
+// What the drivers share: buffers of the calling thread, blocks of rows, and how static sums leave.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include "drivers.h"
+
+namespace octet {
+
+// Bytes of a row of `k` quantised activations, rounded up so that every row starts aligned.
+inline int64_t padded_row(int64_t k) { return (k + 63) / 64 * 64; }
+
+// A buffer that only ever grows, with kSlack readable bytes on either side.
+template <class T>
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(memory_); }
+
+  T* get(int64_t count) {
+    const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 2 * kSlack + 63) / 64 * 64;
+    if (bytes > bytes_) {
+      std::free(memory_);
+      memory_ = std::aligned_alloc(64, bytes);
+      bytes_ = memory_ ? bytes : 0;
+      if (!memory_) throw std::bad_alloc();
+      for (int64_t i = 0; i < bytes; ++i) static_cast<char*>(memory_)[i] = 0;
+    }
+    return reinterpret_cast<T*>(static_cast<char*>(memory_) + kSlack);
+  }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+struct Workspace {
+  Scratch<uint8_t> q, q_low;
+  Scratch<int32_t> sums, sums_low;
+  Scratch<RowRange> ranges;
+  Scratch<float> hidden;
+};
+
+// The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.
+Workspace& workspace(int level = 0);
+
+// fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
+// threads to the product itself.
+void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn);
+
+// Sums of output row `index` (n values) to where `output` wants them: zero point removed, bias added, scaled.
+void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
+                const int32_t* row_sums, const int32_t* bias);
+
+}  // namespace octet

@@ -1,0 +1,109 @@
+"""The oracle for convolutions of one to three dimensions, transposed ones too: exact sums, then requantised.
+
+Tensors have torch's shapes (N, C, spatial...) in any memory format; dims is q_weight.dim() - 2. Float64 carries the
+integers: every sum stays far below 2**53, so convolution in float64 is exact and in no particular order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from quant.kernels.reference import requantize
+from torch import Tensor
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def conv_u8s8_s32(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Exact sums of a convolution (equations 5 and 6), zero points removed, bias added.
+
+    Args:
+        q_x: uint8, (N, C, spatial...).
+        zero_point: of q_x, which is also what the padding holds: the real zero.
+        q_weight: int8, (out, C / groups, kernel...).
+        q_bias: int32 (out,) at scale s_x * s_w, or None.
+        stride, padding, dilation: one number per spatial dimension; padding on both sides.
+
+    Returns:
+        int32, (N, out, spatial...), in the memory format of q_x.
+    """
+    conv = _CONV[q_weight.dim() - 2]
+    sums = conv(_centred(q_x, zero_point), q_weight.to(torch.float64), None, stride, padding, dilation, groups)
+    return _add_bias(sums, q_bias)
+
+
+def conv_transpose_u8s8_s32(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int],
+) -> Tensor:
+    """Exact sums of a transposed convolution; as `conv_u8s8_s32`, with q_weight (C, out / groups, kernel...)."""
+    conv = _TRANSPOSED[q_weight.dim() - 2]
+    x, weight = _centred(q_x, zero_point), q_weight.to(torch.float64)
+    return _add_bias(conv(x, weight, None, stride, padding, output_padding, groups, dilation), q_bias)
+
+
+def conv_u8s8_u8(*args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+    """`conv_u8s8_s32` requantised with s_x * s_w / s_y (float32 (out,), equation 7): uint8."""
+    return requantize_channels(conv_u8s8_s32(*args), multiplier, output_zero_point, quant_min, quant_max)
+
+
+def conv_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
+    """`conv_u8s8_s32` times s_x * s_w (float32 (out,)): float32."""
+    return scale_channels(conv_u8s8_s32(*args), multiplier)
+
+
+def conv_transpose_u8s8_u8(
+    *args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int
+) -> Tensor:
+    """`conv_transpose_u8s8_s32` requantised, as `conv_u8s8_u8`."""
+    return requantize_channels(conv_transpose_u8s8_s32(*args), multiplier, output_zero_point, quant_min, quant_max)
+
+
+def conv_transpose_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
+    """`conv_transpose_u8s8_s32` times s_x * s_w: float32."""
+    return scale_channels(conv_transpose_u8s8_s32(*args), multiplier)
+
+
+def requantize_channels(
+    sums: Tensor, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int
+) -> Tensor:
+    """`requantize` of (N, channels, spatial...) with a multiplier per channel."""
+    return requantize(sums, _along_channels(multiplier, sums.dim()), output_zero_point, quant_min, quant_max)
+
+
+def scale_channels(sums: Tensor, multiplier: Tensor) -> Tensor:
+    """int32 (N, channels, spatial...) times a multiplier per channel: float32."""
+    return sums.to(torch.float32) * _along_channels(multiplier, sums.dim())
+
+
+def _along_channels(values: Tensor, dim: int) -> Tensor:
+    return values.reshape(-1, *[1] * (dim - 2))
+
+
+def _centred(q: Tensor, zero_point: int) -> Tensor:
+    return q.to(torch.float64) - zero_point
+
+
+def _add_bias(sums: Tensor, q_bias: Tensor | None) -> Tensor:
+    exact = sums.to(torch.int32)
+    return exact if q_bias is None else exact + _along_channels(q_bias, sums.dim())

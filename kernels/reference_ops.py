@@ -1,0 +1,205 @@
+"""The oracle for what stands between layers: look-ups, sums, products, pooling, resizing, padding.
+
+All take and give uint8 with explicit scales, as numbers: real = scale * (q - zero_point). A sum or product that is
+requantised uses float32 multipliers and rounds half to even, as the layers do (equation 7). `OPS` is the table by
+whose names a converted model calls every integer operator; a backend replaces entries of it, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from quant.kernels import reference, reference_conv
+from torch import Tensor
+
+OpTable: TypeAlias = "Mapping[str, Callable[..., Tensor]]"
+"""An operator's name -> a function of plain tensors and numbers, with the arguments of its reference."""
+
+
+def lookup(q: Tensor, table: Tensor, axis: int = 1) -> Tensor:
+    """Any function of one value: table[q].
+
+    Args:
+        q: uint8, any shape.
+        table: uint8, (256,), or (channels, 256) with a row per index of `axis`.
+
+    Returns:
+        uint8, shape and memory format of q.
+    """
+    if table.dim() == 1:
+        return _like(q, table[q.to(torch.int64)])
+    shape = [1] * q.dim()
+    shape[axis] = -1
+    rows = torch.arange(table.shape[0]).view(shape)
+    return _like(q, table[rows, q.to(torch.int64)])
+
+
+def add(
+    q_a: Tensor,
+    a_zero_point: int,
+    a_multiplier: float,
+    q_b: Tensor,
+    b_zero_point: int,
+    b_multiplier: float,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
+    """a + b, broadcast: round((q_a - z_a) * m_a + (q_b - z_b) * m_b) + z_y, clamped.
+
+    Args:
+        a_multiplier, b_multiplier: s_a / s_y and s_b / s_y, rounded to float32; each product and their sum is too. A
+            negative b_multiplier subtracts.
+        quant_min, quant_max: of the output; a fused ReLU has quant_min = output_zero_point.
+    """
+    a = _centred(q_a, a_zero_point) * _f32(a_multiplier)
+    b = _centred(q_b, b_zero_point) * _f32(b_multiplier)
+    return _clamp(torch.round(a + b), output_zero_point, quant_min, quant_max)
+
+
+def mul(
+    q_a: Tensor,
+    a_zero_point: int,
+    q_b: Tensor,
+    b_zero_point: int,
+    multiplier: float,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
+    """a * b, broadcast: the exact integer product, requantised with s_a * s_b / s_y."""
+    # At most 255 * 255, which float32 holds exactly.
+    product = _centred(q_a, a_zero_point) * _centred(q_b, b_zero_point)
+    return _clamp(torch.round(product * _f32(multiplier)), output_zero_point, quant_min, quant_max)
+
+
+def matmul(
+    q_a: Tensor,
+    a_zero_point: int,
+    q_b: Tensor,
+    b_zero_point: int,
+    multiplier: float,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
+    """a @ b for (..., M, K) and (..., K, N): exact sums, requantised with s_a * s_b / s_y."""
+    sums = matmul_u8u8_s32(q_a, a_zero_point, q_b, b_zero_point)
+    return reference.requantize(sums, _f32(multiplier), output_zero_point, quant_min, quant_max)
+
+
+def matmul_u8u8_s32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int) -> Tensor:
+    """Exact sums of a @ b, zero points removed: int32 (..., M, N)."""
+    a, b = q_a.to(torch.float64) - a_zero_point, q_b.to(torch.float64) - b_zero_point
+    return torch.matmul(a, b).to(torch.int32)
+
+
+def max_pool(q: Tensor, kernel: Sequence[int], **options: Any) -> Tensor:
+    """The largest of each window, options as torch's; the scale stays."""
+    pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
+    return pool(q.to(torch.float32), kernel, **options).to(torch.uint8)
+
+
+def avg_pool(
+    q: Tensor, zero_point: int, kernel: Sequence[int], multiplier: float, output_zero_point: int, **options: Any
+) -> Tensor:
+    """The mean of each window, times s_x / s_y, rounded half to even; options as torch's. Padding counts as zero."""
+    pool: Callable[..., Tensor] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[len(kernel)]
+    return _rescaled(pool(_exact(q, zero_point), kernel, **options), multiplier, output_zero_point)
+
+
+def adaptive_avg_pool(
+    q: Tensor, zero_point: int, size: Sequence[int | None], multiplier: float, output_zero_point: int
+) -> Tensor:
+    """The mean of windows that tile the input into `size` outputs, times s_x / s_y, rounded half to even."""
+    pool: Callable[..., Tensor] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[
+        len(size)
+    ]
+    return _rescaled(pool(_exact(q, zero_point), list(size)), multiplier, output_zero_point)
+
+
+def adaptive_max_pool(q: Tensor, size: Sequence[int | None]) -> Tensor:
+    """The largest of windows that tile the input into `size` outputs; the scale stays."""
+    pool: Callable[..., Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[len(size)]
+    pooled: Tensor = pool(q.to(torch.float32), list(size))
+    return pooled.to(torch.uint8)
+
+
+def mean(
+    q: Tensor, zero_point: int, dim: Sequence[int], keepdim: bool, multiplier: float, output_zero_point: int
+) -> Tensor:
+    """The mean over dimensions, times s_x / s_y, rounded half to even."""
+    return _rescaled(_exact(q, zero_point).mean(list(dim), keepdim=keepdim), multiplier, output_zero_point)
+
+
+def interpolate(q: Tensor, zero_point: int, multiplier: float, output_zero_point: int, **options: Any) -> Tensor:
+    """torch's interpolate of the real values, times s_x / s_y, rounded half to even."""
+    return _rescaled(F.interpolate(_centred(q, zero_point), **options), multiplier, output_zero_point)
+
+
+def pad(q: Tensor, widths: Sequence[int], mode: str, fill: int) -> Tensor:
+    """torch's pad; mode "constant" fills with the integer `fill`."""
+    if mode == "constant":
+        return F.pad(q, list(widths), mode, fill)
+    return F.pad(q.to(torch.float32), list(widths), mode).to(torch.uint8)
+
+
+def _centred(q: Tensor, zero_point: int) -> Tensor:
+    return (q.to(torch.int32) - zero_point).to(torch.float32)
+
+
+def _f32(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def _clamp(rounded: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+    return (rounded + zero_point).clamp(quant_min, quant_max).to(torch.uint8)
+
+
+def _exact(q: Tensor, zero_point: int) -> Tensor:
+    return q.to(torch.float64) - zero_point
+
+
+def _rescaled(centred: Tensor, multiplier: float, zero_point: int) -> Tensor:
+    return _clamp(torch.round(centred.to(torch.float32) * _f32(multiplier)), zero_point, 0, 255)
+
+
+def _like(q: Tensor, out: Tensor) -> Tensor:
+    return out.as_strided(q.shape, q.stride()) if out.stride() == q.stride() else torch.empty_like(q).copy_(out)
+
+
+def linear_u8s8_u8(*args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+    """`reference.linear_u8s8_u8`, with the output's arguments by name as the convolutions have them."""
+    return reference.linear_u8s8_u8(*args, multiplier, output_zero_point, quant_min, quant_max)
+
+
+def linear_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
+    """`reference.linear_u8s8_f32`, likewise."""
+    return reference.linear_u8s8_f32(*args, multiplier)
+
+
+OPS: dict[str, Callable[..., Tensor]] = {
+    "quantize": reference.quantize,
+    "dequantize": reference.dequantize,
+    "linear_u8s8_u8": linear_u8s8_u8,
+    "linear_u8s8_f32": linear_u8s8_f32,
+    "conv_u8s8_u8": reference_conv.conv_u8s8_u8,
+    "conv_u8s8_f32": reference_conv.conv_u8s8_f32,
+    "conv_transpose_u8s8_u8": reference_conv.conv_transpose_u8s8_u8,
+    "conv_transpose_u8s8_f32": reference_conv.conv_transpose_u8s8_f32,
+    "lookup": lookup,
+    "add": add,
+    "mul": mul,
+    "matmul": matmul,
+    "max_pool": max_pool,
+    "avg_pool": avg_pool,
+    "adaptive_avg_pool": adaptive_avg_pool,
+    "adaptive_max_pool": adaptive_max_pool,
+    "mean": mean,
+    "interpolate": interpolate,
+    "pad": pad,
+}
+"""Every operator that a statically quantised model calls."""
