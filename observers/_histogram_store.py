@@ -179,6 +179,8 @@ def grid_exponents(low: Tensor, high: Tensor, bins: int) -> list[int | None]:
 
 def grid_exponent(bound: float, bins: int) -> int:
     """The smallest e >= EXPONENT_MIN with bound < bins / 2 * 2**e; bound is finite and not negative."""
+    if bound == 0.0:  # frexp gives 0 an exponent of 0, and the bins of all-zero data must be narrower than any other
+        return EXPONENT_MIN
     return max(math.frexp(bound)[1] - (bins // 2).bit_length() + 1, EXPONENT_MIN)
 
 

@@ -197,6 +197,7 @@ class FakeQuantize(FakeQuantizeBase):
         if self._is_on("observing"):
             self._refresh()
         if not self._has_range():
+            self.observer.name = self.observer.name or self.name
             self.observer.range()  # raises with what is known: channels, NaN counts
             raise NoDataSeen(f"{self._where()}: ranges were frozen before any data was seen")
         return QParams(self.scale.clone(), self.zero_point.clone(), self.scheme)

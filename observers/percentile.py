@@ -17,7 +17,8 @@ from torch import Tensor
 class PercentileObserver(HistogramStore):
     """[quantile((100 - p) / 200), quantile((100 + p) / 200)], or +-quantile(p / 100) of |x|, at the bins' outer edges.
 
-    Bound: each end lies at most one bin width outside the exact order statistic, never inside it.
+    Bound: each end lies outside the exact order statistic by at most the size of its bin, w, and 2 w for the bin
+    of zero; never inside it.
 
     Args:
         scheme, bins: as for HistogramStore.
