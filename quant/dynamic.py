@@ -132,7 +132,7 @@ def _plan(model: nn.Module, recipe: Recipe) -> list[_Plan]:
     return list(plans.values())
 
 
-def _base_type(module: nn.Module) -> type[nn.Module] | None:
+def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     for base in SUPPORTED:
         if isinstance(module, base):
@@ -144,7 +144,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     """'' for a module to quantise, else why it stays as it is."""
     if isinstance(module, QuantModule):
         return "already quantised"
-    base = _base_type(module)
+    base = base_type(module)
     if base is None:
         named = next((base.__name__ for base in SUPPORTED if isinstance(module, base)), None)
         if named:
@@ -180,7 +180,7 @@ def _check_rules(model: nn.Module, recipe: Recipe) -> None:
 def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]]) -> None:
     """A rule that quantises must reach something that can be."""
     hit = [(name, module) for name, module in modules if rule.matches(name, module)]
-    if any(_base_type(module) or isinstance(module, QuantModule) for _, module in hit):
+    if any(base_type(module) or isinstance(module, QuantModule) for _, module in hit):
         return
     name, module = hit[0]
     raise RecipeError(
@@ -201,7 +201,7 @@ def _check_something(plans: list[_Plan]) -> None:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
     found = Counter(type(plan.module).__name__ for plan in plans)
     types = ", ".join(f"{name} ({count})" for name, count in found.items())
-    reasons = sorted({plan.reason for plan in plans if _base_type(plan.module)})
+    reasons = sorted({plan.reason for plan in plans if base_type(plan.module)})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(
         f"no module was quantised. The model holds {types}; quantised dynamically are {_supported_names()}.{why}"
@@ -255,7 +255,7 @@ def _make(module: nn.Module, qconfig: QConfig, linears: dict[int, Linear]) -> Qu
             if isinstance(module, nn.Embedding):
                 return TiedEmbedding(module, weight)
             return Linear(weight, module.bias, per_row=qconfig.per_row)
-    base = _base_type(module)
+    base = base_type(module)
     assert base is not None
     made = SUPPORTED[base](module, qconfig)
     if isinstance(module, nn.Linear) and isinstance(made, Linear):
@@ -287,7 +287,7 @@ def _report(plans: list[_Plan], used: dispatch.Backend) -> Report:
         elif isinstance(plan.module, QuantModule):
             size = sum(own_bytes(module) for module in plan.module.modules())
             entries.append(ReportEntry(name, kind, "int8", plan.reason, size, size))
-        elif plan.bytes_before or _base_type(plan.module):
+        elif plan.bytes_before or base_type(plan.module):
             entries.append(ReportEntry(name, kind, "float", plan.reason + also, plan.bytes_before, plan.bytes_before))
     return Report(tuple(entries))
 
