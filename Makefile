@@ -32,7 +32,8 @@ demo: build ## Quantise two trained networks in one call each; print size, laten
 
 test: build ## All tests, on every backend of this machine
 	@$(say) "running the tests"
-	@$(in_venv) pytest --junitxml=$(RESULTS)/test.xml $(ARGS)
+	@[[ -f kernels/_octet.so ]] || export QUANT_EXTENSION=none; \
+	    $(in_venv) pytest --junitxml=$(RESULTS)/test.xml $(ARGS)
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"
@@ -65,7 +66,7 @@ check: install ## What CI runs: lint, types, all tests, with and without the com
 	$(say) "$$(printf 'wall time: %d min %d s' $$((SECONDS / 60)) $$((SECONDS % 60)))"; \
 	printf '%s\n' "$${table[@]}"; $(BIN)/python .ci/count $(RESULTS); exit $$failed
 
-bench-dynamic: build ## Dynamic quantisation against torch.ao and float: time and error, in one interleaved run
+bench-dynamic: build $(STAMPS)/bench ## Dynamic quantisation against torch.ao and float: time and error, in one interleaved run
 	@$(in_venv) python benchmarks/bench_dynamic.py $(ARGS)
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
@@ -100,6 +101,12 @@ $(STAMPS)/requirements: pyproject.toml | $(STAMPS)/venv
 $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 	@$(say) "linking the package into $(VENV)"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e . \
+	    --config-settings editable_mode=strict
+	@touch $@
+
+$(STAMPS)/bench: pyproject.toml | $(STAMPS)/install
+	@$(say) "installing what the benchmarks compare with"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[bench]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 

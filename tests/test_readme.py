@@ -1,0 +1,120 @@
+"""What the documents show is run: every `python` block, and every `quant` line of a `console` block with its output.
+
+The blocks of one document share a namespace and a folder, and run in order. A python block that begins with a comment
+like `# tagger.py` is also written to that file, so that a command can import it.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path.relative_to(CHECKOUT).as_posix()
+    for pattern in ("README.md", "docs/*.md", "*/README.md")
+    for path in CHECKOUT.glob(pattern)
+    if not path.relative_to(CHECKOUT).parts[0].startswith(".")
+)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+ELLIPSIS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the line of the document on which the text begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(text: str) -> list[Block]:
+    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+
+
+def run_python(block: Block, document: str, namespace: dict[str, Any]) -> None:
+    first = re.match(r"# (\w+\.py)\n", block.text)
+    if first:
+        Path(first[1]).write_text(block.text)
+    # Blank lines in front, so that a traceback names the document's own line.
+    exec(compile("\n" * (block.line - 1) + block.text, document, "exec"), namespace)
+
+
+def run_console(block: Block, document: str) -> None:
+    """`$ quant ...` lines, each followed by what it prints; `...` stands for any text."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        line, _, expected = part.partition("\n")
+        command = shlex.split(line)
+        assert command[0] == "quant", f"{document}:{block.line}: only `quant` is run; show {command[0]} in a sh block"
+        environment = {**os.environ, "PYTHONWARNINGS": "error::UserWarning", "COLUMNS": "120"}
+        done = subprocess.run(
+            [sys.executable, "-m", *command], capture_output=True, text=True, check=False, env=environment
+        )
+        assert done.returncode == 0, f"{document}: $ {line}\n{done.stderr}"
+        checker = doctest.OutputChecker()
+        if expected and not checker.check_output(expected, done.stdout, ELLIPSIS):
+            example = doctest.Example(line, expected)
+            pytest.fail(f"{document}: $ {line}\n{checker.output_difference(example, done.stdout, ELLIPSIS)}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "shown"}
+    for block in blocks((CHECKOUT / document).read_text()):
+        if block.language == "python":
+            run_python(block, document, namespace)
+        elif block.language == "console":
+            run_console(block, document)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_its_links_lead_somewhere(document: str) -> None:
+    path = CHECKOUT / document
+    targets = [link for link in LINK.findall(path.read_text()) if "://" not in link]
+    assert [link for link in targets if not (path.parent / link).exists()] == []
+
+
+def test_the_readme_lists_the_types_that_are_quantised() -> None:
+    from quant.dynamic import SUPPORTED
+
+    table = (CHECKOUT / "README.md").read_text().partition("### What is quantised dynamically")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == [base.__name__ for base in SUPPORTED]
+
+
+def test_the_readme_lists_the_backends() -> None:
+    from quant.kernels import available
+
+    table = (CHECKOUT / "README.md").read_text().partition("## Backends")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(available())
+
+
+def test_the_readme_names_only_targets_that_the_makefile_has() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), flags=re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:`|^)make ([a-z-]+)", (CHECKOUT / document).read_text(), flags=re.MULTILINE))
+        assert named <= targets, document
+
+
+def test_a_block_that_fails_is_reported_at_its_line() -> None:
+    [block] = blocks("# Title\n\n```python\nx = 1\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as caught:
+        run_python(block, "README.md", {})
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_output_that_drifted_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pytest.fail.Exception, match="quant doctor"):
+        run_console(Block("console", "$ quant doctor\nsomething else\n", 1), "README.md")
