@@ -73,7 +73,7 @@ class Observer(Stateful, ABC):
         """Observe `x` (float16, bfloat16, float32 or float64; any shape) and return it, the same object."""
         self._check(x)
         with torch.no_grad():
-            self._observe(x.detach())
+            self._observe(x)
         return x
 
     def range(self) -> tuple[Tensor, Tensor]:
@@ -198,23 +198,24 @@ class RangeObserver(Observer):
             return
         rows = to_rows(x, self.scheme.axis)
         self._allocate(rows.shape[0], x.device)
-        if x.numel() == 0:
-            seen = FiniteRange(torch.full_like(self.low, math.inf), torch.full_like(self.low, -math.inf), 0, 0, False)
-        else:
-            seen = finite_range(rows)
+        seen = finite_range(rows)
         if not seen.all_finite:
             self.nan_count += seen.nan
             self.inf_count += seen.inf
         self._update(rows, joint_range(seen) if self.distributed else seen)
 
 
-def joint_range(seen: FiniteRange) -> FiniteRange:
-    """The extremes over all ranks of torch.distributed's default group, or `seen` where there is none."""
+def all_reduce(values: Tensor, how: str) -> Tensor:
+    """`values` after torch.distributed's SUM or MAX over the default group, in place; unchanged where there is none."""
     dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
-        return seen
-    extremes = torch.stack((-seen.low, seen.high))
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(values, op=getattr(dist.ReduceOp, how))
+    return values
+
+
+def joint_range(seen: FiniteRange) -> FiniteRange:
+    """The extremes over all ranks."""
+    extremes = all_reduce(torch.stack((-seen.low, seen.high)), "MAX")
     return seen._replace(low=-extremes[0], high=extremes[1])
 
 
@@ -232,13 +233,15 @@ def to_rows(x: Tensor, axis: int | None) -> Tensor:
 
 
 def finite_range(rows: Tensor) -> FiniteRange:
-    """Extremes of float32 (rows, n), n > 0, over the finite values.
+    """Extremes of float32 (rows, n) over the finite values.
 
     One pass when all is finite, since NaN and inf show in the extremes themselves. Under torch.compile there is no
     branch on data: a fused kernel looks at every value.
     """
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
+    if rows.numel() == 0:
+        nothing = rows.new_full((rows.shape[0],), math.inf)
+        return FiniteRange(nothing, -nothing, 0, 0, False)
+    if not torch.compiler.is_compiling():
         if rows.shape[0] == 1:  # the whole-tensor reduction is vectorised, the one along a dimension is not
             low, high = torch.aminmax(rows)
             if math.isfinite(low.item()) and math.isfinite(high.item()):

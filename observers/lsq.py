@@ -22,10 +22,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams
+from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
-from quant.observers._rounding import along_axis, round_trip
-from quant.observers.base import NoDataSeen, finite_range, to_rows
+from quant.observers._rounding import along_axis, round_trip, scale_and_zero_point
+from quant.observers.base import FiniteRange, NoDataSeen, all_reduce, finite_range, joint_range, to_rows
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from quant.observers.histogram import HistogramObserver
 from torch import Tensor, nn
@@ -40,7 +40,8 @@ class LSQFakeQuantize(FakeQuantizeBase):
     then gets no gradient at all (under DistributedDataParallel pass find_unused_parameters=True from then on).
 
     Parameters:
-        scale: float32, () or (channels,).
+        scale: float32, (1,) or (channels,); never (), which FSDP cannot shard. Under FSDP run the first batch before
+            sharding, or what it sets is lost with the gathered copy.
 
     Buffers, besides the switches':
         zero_point: int32, same shape.
@@ -52,6 +53,8 @@ class LSQFakeQuantize(FakeQuantizeBase):
         per_sample: the first dimension is the batch and does not count in N. True for activations, False for weights;
         the
             default takes per-tensor schemes for activations.
+        distributed: start from the joint first batch of all ranks of the default process group, so that all ranks
+            start alike. A collective in the first forward.
 
     Raises:
         NoDataSeen: from `forward` in eval mode and from `qparams`, before the first batch.
@@ -63,7 +66,12 @@ class LSQFakeQuantize(FakeQuantizeBase):
     initialised: Tensor
 
     def __init__(
-        self, scheme: QScheme = ACTIVATION_U8, *, channels: int | None = None, per_sample: bool | None = None
+        self,
+        scheme: QScheme = ACTIVATION_U8,
+        *,
+        channels: int | None = None,
+        per_sample: bool | None = None,
+        distributed: bool = False,
     ) -> None:
         super().__init__(scheme)
         if (scheme.axis is None) != (channels is None):
@@ -72,19 +80,21 @@ class LSQFakeQuantize(FakeQuantizeBase):
                 f"{'None for one scale per tensor' if scheme.axis is None else 'the size of that axis'}"
             )
         self.per_sample = scheme.axis is None if per_sample is None else per_sample
-        shape = () if channels is None else (channels,)
-        self.scale = nn.Parameter(torch.ones(shape))
+        self.distributed = distributed
+        rows = 1 if channels is None else channels
+        self.scale = nn.Parameter(torch.ones(rows))
         middle = scheme.symmetric_zero_point if scheme.symmetric else scheme.quant_min
-        self.register_buffer("zero_point", torch.full(shape, middle, dtype=torch.int32))
+        self.register_buffer("zero_point", torch.full((rows,), middle, dtype=torch.int32))
         self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
         self._known["initialised"] = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Initialise at the first batch, then round as the switches say; x's dtype, shape and device."""
         self._check(x)
-        if not self._is_on("quantizing") or x.numel() == 0:
+        starting = not self._is_on("initialised")
+        if not self._is_on("quantizing") or (x.numel() == 0 and not (starting and self.distributed)):
             return x
-        if not self._is_on("initialised"):
+        if starting:
             if not self.training:
                 raise NoDataSeen(f"{self._where()}: its scale was never set; run a batch in training mode first")
             self._initialise(x)
@@ -96,7 +106,8 @@ class LSQFakeQuantize(FakeQuantizeBase):
         if not bool(self.initialised):
             raise NoDataSeen(f"{self._where()}: its scale was never set; run a batch in training mode first")
         self._check_scale()
-        return QParams(self.scale.detach().to(torch.float32).clone(), self.zero_point.clone(), self.scheme)
+        scale, zero_point = floored(self.scale.detach()), self._zero_point()
+        return QParams(self._shaped(scale).clone(), self._shaped(zero_point).clone(), self.scheme)
 
     def reset(self) -> None:
         """Set scales anew at the next batch."""
@@ -105,32 +116,47 @@ class LSQFakeQuantize(FakeQuantizeBase):
 
     def _round(self, x: Tensor, gradient_scale: Tensor) -> Tensor:
         scale = floored(self.scale if self._is_on("observing") else self.scale.detach())
+        scale, zero_point, gradient_scale = (self._shaped(t) for t in (scale, self.zero_point, gradient_scale))
         out: Tensor = _LearnedScale.apply(  # type: ignore[no-untyped-call]
-            x, scale, self.zero_point, self.scheme, gradient_scale
+            x, scale, zero_point, self.scheme, gradient_scale
         )
         return out
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        """(rows,) as QParams has it: () per tensor."""
+        return values.view(()) if self.scheme.axis is None else values
+
+    def _zero_point(self) -> Tensor:
+        """int32 (rows,), what forward rounds with."""
+        return self.zero_point
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _initialise(self, x: Tensor) -> None:
         with torch.no_grad():
             rows = to_rows(x.detach(), self.scheme.axis)
             seen = finite_range(rows)
+            seen = joint_range(seen) if self.distributed else seen
             if bool((seen.low > seen.high).any()):
                 raise NoDataSeen(f"{self._where()}: the first batch has no finite value to set the scale from")
-            self._set_from(torch.where(torch.isfinite(rows), rows, 0.0), seen.low, seen.high)
+            self._set_from(rows, seen)
         self.initialised.fill_(True)
         self._known["initialised"] = True
 
-    def _set_from(self, rows: Tensor, low: Tensor, high: Tensor) -> None:
-        """Set the parameters from finite float32 (rows, n) with these extremes."""
+    def _set_from(self, rows: Tensor, seen: FiniteRange) -> None:
+        """Set the parameters from the finite values of float32 (rows, n); `seen` is their range over all ranks."""
         if not self.scheme.symmetric:
-            chosen = choose_qparams(low.view_as(self.scale), high.view_as(self.scale), self.scheme)
-            self.zero_point.copy_(chosen.zero_point)
-        magnitude = rows.abs().mean(dim=1).view_as(self.scale)
-        self.scale.copy_(_or_one(2.0 * magnitude / self._positive_steps().sqrt()))
+            self.zero_point.copy_(scale_and_zero_point(seen.low, seen.high, self.scheme)[1])
+        self.scale.copy_(_or_one(2.0 * self._mean(rows.abs()) / self._positive_steps().sqrt()))
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """The mean of the finite values of each row, over all ranks where distributed."""
+        finite = torch.isfinite(values)
+        sums = torch.stack((torch.where(finite, values, 0.0).sum(dim=1, dtype=torch.float64), finite.sum(dim=1)))
+        sums = all_reduce(sums, "SUM") if self.distributed else sums
+        return torch.div(sums[0], sums[1]).to(torch.float32)
 
     def _positive_steps(self) -> Tensor:
-        """Q_P, float32 of scale's shape: the steps above the zero point, or all where there is none above."""
+        """Q_P, float32 (rows,): the steps above the zero point, or all where there is none above."""
         above = self.scheme.quant_max - self.zero_point
         return torch.where(above > 0, above, self.scheme.quant_max - self.scheme.quant_min).to(torch.float32)
 
@@ -162,21 +188,21 @@ class LSQPlusFakeQuantize(LSQFakeQuantize):
     offset: nn.Parameter | None
 
     def __init__(
-        self, scheme: QScheme = ACTIVATION_U8, *, channels: int | None = None, per_sample: bool | None = None
+        self,
+        scheme: QScheme = ACTIVATION_U8,
+        *,
+        channels: int | None = None,
+        per_sample: bool | None = None,
+        distributed: bool = False,
     ) -> None:
-        super().__init__(scheme, channels=channels, per_sample=per_sample)
+        super().__init__(scheme, channels=channels, per_sample=per_sample, distributed=distributed)
         offset = None if scheme.symmetric else nn.Parameter(torch.zeros_like(self.scale))
         self.register_parameter("offset", offset)
 
-    def qparams(self) -> QParams:
-        known = super().qparams()
+    def _zero_point(self) -> Tensor:
         if self.offset is None:
-            return known
-        return QParams(known.scale, self._zero_point(known.scale), self.scheme)
-
-    def _zero_point(self, scale: Tensor) -> Tensor:
-        assert self.offset is not None
-        steps = torch.round(self.offset.detach().to(torch.float32) * (1.0 / scale))
+            return super()._zero_point()
+        steps = torch.round(self.offset.detach().to(torch.float32) * (1.0 / floored(self.scale.detach())))
         zero_point = (self.scheme.quant_min - steps).clamp(self.scheme.quant_min, self.scheme.quant_max)
         return torch.nan_to_num(zero_point, nan=float(self.scheme.quant_min)).to(torch.int32)
 
@@ -186,21 +212,27 @@ class LSQPlusFakeQuantize(LSQFakeQuantize):
         learning = self._is_on("observing")
         scale, offset = (self.scale, self.offset) if learning else (self.scale.detach(), self.offset.detach())
         scale, offset = floored(scale), offset.to(torch.float32)
-        zero_point = self._zero_point(scale.detach())
+        zero_point = self._shaped(self._zero_point())
+        scale, offset, gradient_scale = (self._shaped(t) for t in (scale, offset, gradient_scale))
         out: Tensor = _LearnedOffset.apply(  # type: ignore[no-untyped-call]
             x, scale, offset, zero_point, self.scheme, gradient_scale
         )
         return out
 
-    def _set_from(self, rows: Tensor, low: Tensor, high: Tensor) -> None:
+    def _set_from(self, rows: Tensor, seen: FiniteRange) -> None:
         if self.offset is None:
-            mean, std = rows.mean(dim=1), rows.std(dim=1, correction=0)
+            mean = self._mean(rows)
+            std = self._mean((rows - mean.view(-1, 1)).square()).sqrt()
             bound = torch.maximum((mean - 3 * std).abs(), (mean + 3 * std).abs())
-            self.scale.copy_(_or_one(bound.view_as(self.scale) / self._positive_steps()))
+            self.scale.copy_(_or_one(bound / self._positive_steps()))
             return
-        by_row = self.scheme if self.scheme.axis is None else replace(self.scheme, axis=0)
-        observer = HistogramObserver(by_row).to(rows.device)
+        observer = HistogramObserver(replace(self.scheme, axis=0)).to(rows.device)
+        # The joint extremes first: they fix the grid, so that the ranks' counts can be summed.
+        observer(torch.stack((seen.low, seen.high), dim=1))
+        observer.counts.zero_()
         observer(rows)
+        if self.distributed:
+            all_reduce(observer.counts, "SUM")
         chosen = observer.qparams()
         self.scale.copy_(_or_one(chosen.scale))
         self.offset.copy_((self.scheme.quant_min - chosen.zero_point) * self.scale)

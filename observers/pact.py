@@ -26,7 +26,7 @@ class PACTFakeQuantize(FakeQuantizeBase):
     as in LSQFakeQuantize.
 
     Parameters:
-        alpha: float32, (). Its start needs no data, so there is always a range.
+        alpha: float32, (1,), not (), which FSDP cannot shard. Its start needs no data, so there is always a range.
 
     Args:
         scheme: per tensor.
@@ -42,7 +42,7 @@ class PACTFakeQuantize(FakeQuantizeBase):
             raise ValueError(f"PACTFakeQuantize: axis is {scheme.axis}, expected None: alpha is one per tensor")
         if not 0.0 < alpha < float("inf"):
             raise ValueError(f"PACTFakeQuantize: alpha is {alpha}, expected positive and finite")
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.alpha = nn.Parameter(torch.full((1,), float(alpha)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Round as the switches say; x's dtype, shape and device."""
@@ -51,7 +51,7 @@ class PACTFakeQuantize(FakeQuantizeBase):
             return x
         if not torch.compiler.is_compiling():
             self._check_alpha()
-        alpha = self.alpha if self._is_on("observing") else self.alpha.detach()
+        alpha = (self.alpha if self._is_on("observing") else self.alpha.detach()).view(())
         scale, zero_point = self._parameters_of_rounding()
         out: Tensor = _LearnedClip.apply(x, alpha, scale, zero_point, self.scheme)  # type: ignore[no-untyped-call]
         return out
@@ -62,10 +62,10 @@ class PACTFakeQuantize(FakeQuantizeBase):
 
     def penalty(self) -> Tensor:
         """alpha squared, to be added to the loss with a factor of the user's (the paper's lambda)."""
-        return self.alpha.square()
+        return self.alpha.square().sum()
 
     def _parameters_of_rounding(self) -> tuple[Tensor, Tensor]:
-        high = self.alpha.detach().to(torch.float32)
+        high = self.alpha.detach().to(torch.float32).view(())
         return scale_and_zero_point(-high if self.scheme.symmetric else torch.zeros_like(high), high, self.scheme)
 
     def _check_alpha(self) -> None:

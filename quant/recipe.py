@@ -112,7 +112,7 @@ class Recipe:
         self,
         rules: Mapping[Pattern, QConfig | None] | Iterable[Rule | tuple[Pattern, QConfig | None]] = (),
         *,
-        default: QConfig | None = QConfig(),  # noqa: B008 - frozen, so sharing it is safe
+        default: QConfig | None = QConfig(),
         backend: str | None = None,
     ) -> None:
         pairs = rules.items() if isinstance(rules, Mapping) else rules

@@ -104,6 +104,9 @@ def test_nan_and_inf_are_counted_and_left_out(name: str, axis: int | None) -> No
     assert int(dirty.inf_count) == 4
     assert int(clean.nan_count) == int(clean.inf_count) == 0
     assert dirty.qparams() == clean.qparams()
+    dirty.nan_count.zero_()
+    dirty.inf_count.zero_()
+    same_state(dirty, clean)
 
 
 @every_observer
@@ -240,9 +243,13 @@ def test_an_unseen_state_loads_back_as_unseen(name: str) -> None:
         seen.range()
 
 
-def test_a_state_of_other_bins_is_refused() -> None:
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_state_of_other_bins_is_refused(axis: int | None) -> None:
+    scheme = replace(ACTIVATION_U8, axis=axis)
+    other = make_observer("histogram", scheme, bins=1024)
+    other(normal(2, 3))
     with pytest.raises(RuntimeError, match="size mismatch for counts"):
-        make_observer("histogram").load_state_dict(make_observer("histogram", bins=1024).state_dict())
+        make_observer("histogram", scheme).load_state_dict(other.state_dict())
 
 
 @every_observer

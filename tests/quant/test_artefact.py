@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import quant
 import torch
-from quant.nn.embedding import TiedEmbedding
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+import quant
+from quant.nn.embedding import TiedEmbedding
 
 
 class Tagger(nn.Module):
@@ -133,7 +134,7 @@ def test_an_altered_file(tmp_path: Path) -> None:
 
 def test_a_foreign_safetensors_file(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3)}, tmp_path / "model.q8")
-    with pytest.raises(quant.ArtefactError, match="quant.save did not write"):
+    with pytest.raises(quant.ArtefactError, match=r"that quant\.save did not write"):
         quant.load(tmp_path / "model.q8", model=Tagger())
 
 
