@@ -110,7 +110,8 @@ class Recipe:
 
     def __init__(
         self,
-        rules: Mapping[Pattern, QConfig | None] | Iterable[Rule | tuple[Pattern, QConfig | None]] = (),
+        # Any, because a Mapping is invariant in its keys: a dict of names alone would not be one of Pattern.
+        rules: Mapping[Any, QConfig | None] | Iterable[Rule | tuple[Pattern, QConfig | None]] = (),
         *,
         default: QConfig | None = QConfig(),
         backend: str | None = None,

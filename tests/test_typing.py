@@ -29,6 +29,7 @@ assert_type(q, nn.Module)
 assert_type(quant.quantize_dynamic(model, None, backend="native", inplace=True), nn.Module)
 
 by_name = quant.Recipe({"head": None, "encoder.*": quant.QConfig(weight_bits=4)})
+by_both = quant.Recipe({"head": None, nn.LSTM: quant.QConfig(weight_bits=4)})
 by_type = quant.Recipe([(nn.LSTM, quant.QConfig(activation_bits=16)), ("head", None)])
 by_predicate = quant.Recipe([(lambda name, module: name == "head", None)], default=None, backend="fbgemm")
 assert_type(by_name.resolve("head", model), tuple[quant.QConfig | None, int])
