@@ -7,7 +7,6 @@ integers: every sum stays far below 2**53, so convolution in float64 is exact an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,26 +61,76 @@ def conv_transpose_u8s8_s32(
     return _add_bias(conv(x, weight, None, stride, padding, output_padding, groups, dilation), q_bias)
 
 
-def conv_u8s8_u8(*args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int) -> Tensor:
+def conv_u8s8_u8(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    multiplier: Tensor,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
     """`conv_u8s8_s32` requantised with s_x * s_w / s_y (float32 (out,), equation 7): uint8."""
-    return requantize_channels(conv_u8s8_s32(*args), multiplier, output_zero_point, quant_min, quant_max)
+    sums = conv_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+    return requantize_channels(sums, multiplier, output_zero_point, quant_min, quant_max)
 
 
-def conv_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
+def conv_u8s8_f32(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    multiplier: Tensor,
+) -> Tensor:
     """`conv_u8s8_s32` times s_x * s_w (float32 (out,)): float32."""
-    return scale_channels(conv_u8s8_s32(*args), multiplier)
+    sums = conv_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+    return scale_channels(sums, multiplier)
 
 
 def conv_transpose_u8s8_u8(
-    *args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int],
+    multiplier: Tensor,
+    output_zero_point: int,
+    quant_min: int,
+    quant_max: int,
 ) -> Tensor:
     """`conv_transpose_u8s8_s32` requantised, as `conv_u8s8_u8`."""
-    return requantize_channels(conv_transpose_u8s8_s32(*args), multiplier, output_zero_point, quant_min, quant_max)
+    sums = conv_transpose_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups, output_padding)
+    return requantize_channels(sums, multiplier, output_zero_point, quant_min, quant_max)
 
 
-def conv_transpose_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
+def conv_transpose_u8s8_f32(
+    q_x: Tensor,
+    zero_point: int,
+    q_weight: Tensor,
+    q_bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output_padding: Sequence[int],
+    multiplier: Tensor,
+) -> Tensor:
     """`conv_transpose_u8s8_s32` times s_x * s_w: float32."""
-    return scale_channels(conv_transpose_u8s8_s32(*args), multiplier)
+    sums = conv_transpose_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups, output_padding)
+    return scale_channels(sums, multiplier)
 
 
 def requantize_channels(

@@ -99,7 +99,8 @@ def matmul_u8u8_s32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: i
 
 def max_pool(q: Tensor, kernel: Sequence[int], **options: Any) -> Tensor:
     """The largest of each window, options as torch's; the scale stays."""
-    pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
+    pool: Callable[..., Tensor] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
+    # float32 holds every uint8 exactly, and has the kernel.
     return pool(q.to(torch.float32), kernel, **options).to(torch.uint8)
 
 
@@ -171,21 +172,11 @@ def _like(q: Tensor, out: Tensor) -> Tensor:
     return out.as_strided(q.shape, q.stride()) if out.stride() == q.stride() else torch.empty_like(q).copy_(out)
 
 
-def linear_u8s8_u8(*args: Any, multiplier: Tensor, output_zero_point: int, quant_min: int, quant_max: int) -> Tensor:
-    """`reference.linear_u8s8_u8`, with the output's arguments by name as the convolutions have them."""
-    return reference.linear_u8s8_u8(*args, multiplier, output_zero_point, quant_min, quant_max)
-
-
-def linear_u8s8_f32(*args: Any, multiplier: Tensor) -> Tensor:
-    """`reference.linear_u8s8_f32`, likewise."""
-    return reference.linear_u8s8_f32(*args, multiplier)
-
-
 OPS: dict[str, Callable[..., Tensor]] = {
     "quantize": reference.quantize,
     "dequantize": reference.dequantize,
-    "linear_u8s8_u8": linear_u8s8_u8,
-    "linear_u8s8_f32": linear_u8s8_f32,
+    "linear_u8s8_u8": reference.linear_u8s8_u8,
+    "linear_u8s8_f32": reference.linear_u8s8_f32,
     "conv_u8s8_u8": reference_conv.conv_u8s8_u8,
     "conv_u8s8_f32": reference_conv.conv_u8s8_f32,
     "conv_transpose_u8s8_u8": reference_conv.conv_transpose_u8s8_u8,

@@ -1,0 +1,216 @@
+"""Convert: a calibrated model into int8 layers under the user's names, and a program that keeps uint8 between them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from quant.fuse import FLOAT, SHAPE, Plan, Step
+from quant.graph import attribute
+from quant.kernels import QParams
+from quant.observers import NoDataSeen
+from quant.prepare import RESERVED, GraphRunner, Prepared, runners
+from quant.report import Report, ReportEntry, attach_report, own_bytes
+from quant.static.layers import StaticLayer
+from quant.static.lower import Context
+from quant.static.program import ProgramRunner, Site, assemble
+from quant.static.recognise import OPERATORS
+from quant.static.weights import quantized
+
+
+class NotCalibrated(ValueError):
+    """Observers that saw no data; the message lists every one."""
+
+
+def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
+    """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
+
+    Args:
+        prepared: from `prepare`, after data went through it; left as it is.
+        backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
+
+    Raises:
+        ValueError: `prepared` was not made by `prepare`.
+        NotCalibrated: some observers saw no data; all are listed.
+    """
+    if not runners(prepared):
+        raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
+    ranges = _calibrated(prepared)
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    backend = backend or info.recipe.backend
+    model = copy.deepcopy(prepared)
+    model.eval()
+    sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
+    kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
+    found = runners(model)
+    made: dict[int, StaticLayer] = {}
+    entries: dict[str, tuple[str, str]] = {}
+    with torch.no_grad():
+        for path, runner in found.items():
+            model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
+    attach_report(model, _report(model, sizes, kinds, entries, info))
+    return model
+
+
+def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
+    """The ranges of every runner, or one error that lists what saw no data."""
+    ranges: dict[str, dict[str, QParams]] = {}
+    missing: list[str] = []
+    for path, runner in runners(prepared).items():
+        ranges[path] = {}
+        for name in runner.plan.slots:
+            try:
+                ranges[path][name] = runner.qparams(name)
+            except NoDataSeen:
+                missing.append(".".join(part for part in (path, name) if part))
+    if missing:
+        raise NotCalibrated(
+            f"quant.convert: {len(missing)} observers saw no data: {', '.join(missing)}; run calibration batches "
+            "through the prepared model first, or leave these layers float by the recipe"
+        )
+    return ranges
+
+
+def _convert_unit(
+    model: nn.Module,
+    path: str,
+    runner: GraphRunner,
+    ranges: dict[str, QParams],
+    backend: str | None,
+    made: dict[int, StaticLayer],
+    entries: dict[str, tuple[str, str]],
+) -> nn.Module:
+    """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
+    plan, root = runner.plan, runner.root
+    context = Context(plan, root, ranges)
+    layers, sites = _layers(plan, root, ranges, backend, made, entries, path)
+    _note_floats(plan, root, entries, path)
+    steps = plan.steps
+    given = {node.index for node in plan.graph.nodes if node.kind == "input"}
+    program = assemble(plan, steps, given, plan.graph.output, context, sites)
+    _remove_folded(plan, root)
+    del root._modules[RESERVED]
+    del root.__dict__["forward"]
+    if "" in layers:
+        return _replace(model, path, layers[""])
+    for name, layer in layers.items():
+        if not name.startswith("/"):
+            _replace(root, name, layer)
+    program_runner = ProgramRunner(root, plan.graph, program, backend)
+    program_runner.eval()
+    for name, layer in layers.items():
+        if name.startswith("/"):
+            program_runner.layers[name[1:]] = layer
+    root.add_module(RESERVED, program_runner)
+    root.__dict__["forward"] = program_runner.run
+    return model
+
+
+def _layers(
+    plan: Plan,
+    root: nn.Module,
+    ranges: dict[str, QParams],
+    backend: str | None,
+    made: dict[int, StaticLayer],
+    entries: dict[str, tuple[str, str]],
+    path: str,
+) -> tuple[dict[str, StaticLayer], dict[int, Site]]:
+    """An int8 layer per weighted module (or functional call), with a site per call."""
+    layers: dict[str, StaticLayer] = {}
+    sites: dict[int, Site] = {}
+    for step in plan.steps:
+        if not (step.integer and OPERATORS[step.op].weighted):
+            continue
+        node = plan.graph.nodes[step.nodes[0]]
+        key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
+        # One module may be called with its batch norm folded at one place and without at another: two weights then.
+        identity = hash((id(attribute(root, key)), step.attrs.get("batch_norm"))) if node.kind == "module" else id(step)
+        if identity not in made:
+            settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
+            made[identity] = StaticLayer(step.op, quantized(step, plan.graph, root), settings, backend)
+        layer = layers[key] = made[identity]
+        y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
+        x = ranges[plan.slot_of[step.inputs[0]]]
+        sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
+        bits = step.qconfig.weight_bits if step.qconfig else 8
+        detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
+        module = key if node.kind == "module" else node.owner
+        entries[".".join(part for part in (path, module) if part)] = (f"int{bits}", detail)
+        _note_folded(step, plan, entries, path)
+    return layers, sites
+
+
+NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}
+
+
+def _ends(qparams: QParams) -> str:
+    low, high = qparams.dequantize(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    return f"{low:.4g}, {high:.4g}"
+
+
+def _note_folded(step: Step, plan: Plan, entries: dict[str, tuple[str, str]], path: str) -> None:
+    for index in step.nodes[1:]:
+        node = plan.graph.nodes[index]
+        if node.kind == "module":
+            entries[".".join(part for part in (path, node.target) if part)] = ("int8", f"folded into {step.name}")
+
+
+def _note_floats(plan: Plan, root: nn.Module, entries: dict[str, tuple[str, str]], path: str) -> None:
+    """Say of each step that stays float why, where integers lie beside it or it has parameters."""
+    for step in plan.steps:
+        node = plan.graph.nodes[step.nodes[0]]
+        name = ".".join(
+            part for part in (path, step.name.split("@")[0] if node.kind == "module" else step.name) if part
+        )
+        if step.op == FLOAT and node.meta is not None and node.refs:
+            entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
+        elif step.op not in (FLOAT, SHAPE) and node.kind == "module" and not OPERATORS[step.op].weighted:
+            entries.setdefault(name, ("int8", step.op))
+
+
+def _remove_folded(plan: Plan, root: nn.Module) -> None:
+    for step in plan.steps:
+        if step.integer and "batch_norm" in step.attrs:
+            _replace(root, plan.graph.nodes[step.attrs["batch_norm"]].target, nn.Identity())
+
+
+def _replace(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Put `module` where root has `path`, under every name that the old one has; returns the root."""
+    if not path:
+        return module
+    old = root.get_submodule(path)
+    for parent in root.modules():
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = module
+    return root
+
+
+def _report(
+    model: nn.Module,
+    sizes: dict[str, int],
+    kinds: dict[str, str],
+    entries: dict[str, tuple[str, str]],
+    info: Prepared,
+) -> Report:
+    """One line per module with parameters, and per float step among integers."""
+    now = dict(model.named_modules(remove_duplicate=False))
+    lines = []
+    for name, size in sizes.items():
+        if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
+            continue
+        outcome, detail = entries.pop(name, ("float", _why(name, info)))
+        lines.append(ReportEntry(name, kinds[name], outcome, detail, size, own_bytes(now[name]) if name in now else 0))
+    for name, (outcome, detail) in entries.items():
+        lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
+    return Report(tuple(lines))
+
+
+def _why(name: str, info: Prepared) -> str:
+    if name in info.islands:
+        return f"an island: {info.islands[name]}; its layers are handled one by one"
+    if name not in info.called:
+        return "not called on the example inputs"
+    return "no int8 kernel"

@@ -1,0 +1,258 @@
+"""The captured graph: what a model computed, call by call, in plain data that every later phase reads.
+
+Prepare puts observers on its values, convert rewrites it into integers, compare lines two of them up. Nothing here
+looks at layers or numbers; `capture.py` makes graphs and `fuse.py` reads meaning into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
+
+
+class CaptureMismatch(RuntimeError):
+    """A call that the captured graph does not stand for: other arguments, or a branch taken otherwise."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of node `index` of the same graph."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Attr:
+    """A parameter or buffer of the captured module, by its dotted name; read anew at every run."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What a tensor looked like when the graph was captured."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class Node:
+    """One call.
+
+    Attributes:
+        index: its place in the graph, and the name of its value.
+        kind: "input" takes an argument; "module" calls the submodule named by target; "function" calls target;
+            "method" calls the method named by target on args[0]; "guard" checks that args[0] equals args[1].
+        target: see kind; for an input, where it came from, for people.
+        args, kwargs: nested tuples, lists, dicts and slices of Ref, Attr and constants.
+        owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
+        site: how many calls of the same module came before in this graph.
+        meta: of the value, None where it is no tensor.
+    """
+
+    index: int
+    kind: Kind
+    target: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    owner: str = ""
+    site: int = 0
+    meta: TensorMeta | None = None
+
+    @property
+    def refs(self) -> list[int]:
+        """Indices of the values it reads, in order, repeated as often as they are read."""
+        return [leaf.index for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
+
+    @property
+    def label(self) -> str:
+        """A name for people and reports: the module's own, or the owner's and what was called there."""
+        if self.kind == "module":
+            name = self.target or "(root)"
+            return f"{name}@{self.site}" if self.site else name
+        what = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", str(self.target))
+        return ".".join(part for part in (self.owner, f"{what.strip('_')}_{self.index}") if part)
+
+
+@dataclass
+class Region:
+    """One call of a submodule that was seen through: nodes[start:end], with what went in and came out.
+
+    Attributes:
+        path: the submodule's dotted name.
+        arguments: bound to its forward's signature; nested, with Ref.
+        output: nested, with Ref.
+    """
+
+    path: str
+    start: int
+    end: int
+    arguments: dict[str, Any]
+    output: Any
+
+
+@dataclass
+class Graph:
+    """What one module computes, from its bound arguments to its output.
+
+    Invariants: nodes[i].index == i, and every Ref points backwards; regions nest or are disjoint.
+
+    Attributes:
+        path: dotted name of the captured module in the user's model, '' for the model itself.
+        arguments: bound to forward's signature; Ref where a tensor goes in, else the value seen at capture.
+    """
+
+    path: str
+    nodes: list[Node]
+    arguments: dict[str, Any]
+    output: Any
+    regions: list[Region]
+
+    def users(self) -> dict[int, list[int]]:
+        """For each value the nodes that read it, in order; the output reads as node len(nodes)."""
+        users: dict[int, list[int]] = {node.index: [] for node in self.nodes}
+        for node in self.nodes:
+            for ref in node.refs:
+                users[ref].append(node.index)
+        for leaf in leaves(self.output):
+            if isinstance(leaf, Ref):
+                users[leaf.index].append(len(self.nodes))
+        return users
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with fn applied to all that is no container; tuples (named too), lists, dicts, slices, dataclasses are."""
+    kind = type(tree)  # not isinstance: a value under capture claims the class of what it stands for
+    if kind in (Ref, Attr):
+        return fn(tree)
+    if issubclass(kind, (tuple, list)):
+        items = [map_leaves(fn, item) for item in tree]
+        if kind is torch.Size:
+            return tuple(items)
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    if kind is slice:
+        return slice(*(map_leaves(fn, part) for part in (tree.start, tree.stop, tree.step)))
+    if dataclasses.is_dataclass(kind):
+        return _map_dataclass(fn, tree)
+    if issubclass(kind, Mapping):
+        pairs = {key: map_leaves(fn, value) for key, value in tree.items()}
+        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
+    return fn(tree)
+
+
+def _map_dataclass(fn: Callable[[Any], Any], tree: Any) -> Any:
+    fields = [item.name for item in dataclasses.fields(tree) if item.init]
+    return type(tree)(**{name: map_leaves(fn, getattr(tree, name)) for name in fields})
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """All that `map_leaves` would visit, in order."""
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return iter(found)
+
+
+def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
+    """Walk the captured arguments beside those of a call, and bind each tensor.
+
+    Args:
+        expected: nested, with Ref where a tensor goes in.
+        given: of the call, same nesting.
+        where: how the arguments are called in an error.
+        bind: called with the index of each Ref and the value given for it.
+
+    Raises:
+        CaptureMismatch: nesting, type or a constant differs from what was captured.
+    """
+    if isinstance(expected, Ref):
+        bind(expected.index, given)
+    elif isinstance(expected, (tuple, list)):
+        if not isinstance(given, (tuple, list)) or len(given) != len(expected):
+            raise _mismatch(where, f"{type(expected).__name__} of {len(expected)}", given)
+        for index, (one, other) in enumerate(zip(expected, given, strict=True)):
+            match_arguments(one, other, f"{where}[{index}]", bind)
+    elif isinstance(expected, Mapping):
+        if not isinstance(given, Mapping) or set(given) != set(expected):
+            raise _mismatch(where, f"keys {list(expected)}", given)
+        for key in expected:
+            match_arguments(expected[key], given[key], f"{where}[{key!r}]", bind)
+    elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
+        if type(given) is not type(expected):
+            raise _mismatch(where, type(expected).__name__, given)
+        for item in dataclasses.fields(expected):
+            match_arguments(getattr(expected, item.name), getattr(given, item.name), f"{where}.{item.name}", bind)
+    elif isinstance(given, Tensor) or not _same(expected, given):
+        raise _mismatch(where, repr(expected), given)
+
+
+def _same(expected: Any, given: Any) -> bool:
+    if isinstance(expected, Tensor):
+        return expected is given
+    return type(expected) is type(given) and bool(expected == given)
+
+
+def _mismatch(where: str, expected: str, given: Any) -> CaptureMismatch:
+    what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+    return CaptureMismatch(
+        f"{where}: expected {expected}, as in example_inputs, got {what}; prepare the model with example_inputs like "
+        "this call"
+    )
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """The parameter, buffer or submodule of `root` with this dotted name ('' is root itself)."""
+    found: Any = root
+    for part in path.split(".") if path else ():
+        found = getattr(found, part)
+    return found
+
+
+def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
+    """The value of one node that is no input, in the user's own arithmetic.
+
+    Args:
+        root: the captured module, of which paths speak.
+        value: gives the value of a node by its index.
+    """
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return value(leaf.index)
+        return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
+
+    args, kwargs = map_leaves(real, node.args), map_leaves(real, node.kwargs)
+    if node.kind == "function":
+        return node.target(*args, **kwargs)
+    if node.kind == "method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)
+    if node.kind == "module":
+        return call_module(root, node.target, args, kwargs)
+    if node.kind == "guard":
+        return check_guard(node, args[0], args[1], root)
+    raise AssertionError(f"{node.kind} node {node.index} has no value of its own")
+
+
+def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a submodule as its parent would, or, for root itself, its class's forward (root's own is the graph)."""
+    if path:
+        return attribute(root, path)(*args, **kwargs)
+    return type(root).forward(root, *args, **kwargs)
+
+
+def check_guard(node: Node, given: Any, expected: Any, root: nn.Module) -> Any:
+    """The value, if it is what the model's branch was captured with."""
+    if given != expected:
+        raise CaptureMismatch(
+            f"{type(root).__name__}{'.' + node.owner if node.owner else ''} decides by a size: it was {expected!r} for "
+            f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "
+            "model with example_inputs of this size"
+        )
+    return given

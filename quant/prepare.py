@@ -1,0 +1,258 @@
+"""Prepare: a copy of the user's model that watches its own activations, ready to be calibrated by just running it.
+
+The copy has the user's classes, names and parameters; a captured module runs its graph instead of its forward, and
+one more child, `RESERVED`, holds the observers. `simulating` lets the same model compute what its int8 form will.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture import bind, capture
+from quant.fuse import Plan, Slot, make_plan
+from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
+from quant.kernels import ACTIVATION_U8, QParams, QScheme
+from quant.observers import FixedObserver, Observer, make_observer
+from quant.recipe import Recipe, RecipeError
+from quant.static.simulate import simulated
+
+RESERVED = "_quant"
+"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
+
+SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
+
+
+@dataclass
+class Prepared:
+    """What prepare notes on the model it returns.
+
+    Attributes:
+        recipe: as given.
+        islands: why modules are no part of a graph, by dotted name.
+        called: dotted names of the modules that ran on the example inputs.
+    """
+
+    recipe: Recipe
+    islands: dict[str, str]
+    called: set[str]
+
+
+class GraphRunner(nn.Module):
+    """Runs a captured module's graph in float and shows its values to observers.
+
+    Attributes:
+        plan: steps and ranges.
+        points: an observer per slot; keys are the slots' names with '/' for '.'.
+        simulate: compute what the integers will, instead of observing.
+    """
+
+    plan: Plan
+    root: nn.Module
+
+    def __init__(self, root: nn.Module, plan: Plan, points: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+        self.simulate = False
+        # Not a child: root holds this module, and a module that holds itself has no end.
+        object.__setattr__(self, "root", root)
+        self._last = last_uses(plan.graph)
+        self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
+
+    @property
+    def graph(self) -> Graph:
+        """The captured graph."""
+        return self.plan.graph
+
+    def point(self, slot: str) -> nn.Module:
+        """The observer of a slot."""
+        return self.points[key_of(slot)]
+
+    def qparams(self, slot: str) -> QParams:
+        """The range that calibration chose for a slot."""
+        found: QParams = self.point(slot).qparams()  # type: ignore[operator]
+        return found
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The captured module's forward."""
+        values = bound_values(self.graph, self.root, args, kwargs)
+        return self._simulate(values) if self.simulate else self._observe(values)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `run`; a runner is called through the module it belongs to."""
+        return self.run(*args, **kwargs)
+
+    def _observe(self, values: dict[int, Any]) -> Any:
+        observed = {value: slot.name for slot in self.plan.slots.values() for value in slot.observed}
+        for node in self.graph.nodes:
+            if node.kind != "input":
+                values[node.index] = evaluate(node, self.root, values.__getitem__)
+            if node.index in observed:
+                values[node.index] = self.point(observed[node.index])(values[node.index])
+            for dead in self._last.get(node.index, ()):
+                del values[dead]
+        return output_of(self.graph, values)
+
+    def _simulate(self, values: dict[int, Any], watch: Callable[[int, Any], None] | None = None) -> Any:
+        for step in self.plan.steps:
+            slot = self.plan.slot_of.get(step.output)
+            if self.graph.nodes[step.output].kind != "input":
+                source = self.plan.slot_of.get(step.inputs[0]) if step.inputs else None
+                scale = None if source is None else self.qparams(source).scale
+                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, scale)
+            if slot is not None:
+                values[step.output] = map_leaves(_rounding(self.qparams(slot)), values[step.output])
+            if watch is not None:
+                watch(step.output, values[step.output])
+        return output_of(self.graph, values)
+
+
+def _rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
+    return lambda x: qparams.dequantize(qparams.quantize(x))
+
+
+def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None) -> nn.Module:
+    """A copy of `model` with observers, to be calibrated by calling it and then converted.
+
+    Args:
+        model: any module, unedited; left as it is.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. They decide which
+            branches on sizes are taken; batch size and image size stay free where the model leaves them free.
+        recipe: which layers are quantised and how; None quantises everything that has an int8 kernel.
+
+    Raises:
+        TypeError: `model` is not a module.
+        RecipeError: a rule matches no module.
+        NothingQuantized: no layer of the model can be, or may be, quantised; with the reasons.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quant.prepare: expected an nn.Module, got {type(model).__name__}")
+    if runners(model):
+        raise ValueError("quant.prepare: the model is prepared already; prepare the float model it came from")
+    recipe = recipe or Recipe()
+    unmatched = recipe.unmatched(model.named_modules())
+    if unmatched:
+        raise RecipeError(
+            f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
+            f"{[name for name, _ in model.named_modules() if name][:20]}"
+        )
+    prepared = copy.deepcopy(model)
+    found = capture(prepared, example_inputs)
+    modules = dict(prepared.named_modules())
+    for path, graph in found.graphs.items():
+        install(modules[path], make_plan(graph, modules[path], recipe))
+    refuse_nothing(prepared, found.islands)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called)
+    return prepared
+
+
+def install(module: nn.Module, plan: Plan) -> None:
+    """Let `module` run `plan`."""
+    runner = GraphRunner(module, plan, {slot.name: make_point(slot) for slot in plan.slots.values()})
+    runner.train(module.training)
+    module.add_module(RESERVED, runner)
+    module.__dict__["forward"] = runner.run
+
+
+def make_point(slot: Slot) -> Observer:
+    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
+    scheme = SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
+    if slot.fixed is not None:
+        return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
+    return make_observer(slot.qconfig.activation_observer, scheme)
+
+
+def runners(model: nn.Module) -> dict[str, GraphRunner]:
+    """The runners of a prepared model by the dotted name of the module that each runs."""
+    found = {}
+    for name, module in model.named_modules():
+        runner = module._modules.get(RESERVED)
+        if isinstance(runner, GraphRunner):
+            found[name] = runner
+    return found
+
+
+def refuse_nothing(prepared: nn.Module, islands: dict[str, str]) -> None:
+    """Raise NothingQuantized where no step of no graph computes in integers."""
+    from quant.dynamic import NothingQuantized  # the front door's error, shared by its verbs
+
+    found = runners(prepared)
+    if any(step.integer for runner in found.values() for step in runner.plan.steps):
+        return
+    reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
+    for path, runner in found.items():
+        for step in runner.plan.steps:
+            if step.reason:
+                reasons.append(f"{'.'.join(part for part in (path, step.name) if part)}: {step.reason}")
+    raise NothingQuantized("quant.prepare: no layer can be quantised; " + "; ".join(reasons[:20]))
+
+
+@contextlib.contextmanager
+def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
+    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
+    found = list(runners(prepared).values())
+    for runner in found:
+        runner.simulate = True
+    try:
+        with torch.no_grad():
+            yield prepared
+    finally:
+        for runner in found:
+            runner.simulate = False
+
+
+def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The tensors of a call, by the nodes that stand for them.
+
+    Raises:
+        CaptureMismatch: the call is not of the kind that was captured.
+    """
+    values: dict[int, Any] = {}
+
+    def take(index: int, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise CaptureMismatch(
+                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
+                f"{value!r} now; prepare the model with example_inputs like this call"
+            )
+        values[index] = value
+
+    bound = bind(root, args, kwargs)
+    for name, expected in graph.arguments.items():
+        match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
+    return values
+
+
+def output_of(graph: Graph, values: dict[int, Any]) -> Any:
+    """The captured module's output from its nodes' values."""
+    return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
+
+
+def last_uses(graph: Graph) -> dict[int, list[int]]:
+    """For each node the values that nobody reads after it, so that they can be dropped."""
+    last: dict[int, list[int]] = {}
+    for value, readers in graph.users().items():
+        place = max(readers, default=value)
+        if place < len(graph.nodes):
+            last.setdefault(place, []).append(value)
+    return last
+
+
+def key_of(slot: str) -> str:
+    """A slot's name as a child's name, which must have no dot."""
+    return slot.replace(".", "/")
+
+
+def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:
+    """A float checkpoint knows no observers, and may be loaded all the same."""
+    keys = set(runner.state_dict())
+    missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]
+    if len(missing) >= len(keys):
+        incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in missing]

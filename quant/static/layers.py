@@ -1,0 +1,148 @@
+"""Int8 layers with ranges known beforehand, under the user's names.
+
+Called by itself a layer takes and gives floats. Inside a converted model `compute` takes uint8 and gives uint8, or
+float32 where only floats are wanted. What is stored is what the arithmetic is defined by: the int8 weight, the scales
+and zero points, the float bias. All else is derived when first needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels import QParams
+from quant.static import ops
+from quant.static.weights import QWeight, quantized_bias
+
+
+class StaticLayer(nn.Module):
+    """A linear layer or a convolution with an int8 weight, and an input and an output range per place it is called at.
+
+    Buffers:
+        q_weight: int8, in the layout of the user's layer.
+        weight_scale: float32, (out,).
+        bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
+        input_scale, output_scale: float32, (sites,); input_zero_point, output_zero_point: int32, (sites,).
+            An output_scale of 0 says that the site gives float32.
+
+    Attributes:
+        op: "linear", "conv" or "conv_transpose".
+        settings: stride, padding, ... of a convolution, as torch's.
+        clamps: (low, high) or None per site, of the activation that is part of the layer.
+        backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
+    """
+
+    q_weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    input_scale: Tensor
+    input_zero_point: Tensor
+    output_scale: Tensor
+    output_zero_point: Tensor
+
+    def __init__(self, op: str, q: QWeight, settings: dict[str, Any], backend: str | None) -> None:
+        super().__init__()
+        self.op, self.settings, self.backend = op, settings, backend
+        self.clamps: list[tuple[float, float] | None] = []
+        self.register_buffer("q_weight", q.q_weight)
+        self.register_buffer("weight_scale", q.scale)
+        self.register_buffer("bias", q.bias)
+        for name in ("input", "output"):
+            self.register_buffer(f"{name}_scale", torch.empty(0))
+            self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
+        self._derived: dict[int, _Derived] = {}
+        self.training = False
+
+    def add_site(self, x: QParams, y: QParams | None, clamp: tuple[float, float] | None) -> int:
+        """Take note of one more place that calls the layer; returns its number."""
+        self.input_scale = torch.cat([self.input_scale, x.scale.reshape(1)])
+        self.input_zero_point = torch.cat([self.input_zero_point, x.zero_point.reshape(1)])
+        scale, zero_point = (
+            (torch.zeros(1), torch.zeros(1, dtype=torch.int32)) if y is None else (y.scale, y.zero_point)
+        )
+        self.output_scale = torch.cat([self.output_scale, scale.reshape(1)])
+        self.output_zero_point = torch.cat([self.output_zero_point, zero_point.reshape(1)])
+        self.clamps.append(clamp)
+        return len(self.clamps) - 1
+
+    @property
+    def weight(self) -> Tensor:
+        """The real values that the int8 weight stands for, so that code which reads a layer's weight finds one."""
+        scale = self.weight_scale
+        if self.op != "conv_transpose":
+            return self.q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (self.q_weight.dim() - 1))
+        groups = self.settings["groups"]
+        shape = [scale.numel() // groups, *[1] * (self.q_weight.dim() - 2)]
+        rows = self.q_weight.shape[0] // groups
+        parts = [part.to(torch.float32) * s.reshape(shape)
+                 for part, s in zip(self.q_weight.split(rows), scale.chunk(groups), strict=True)]  # fmt: skip
+        return torch.cat(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 in, float32 out, through the integers of the first place that the model calls the layer at."""
+        site = self._site(0)
+        y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), 0)
+        if y.dtype == torch.uint8:
+            y = ops.table(self.backend)["dequantize"](y, site.output_scale, site.output_zero_point)
+        return y
+
+    def compute(self, q_x: Tensor, site: int) -> Tensor:
+        """uint8 in; uint8 or float32 out, as the site says."""
+        known = self._site(site)
+        table = ops.table(self.backend)
+        if known.pad is not None:
+            q_x = table["pad"](q_x, *known.pad)
+        args = (q_x, known.input_zero_point, self.q_weight, known.q_bias, *known.places, known.multiplier)
+        if known.limits is not None:
+            return table[f"{self.op}_u8s8_u8"](*args, known.output_zero_point, *known.limits)
+        y = table[f"{self.op}_u8s8_f32"](*args)
+        clamp = self.clamps[site]
+        return y if clamp is None else y.clamp_(*clamp)
+
+    def _site(self, site: int) -> _Derived:
+        if site not in self._derived:
+            self._derived[site] = _Derived(self, site)
+        return self._derived[site]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._derived = {}
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_derived": {}}
+
+    def extra_repr(self) -> str:
+        return f"{self.op}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
+
+
+class _Derived:
+    """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
+
+    def __init__(self, layer: StaticLayer, site: int) -> None:
+        scale = layer.input_scale[site]
+        self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
+        self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
+        product = scale * layer.weight_scale
+        self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)
+        self.limits: tuple[int, int] | None = None
+        self.multiplier = product
+        if self.output_scale:
+            self.multiplier = product / layer.output_scale[site]
+            self.limits = clamp_limits(layer.clamps[site], self.output_scale, self.output_zero_point)
+        settings = layer.settings
+        names = ("stride", "padding", "dilation", "groups", "output_padding")
+        self.places = tuple(settings[name] for name in names if name in settings)
+        before = settings.get("pad_before")
+        self.pad = None if before is None else (*before, self.input_zero_point)
+
+
+def clamp_limits(clamp: tuple[float, float] | None, scale: float, zero_point: int) -> tuple[int, int]:
+    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
+    if clamp is None:
+        return 0, 255
+    ends = torch.tensor(clamp, dtype=torch.float32)
+    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
+    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
+    return int(low), int(high)

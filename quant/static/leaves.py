@@ -1,0 +1,62 @@
+"""Which modules capture takes as one call: torch's own layers, as long as they compute what their class says."""
+
+from __future__ import annotations
+
+from torch import nn
+
+COMPOSITE = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+             nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
+HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "_get_name", "__setstate__", "__getstate__",
+            "__module__", "__doc__", "__annotations__", "__parameters__", "__orig_bases__", "__constants__",
+            "__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__dict__", "__weakref__",
+            "_load_from_state_dict", "_save_to_state_dict", "train", "eval"}  # fmt: skip
+"""What a subclass may define without changing what its layer computes."""
+
+_REGISTERED: set[type[nn.Module]] = set()
+
+
+def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
+    """Take modules of this class as one opaque float call, as a decorator or a line of its own.
+
+    For a layer whose forward can be captured but should not be: it runs as it is, in float.
+    """
+    _REGISTERED.add(kind)
+    return kind
+
+
+def base_layer(module: nn.Module) -> type[nn.Module] | None:
+    """The class of torch.nn whose computation the module does, unchanged; None where a subclass changes it."""
+    if "forward" in vars(module):
+        return None
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn.modules"):
+            return kind
+        if kind.__module__ == "torch.nn.utils.parametrize":
+            return None
+        if not _harmless(kind):
+            return None
+    return None
+
+
+def _harmless(kind: type) -> bool:
+    parents = kind.__mro__[1:]
+    changed = [name for name in vars(kind) if name not in HARMLESS]
+    # A method of its own that no parent has is never called by a parent's forward.
+    return not any(hasattr(parent, name) for name in changed for parent in parents)
+
+
+def is_registered(module: nn.Module) -> bool:
+    """Whether `register_leaf` was told of the module's class or of one above it."""
+    return isinstance(module, tuple(_REGISTERED))
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether capture takes a call of the module as one node."""
+    if is_registered(module):
+        return True
+    base = base_layer(module)
+    if base is None or issubclass(base, COMPOSITE) or base is nn.Module:
+        return False
+    if "parametrizations" in module._modules:
+        return False
+    return not base.__name__.startswith("Parametrized")

@@ -1,0 +1,186 @@
+"""From the steps of a plan to the calls of integer operators: which, with which numbers.
+
+Registers: value v of the graph in float is register 2 * v, in uint8 register 2 * v + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Step
+from quant.graph import Graph, Ref, evaluate
+from quant.kernels import QParams
+from quant.static.layers import clamp_limits
+
+
+@dataclass
+class Instruction:
+    """One operator call of a converted graph.
+
+    Attributes:
+        op: a name in the table of operators; "layer" calls an int8 layer; "call" evaluates a captured call in float,
+            "move" one that only moves values, on integers.
+        target: of a layer its key, of "call" and "move" the node's index.
+        args: Ref to registers, or constants.
+        kwargs: constants.
+        out: the register it fills.
+        step: name of the step it belongs to, for errors and comparisons.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    out: int
+    target: Any = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    step: str = ""
+
+
+@dataclass
+class Context:
+    """What lowering a step needs to know of the whole."""
+
+    plan: Plan
+    root: nn.Module
+    qparams: dict[str, QParams]
+
+    @property
+    def graph(self) -> Graph:
+        """The captured graph."""
+        return self.plan.graph
+
+    def range_of(self, value: int) -> QParams:
+        """The parameters of a value that is uint8."""
+        return self.qparams[self.plan.slot_of[value]]
+
+    def scale(self, value: int) -> float:
+        """Of a value that is uint8."""
+        return float(self.range_of(value).scale)
+
+    def zero_point(self, value: int) -> int:
+        """Of a value that is uint8."""
+        return int(self.range_of(value).zero_point)
+
+    def ratio(self, step: Step) -> float:
+        """s_x / s_y in float32."""
+        return float(self.range_of(step.inputs[0]).scale / self.range_of(step.output).scale)
+
+
+def lower(step: Step, context: Context) -> Instruction:
+    """The operator call of an integer step that has no weight."""
+    op, args, kwargs = LOWERINGS[step.op](step, context)
+    return Instruction(op, args, 2 * step.output + 1, step.output, kwargs, step.name)
+
+
+Lowered = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def q(value: int) -> Ref:
+    """The register of a value in uint8."""
+    return Ref(2 * value + 1)
+
+
+def _lookup(step: Step, context: Context) -> Lowered:
+    return "lookup", (q(step.inputs[0]), lookup_table(step, context)), {}
+
+
+def lookup_table(step: Step, context: Context) -> Tensor:
+    """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's own float function, rounded."""
+    source, target = context.range_of(step.inputs[0]), context.range_of(step.output)
+    x = source.dequantize(torch.arange(256, dtype=torch.uint8))
+    meta = context.graph.nodes[step.inputs[0]].meta
+    assert meta is not None
+    channels = meta.shape[1] if step.attrs["channels"] else None
+    if channels is not None:
+        x = x.reshape(256, *[1] * (len(meta.shape) - 1)).expand(256, channels, *[1] * (len(meta.shape) - 2)).clone()
+    with torch.no_grad():
+        own: dict[int, Any] = {step.inputs[0]: x}
+        for index in step.nodes:
+            own[index] = evaluate(context.graph.nodes[index], context.root, own.__getitem__)
+    y = target.quantize(own[step.output])
+    return y if channels is None else y.reshape(256, channels).t().contiguous()
+
+
+def _limits(step: Step, context: Context) -> tuple[int, int, int]:
+    output = step.output
+    limits = clamp_limits(step.attrs.get("clamp"), context.scale(output), context.zero_point(output))
+    return (context.zero_point(output), *limits)
+
+
+def _add(step: Step, context: Context) -> Lowered:
+    a, b = step.inputs
+    output = context.range_of(step.output).scale
+    multipliers = [float(context.range_of(value).scale / output) for value in (a, b)]
+    args = (
+        q(a),
+        context.zero_point(a),
+        multipliers[0],
+        q(b),
+        context.zero_point(b),
+        step.attrs["sign"] * multipliers[1],
+    )
+    return "add", (*args, *_limits(step, context)), {}
+
+
+def _product(op: str) -> Callable[[Step, Context], Lowered]:
+    def handler(step: Step, context: Context) -> Lowered:
+        a, b = step.inputs
+        scales = context.range_of(a).scale * context.range_of(b).scale
+        multiplier = float(scales / context.range_of(step.output).scale)
+        args = (q(a), context.zero_point(a), q(b), context.zero_point(b), multiplier)
+        return op, (*args, *_limits(step, context)), {}
+
+    return handler
+
+
+def _move(step: Step, context: Context) -> Lowered:
+    return "move", (), {}
+
+
+def _pad(step: Step, context: Context) -> Lowered:
+    value = step.inputs[0]
+    return "pad", (q(value), step.attrs["widths"], step.attrs["mode"], context.zero_point(value)), {}
+
+
+def _max_pool(step: Step, context: Context) -> Lowered:
+    attrs = dict(step.attrs)
+    return "max_pool", (q(step.inputs[0]), attrs.pop("kernel")), attrs
+
+
+def _adaptive_max_pool(step: Step, context: Context) -> Lowered:
+    return "adaptive_max_pool", (q(step.inputs[0]), step.attrs["size"]), {}
+
+
+def _rescaled(op: str, *names: str) -> Callable[[Step, Context], Lowered]:
+    """An operator that takes the settings called `names`, then s_x / s_y and z_y, and the rest by name."""
+
+    def handler(step: Step, context: Context) -> Lowered:
+        value, attrs = step.inputs[0], dict(step.attrs)
+        first = [attrs.pop(name) for name in names]
+        rest = attrs.pop("options", attrs)
+        tail = (context.ratio(step), context.zero_point(step.output))
+        return op, (q(value), context.zero_point(value), *first, *tail), rest
+
+    return handler
+
+
+LOWERINGS: dict[str, Callable[[Step, Context], Lowered]] = {
+    "lookup": _lookup,
+    "add": _add,
+    "mul": _product("mul"),
+    "matmul": _product("matmul"),
+    "cat": _move,
+    "pass": _move,
+    "pad": _pad,
+    "max_pool": _max_pool,
+    "adaptive_max_pool": _adaptive_max_pool,
+    "avg_pool": _rescaled("avg_pool", "kernel"),
+    "adaptive_avg_pool": _rescaled("adaptive_avg_pool", "size"),
+    "mean": _rescaled("mean", "dim", "keepdim"),
+    "interpolate": _rescaled("interpolate"),
+}
+"""Operators without weights, by the names that `recognise` gives them."""

@@ -1,0 +1,225 @@
+"""A converted graph as a list of operator calls, and the module that runs it in place of the user's forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Step
+from quant.graph import Graph, Node, Ref, evaluate, leaves, map_leaves
+from quant.kernels.reference_ops import OpTable
+from quant.prepare import bound_values
+from quant.static import ops
+from quant.static.layers import StaticLayer
+from quant.static.lower import Context, Instruction, lower
+from quant.static.recognise import what
+
+
+@dataclass
+class Program:
+    """Instructions in order, the registers that the inputs fill, and the output as a tree of registers.
+
+    Attributes:
+        inputs: values of the graph that are given, in float.
+        output: nested, with Ref to registers.
+        drops: per instruction the registers that nobody reads after it.
+    """
+
+    instructions: list[Instruction]
+    output: Any
+    drops: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the layer of a weighted step is: its key among the runner's layers, and which of its calls this is."""
+
+    layer: str
+    index: int
+
+
+def assemble(
+    plan: Plan, steps: list[Step], given: set[int], output: Any, context: Context, sites: dict[int, Site]
+) -> Program:
+    """The program of some consecutive steps.
+
+    Args:
+        given: values that are there, in float, before the first step.
+        output: nested, with Ref to values of the graph; wanted in float.
+        sites: of weighted steps, by their output.
+    """
+    made = _Assembler(plan, context, sites, {2 * value for value in given})
+    for step in steps:
+        made.step(step)
+    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return Program(made.instructions, tree, _drops(made.instructions, tree))
+
+
+class _Assembler:
+    """Emits instructions, with a conversion wherever a value is not there in the form that is wanted."""
+
+    def __init__(self, plan: Plan, context: Context, sites: dict[int, Site], ready: set[int]) -> None:
+        self.plan, self.context, self.sites, self.ready = plan, context, sites, ready
+        self.instructions: list[Instruction] = []
+
+    def emit(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)
+        self.ready.add(instruction.out)
+
+    def real(self, value: int) -> int:
+        """The float register of a value, filled."""
+        if 2 * value not in self.ready:
+            self._convert("dequantize", value, 2 * value + 1, 2 * value)
+        return 2 * value
+
+    def integer(self, value: int) -> int:
+        """The uint8 register of a value, filled."""
+        if 2 * value + 1 not in self.ready:
+            self._convert("quantize", value, 2 * value, 2 * value + 1)
+        return 2 * value + 1
+
+    def any_form(self, value: int) -> int:
+        """A register of a value in whichever form it is there."""
+        return 2 * value if 2 * value in self.ready else 2 * value + 1
+
+    def _convert(self, op: str, value: int, source: int, out: int) -> None:
+        if source not in self.ready:
+            raise KeyError(value)
+        numbers = (self.context.scale(value), self.context.zero_point(value))
+        name = self.plan.slot_of[value]
+        self.emit(Instruction(op, (Ref(source), *numbers), out, step=name))
+
+    def step(self, step: Step) -> None:
+        graph = self.plan.graph
+        if graph.nodes[step.output].kind == "input":
+            return
+        if step.integer:
+            for value in step.inputs:
+                self.integer(value)
+            self._integer_step(step)
+            return
+        form = self.any_form if step.op == "shape" else self.real
+        for index in step.nodes:
+            node = graph.nodes[index]
+            registers = {value: form(value) for value in node.refs}
+            self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=step.name))
+
+    def _integer_step(self, step: Step) -> None:
+        if step.output in self.sites:
+            site = self.sites[step.output]
+            out = 2 * step.output + self.plan.emits_integers(step)
+            args = (Ref(2 * step.inputs[0] + 1), site.index)
+            self.emit(Instruction("layer", args, out, site.layer, step=step.name))
+            return
+        made = lower(step, self.context)
+        if made.op == "move":
+            node = self.plan.graph.nodes[step.output]
+            moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
+            made = Instruction("move", _registers(node, moved), made.out, step.output, step=step.name)
+        self.emit(made)
+
+
+def _registers(node: Node, registers: dict[int, int]) -> tuple[Any, ...]:
+    """A node's (args, kwargs) with registers in place of values."""
+    moved: tuple[Any, ...] = map_leaves(
+        lambda leaf: Ref(registers[leaf.index]) if isinstance(leaf, Ref) else leaf, (node.args, node.kwargs)
+    )
+    return moved
+
+
+def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
+    kept = {leaf.index for leaf in leaves(output) if isinstance(leaf, Ref)}
+    drops: list[list[int]] = []
+    for instruction in reversed(instructions):
+        read = {leaf.index for leaf in leaves(instruction.args) if isinstance(leaf, Ref)} | {instruction.out}
+        drops.append(sorted(read - kept))
+        kept |= read
+    return drops[::-1]
+
+
+class ProgramRunner(nn.Module):
+    """Runs a program in place of a captured module's forward.
+
+    Attributes:
+        graph: what was captured; float calls are evaluated from it.
+        layers: int8 layers of functional calls, which have no module of the user's.
+        paths: of each layer key the dotted name of the module, or the key itself for `layers`.
+    """
+
+    root: nn.Module
+
+    def __init__(self, root: nn.Module, graph: Graph, program: Program, backend: str | None) -> None:
+        super().__init__()
+        self.graph, self.program, self.backend = graph, program, backend
+        self.layers = nn.ModuleDict()
+        object.__setattr__(self, "root", root)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The captured module's forward."""
+        values = bound_values(self.graph, self.root, args, kwargs)
+        return self.execute(self.program, {2 * value: given for value, given in values.items()})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `run`."""
+        return self.run(*args, **kwargs)
+
+    def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1."""
+        values = bound_values(self.graph, self.root, args, kwargs)
+        registers = {2 * value: given for value, given in values.items()}
+        keep = Program(self.program.instructions, self.program.output, [[] for _ in self.program.drops])
+        self.execute(keep, registers)
+        return registers
+
+    def layer(self, key: str) -> StaticLayer:
+        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+        if key.startswith("/"):
+            return self.layers[key[1:]]  # type: ignore[return-value]
+        return self.root.get_submodule(key)  # type: ignore[return-value]
+
+    def execute(self, program: Program, registers: dict[int, Any]) -> Any:
+        """Run a program on filled registers."""
+        table = ops.table(self.backend)
+        for instruction, drops in zip(program.instructions, program.drops, strict=True):
+            registers[instruction.out] = self._execute(instruction, registers, table)
+            for register in drops:
+                registers.pop(register, None)
+        return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+
+    def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable) -> Any:
+        if instruction.op == "call" or instruction.op == "move":
+            node = self.graph.nodes[instruction.target]
+            args, kwargs = instruction.args
+            if instruction.op == "move":
+                return move(node, args, kwargs, self.root, registers)
+            return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
+        args = [registers[arg.index] if type(arg) is Ref else arg for arg in instruction.args]
+        if instruction.op == "layer":
+            return self.layer(instruction.target).compute(*args)
+        return table[instruction.op](*args, **instruction.kwargs)
+
+
+def _with(node: Node, args: Any, kwargs: Any, **changes: Any) -> Node:
+    kind, target = changes.get("kind", node.kind), changes.get("target", node.target)
+    return Node(node.index, kind, target, args, kwargs, node.owner, node.site, node.meta)
+
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
+            "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach")  # fmt: skip
+"""Calls that change nothing at inference."""
+
+
+def move(node: Node, args: Any, kwargs: Any, root: nn.Module, registers: dict[int, Any]) -> Any:
+    """A call that only moves values, on integers."""
+    name = what(node, root)
+    if name in DROPOUTS:
+        return registers[args[0].index]
+    if node.kind == "method" and name in ("view", "view_as"):
+        # The integers may lie in another memory format than the reals did, where a view would not be possible.
+        return evaluate(
+            _with(node, args, kwargs, target="reshape" if name == "view" else "reshape_as"), root, registers.__getitem__
+        )
+    found: Tensor = evaluate(_with(node, args, kwargs), root, registers.__getitem__)
+    return found

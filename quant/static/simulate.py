@@ -1,0 +1,53 @@
+"""A step in float, on values that integers can hold, with the weights that integers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.fuse import Step
+from quant.graph import Graph, evaluate
+from quant.static import weights
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
+    attrs = step.attrs
+    if step.op == "linear":
+        y = F.linear(x, weight, bias)
+    else:
+        dims = weight.dim() - 2
+        if attrs["pad_before"] is not None:
+            x = F.pad(x, *attrs["pad_before"])
+        if step.op == "conv":
+            y = _CONV[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+        else:
+            y = _TRANSPOSED[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["output_padding"],
+                                  attrs["groups"], attrs["dilation"])  # fmt: skip
+    return y if attrs.get("clamp") is None else torch.clamp(y, *attrs["clamp"])
+
+
+def simulated(step: Step, graph: Graph, root: nn.Module, value: Callable[[int], Any], scale: Tensor | None) -> Any:
+    """The value of a step, before it is rounded to its own range.
+
+    Args:
+        value: gives what a node gave, already rounded where integers hold it.
+        scale: of the input of a weighted step.
+    """
+    if "weight" not in step.attrs:
+        own: dict[int, Any] = {}
+        for index in step.nodes:
+            own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
+        return own[step.output]
+    q = weights.quantized(step, graph, root)
+    bias = q.bias
+    if bias is not None and scale is not None:
+        bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)
+    return weighted(step, value(step.inputs[0]), weights.dequantized(q, step), bias)

@@ -1,0 +1,108 @@
+"""The weight of a step as the integer layer needs it: batch norm folded in, then quantised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Step
+from quant.graph import Attr, Graph, Ref, attribute, evaluate
+from quant.kernels import QParams, quantize_weight, weight_scheme
+from quant.observers import make_observer
+
+BIAS_LIMIT = 2**30
+"""Largest quantised bias: as much again fits beside it in int32."""
+
+
+@dataclass
+class QWeight:
+    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
+
+    q_weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+
+def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
+    """The tensor that a step's weight or bias stands for: a parameter, a constant, or what follows from them alone."""
+    if source is None or isinstance(source, Tensor):
+        return source
+    if isinstance(source, Attr):
+        found: Tensor = attribute(root, source.path)
+        return found
+    assert isinstance(source, Ref)
+    value: Tensor = evaluate(graph.nodes[source.index], root, lambda index: parameter(Ref(index), graph, root))
+    return value
+
+
+def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Float weight and bias, batch norm (by its running statistics) folded in; differentiable."""
+    weight = parameter(step.attrs["weight"], graph, root)
+    bias = parameter(step.attrs["bias"], graph, root)
+    assert weight is not None
+    place = step.attrs.get("batch_norm")
+    if place is None:
+        return weight, bias
+    norm: Any = attribute(root, graph.nodes[place].target)
+    gain = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        gain = gain * norm.weight
+    rows = output_first(weight, step)
+    rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
+    shift = -norm.running_mean if bias is None else bias - norm.running_mean
+    bias = shift * gain if norm.bias is None else shift * gain + norm.bias
+    return output_first(rows, step, back=True), bias
+
+
+def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:
+    """A weight with its output channels first; only a transposed convolution's are not (C, out / groups, kernel...)."""
+    if step.op != "conv_transpose":
+        return weight
+    groups = step.attrs["groups"]
+    parts = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
+    # With groups, (groups * out', in', ...) against (groups * in', out', ...): the same move leads both ways.
+    return parts.reshape(-1, *parts.shape[2:])
+
+
+def quantized(step: Step, graph: Graph, root: nn.Module) -> QWeight:
+    """The int8 weight of a step, by its QConfig."""
+    assert step.qconfig is not None
+    weight, bias = folded(step, graph, root)
+    weight = weight.detach().to(torch.float32)
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError(
+            f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
+        )
+    rows = output_first(weight, step)
+    q_rows, scale = _quantized_rows(rows, step)
+    q_weight = output_first(q_rows, step, back=True).contiguous()
+    return QWeight(q_weight, scale, None if bias is None else bias.detach().to(torch.float32).clone())
+
+
+def _quantized_rows(rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    qconfig = step.qconfig
+    assert qconfig is not None
+    if not qconfig.per_channel:
+        q_flat, scale = quantize_weight(rows.reshape(1, -1), bits=qconfig.weight_bits)
+        return q_flat.reshape(rows.shape), scale.expand(rows.shape[0]).clone()
+    if qconfig.weight_observer == "minmax":
+        return quantize_weight(rows, bits=qconfig.weight_bits)
+    observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits))
+    observer(rows)
+    qparams = observer.qparams()
+    return qparams.quantize(rows).contiguous(), qparams.scale
+
+
+def dequantized(q: QWeight, step: Step) -> Tensor:
+    """The real values that the int8 weight stands for, in the layer's layout."""
+    scheme = weight_scheme(8)
+    qparams = QParams(q.scale, torch.zeros_like(q.scale, dtype=torch.int32), scheme)
+    return output_first(qparams.dequantize(output_first(q.q_weight, step)), step, back=True)
+
+
+def quantized_bias(bias: Tensor, scale: Tensor) -> Tensor:
+    """int32 at scale s_x * s_w, (out,)."""
+    return torch.round(bias.double() / scale.double()).clamp(-BIAS_LIMIT, BIAS_LIMIT).to(torch.int32)

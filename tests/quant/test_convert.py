@@ -1,0 +1,212 @@
+"""Whole models through prepare, calibration and convert: real integers, equal to the simulation, close to float."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.capture import as_arguments
+from quant.compare import parity
+from quant.convert import NotCalibrated, convert
+from quant.graph import leaves
+from quant.prepare import prepare, simulating
+from quant.recipe import QConfig, Recipe
+from quant.report import summary
+from quant.static.layers import StaticLayer
+
+RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
+
+
+def check(model: nn.Module, inputs: Any, *, sqnr: float = 25.0, steps: float = 1.0) -> nn.Module:
+    """Prepare, calibrate on the inputs, convert: each step within one of its simulation, the whole near float."""
+    model.eval()
+    args, kwargs = as_arguments(inputs)
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+    prepared = prepare(model, inputs, RECIPE)
+    same(prepared(*args, **kwargs), expected)
+    with simulating(prepared):
+        simulated = prepared(*args, **kwargs)
+    converted = convert(prepared)
+    for step in parity(prepared, converted, inputs):
+        assert step.worst <= steps, step
+    got = converted(*args, **kwargs)
+    assert signal_to_noise(expected, got) >= sqnr
+    assert signal_to_noise(expected, simulated) >= sqnr
+    assert type(converted) is type(model)
+    return converted
+
+
+def same(one: Any, other: Any) -> None:
+    pairs = list(zip(leaves(one), leaves(other), strict=True))
+    assert all(torch.allclose(a, b, atol=1e-5) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def signal_to_noise(expected: Any, got: Any) -> float:
+    """Of the worst output, in dB."""
+    worst = 200.0
+    for a, b in zip(leaves(expected), leaves(got), strict=True):
+        if isinstance(a, Tensor) and a.is_floating_point():
+            a = a.detach()
+            noise = (a - b).double().pow(2).sum()
+            assert bool(torch.isfinite(noise))
+            if noise > 0:
+                worst = min(worst, float(10 * torch.log10(a.double().pow(2).sum() / noise)))
+    return worst
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model with batch norms that do something."""
+    torch.manual_seed(0)
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(0, 0.3)
+            assert module.running_var is not None
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                module.weight.data.uniform_(0.5, 1.5)
+                module.bias.data.normal_(0, 0.3)
+    return model
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, StaticLayer)]
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.c1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.b1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.c2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.b2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.b1(self.c1(x)))
+        y = self.b2(self.c2(y))
+        y += x
+        return self.relu(y)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU6(), nn.MaxPool2d(2))
+        self.layers = nn.Sequential(Block(8), Block(8))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(self.layers(self.stem(x)))
+        return self.fc(torch.flatten(y, 1))
+
+
+def test_residual_network() -> None:
+    converted = check(seeded(Residual), torch.randn(4, 3, 32, 32), sqnr=30)
+    assert layers_of(converted) == [
+        "stem.0", "layers.0.c1", "layers.0.c2", "layers.1.c1", "layers.1.c2", "fc",
+    ]  # fmt: skip
+    report = summary(converted)
+    assert report["fc"].outcome == "int8"
+    assert report["stem.1"].detail == "folded into stem.0"
+    assert not [entry for entry in report if entry.outcome == "float"]
+
+
+def test_other_batch_and_image_sizes_run() -> None:
+    converted = check(seeded(Residual), torch.randn(2, 3, 32, 32), sqnr=25)
+    assert converted(torch.randn(5, 3, 40, 56)).shape == (5, 10)
+    assert converted(torch.randn(0, 3, 32, 32)).shape == (0, 10)
+
+
+def test_converted_models_copy_and_pickle() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    model = seeded(Residual).eval()
+    prepared = prepare(model, x, RECIPE)
+    prepared = copy.deepcopy(prepared)
+    prepared(x)
+    prepared = pickle.loads(pickle.dumps(prepared))
+    converted = convert(prepared)
+    expected = converted(x)
+    assert torch.equal(copy.deepcopy(converted)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(converted))(x), expected)
+    # The copy runs its own layers, not those it was copied from.
+    other = copy.deepcopy(converted)
+    other.fc.bias += 1.0  # type: ignore[union-attr, operator]
+    assert torch.equal(converted(x), expected)
+
+
+def test_uncalibrated_points_are_listed_in_one_error() -> None:
+    prepared = prepare(seeded(Residual), torch.randn(2, 3, 32, 32), RECIPE)
+    with pytest.raises(NotCalibrated, match=r"9 observers saw no data: x_0, stem\.0, layers\.0\.c1"):
+        convert(prepared)
+
+
+def test_convert_refuses_a_float_model() -> None:
+    with pytest.raises(ValueError, match="expected a model from quant"):
+        convert(Residual())
+
+
+def test_a_recipe_leaves_layers_float_and_the_report_says_so() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    recipe = Recipe({"layers.0.*": None}, default=QConfig(activation_observer="minmax"))
+    prepared = prepare(seeded(Residual).eval(), x, recipe)
+    prepared(x)
+    converted = convert(prepared)
+    assert "layers.0.c1" not in layers_of(converted)
+    assert summary(converted)["layers.0.c1"].detail == "the recipe says so"
+    assert "layers.1.c1" in layers_of(converted)
+    converted(x)
+
+
+def test_fewer_weight_bits() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    recipe = Recipe(default=QConfig(weight_bits=4, activation_observer="minmax"))
+    prepared = prepare(seeded(Residual).eval(), x, recipe)
+    prepared(x)
+    converted = convert(prepared)
+    assert int(converted.fc.q_weight.abs().max()) <= 7  # type: ignore[union-attr, operator]
+    assert all(step.worst <= 1 for step in parity(prepared, converted, x))
+
+
+def test_activations_stay_uint8_between_layers() -> None:
+    converted = check(seeded(Residual), torch.randn(2, 3, 32, 32))
+    ops = [instruction.op for instruction in converted._modules["_quant"].program.instructions]  # type: ignore[union-attr]
+    assert ops.count("quantize") == 1
+    assert ops.count("dequantize") == 0
+
+
+def test_one_layer_model() -> None:
+    model = nn.Linear(16, 8)
+    x = torch.randn(32, 16)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    converted = convert(prepared)
+    assert isinstance(converted, StaticLayer)
+    assert signal_to_noise(model(x), converted(x)) > 30
+
+
+class SubclassedPadding(nn.Conv2d):
+    """EfficientNet's habit: padding that follows from the input's size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.size()[-2:]
+        down = max((-(-height // self.stride[0]) - 1) * self.stride[0] + self.kernel_size[0] - height, 0)
+        right = max((-(-width // self.stride[1]) - 1) * self.stride[1] + self.kernel_size[1] - width, 0)
+        if down > 0 or right > 0:
+            x = F.pad(x, [right // 2, right - right // 2, down // 2, down - down // 2])
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def test_a_layer_whose_forward_is_its_own_is_seen_through() -> None:
+    model = nn.Sequential(SubclassedPadding(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    converted = check(model, torch.randn(2, 3, 17, 17))
+    assert summary(converted)["0"].outcome == "int8"
