@@ -114,9 +114,11 @@ class HistogramStore(Observer):
         assert exponent is not None, "range() has checked that every row has data"
         view = RowView(self.counts[index].cpu(), 2.0**exponent, self.low[index].item(), self.high[index].item())
         low, high = self._choose(view)
-        # Nothing outside what was seen, and a range that was all clipped away is the whole one.
         low, high = max(low, view.low), min(high, view.high)
-        return (low, high) if low <= high else (view.low, view.high)
+        if low <= high:
+            return low, high
+        # All values on one side of zero and all clipped, as can be best when steps are wider than their spread.
+        return (high, high) if high > 0 else (low, low)
 
     def _choose(self, row: RowView) -> tuple[float, float]:
         """The (low, high) that this observer's idea picks for one row."""

@@ -54,9 +54,9 @@ def _pieces(
     whole = [(x, out, mask)]
     if torch.compiler.is_compiling() or x.numel() <= CHUNK or scheme.axis is not None or x.device.type != "cpu":
         return whole
-    order = sorted(range(x.dim()), key=x.stride, reverse=True)
-    if not x.permute(order).is_contiguous() or x.stride() != out.stride():
+    if x.stride() != out.stride():  # empty_like keeps the strides of a tensor without gaps or overlaps, and no other's
         return whole
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
     flats = [torch.split(t.permute(order).view(-1), CHUNK) for t in (x, out)]
     masks = [None] * len(flats[0]) if mask is None else torch.split(mask.permute(order).view(-1), CHUNK)
     return zip(*flats, masks, strict=True)

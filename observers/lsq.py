@@ -98,6 +98,8 @@ class LSQFakeQuantize(FakeQuantizeBase):
             if not self.training:
                 raise NoDataSeen(f"{self._where()}: its scale was never set; run a batch in training mode first")
             self._initialise(x)
+            if x.numel() == 0:
+                return x
         if not torch.compiler.is_compiling():
             self._check_scale()
         return self._round(x, torch.rsqrt(self._sharing(x) * self._positive_steps()))

@@ -143,6 +143,8 @@ def test_observing_without_quantising_then_quantising() -> None:
     module.set_quantizing(False)
     for seed in range(3):
         module(normal(100, seed=seed))
+    assert module.qparams() == module.observer.qparams()
+    module.observer(5 * normal(100))
     module.set_quantizing(True)
     module.eval()
     module(normal(10))

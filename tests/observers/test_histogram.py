@@ -93,6 +93,22 @@ def test_of_equal_errors_the_widest_range_is_taken() -> None:
     assert best_range(lambda low, high: torch.zeros_like(low), -3.0, 5.0, False) == (-3.0, 5.0)
 
 
+@pytest.mark.parametrize(("low", "symmetric"), [(0.0, False), (-8.0, True)])
+def test_a_single_end_is_found_to_a_hundredth(low: float, symmetric: bool) -> None:
+    _, high = best_range(lambda low, high: (high - 4.2).square(), low, 8.0, symmetric)
+    assert high == pytest.approx(4.2, rel=0.01)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_all_values_may_be_clipped_where_that_is_best(sign: float) -> None:
+    """At the full range 1.0 lies 0.05 from the levels around it; a range that ends just below it is far better."""
+    x = sign * torch.tensor([1.0] * 99 + [1.05])
+    observer = HistogramObserver(weight_scheme(4, None))
+    observer(x)
+    low, high = observer.range()
+    assert rms(x, low, high, observer.scheme) < 0.2 * rms(x, x.min(), x.max(), observer.scheme)
+
+
 def test_two_ends_are_found_apart() -> None:
     def error(low: Tensor, high: Tensor) -> Tensor:
         return (low + 0.5).square() + (high - 4.0).square()

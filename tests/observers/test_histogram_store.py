@@ -94,6 +94,13 @@ def test_a_dynamic_range_of_80_octaves_loses_no_value() -> None:
     observer.qparams()
 
 
+def test_values_too_small_for_a_normal_width() -> None:
+    observer = HistogramObserver()
+    observer(torch.tensor([1e-44, -1e-44, 2.0**-120, -(2.0**-120)]))
+    assert observer.exponents() == [EXPONENT_MIN]
+    assert observer.counts[0, [2048 - 64, 2048, 2048 + 64]].tolist() == [1, 2, 1]
+
+
 def test_zeros_before_small_values_do_not_set_the_grid() -> None:
     first, last = HistogramObserver(), HistogramObserver()
     small = torch.tensor([1e-20, -3e-20])
