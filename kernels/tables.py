@@ -53,7 +53,13 @@ def unpack_rows(rows: Tensor, bits: int, dim: int) -> Tensor:
             f"{dim} values of {bits} bits"
         )
     split = rows.shape[-1] - (8 if bits == 8 else 4)
-    tail = rows[..., split:].contiguous().view(torch.float32 if bits == 8 else torch.float16).to(torch.float32)
+    # A clone, not contiguous(): that leaves a single row where it is, at an offset that no float can start at.
+    tail = (
+        rows[..., split:]
+        .clone(memory_format=torch.contiguous_format)
+        .view(torch.float32 if bits == 8 else torch.float16)
+        .to(torch.float32)
+    )
     q = rows[..., :split]
     if bits == 4:
         q = torch.stack([q & 15, q >> 4], dim=-1).flatten(-2)[..., :dim]
