@@ -1,0 +1,84 @@
+"""What the kernel tests share: every backend in turn, and a fresh Python process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from quant.kernels import dispatch
+from quant.kernels.backend import Backend
+
+FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+
+
+COMPILED = ("native", "fbgemm", "qnnpack")
+
+
+def found(name: str) -> Backend:
+    reason = dispatch.available()[name]
+    if reason:
+        pytest.skip(f"{name}: {reason}")
+    return dispatch.find(name)
+
+
+@pytest.fixture(params=list(dispatch.available()))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend that can be used here; the skip of another says why it cannot."""
+    return found(request.param)
+
+
+@pytest.fixture(params=COMPILED)
+def compiled(request: pytest.FixtureRequest) -> Backend:
+    """Each backend of the extension, which has operators of its own around the product."""
+    return found(request.param)
+
+
+@pytest.fixture(params=[name for name in dispatch.available() if name not in COMPILED])
+def interpreted(request: pytest.FixtureRequest) -> Backend:
+    """Each backend that brings a product and computes the rest with the reference's own code."""
+    return found(request.param)
+
+
+@pytest.fixture
+def extension() -> None:
+    """Skips where the compiled kernels are not loaded."""
+    problem = dispatch.ops.extension_problem()
+    if problem:
+        pytest.skip(problem)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """Puts torch's number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """run_python(code, NAME=value, ...) runs code in a fresh process with that environment and returns what it prints.
+
+    What is fixed at import or at the first call (QUANT_ISA, QUANT_BACKEND, QUANT_EXTENSION) can only be tested so.
+    """
+    if FAST:
+        pytest.skip("OCTET_FAST_TESTS=1: a process that imports torch takes most of a minute under emulation")
+
+    def run(code: str, **environment: str) -> str:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUANT_", "ONEDNN_"))}
+        result = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            env={**inherited, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout}\n{result.stderr}"
+        return result.stdout
+
+    return run
