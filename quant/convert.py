@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from quant.fuse import FLOAT, SHAPE, Plan, Step
-from quant.graph import attribute
+from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
 from quant.report import Report, ReportEntry, attach_report, own_bytes
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context
+from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
 from quant.static.recognise import OPERATORS
 from quant.static.weights import quantized
@@ -105,6 +106,8 @@ def _convert_unit(
             program_runner.layers[name[1:]] = layer
     root.add_module(RESERVED, program_runner)
     root.__dict__["forward"] = program_runner.run
+    add_parts(root, plan, context, sites, program_runner)
+    _remove_replaced(plan, root, program_runner)
     return model
 
 
@@ -174,6 +177,32 @@ def _remove_folded(plan: Plan, root: nn.Module) -> None:
     for step in plan.steps:
         if step.integer and "batch_norm" in step.attrs:
             _replace(root, plan.graph.nodes[step.attrs["batch_norm"]].target, nn.Identity())
+
+
+def _remove_replaced(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
+    """Take away the float parameters of functional layers, where nothing in float still reads them."""
+    wanted = program.float_parameters()
+    for step in plan.steps:
+        if not (step.integer and OPERATORS[step.op].weighted) or plan.graph.nodes[step.nodes[0]].kind == "module":
+            continue
+        for path in _paths((step.attrs["weight"], step.attrs["bias"]), plan) - wanted:
+            owner, _, name = path.rpartition(".")
+            module = root.get_submodule(owner)
+            for store in (module._parameters, module._buffers):
+                if name in store:
+                    store[name] = None
+
+
+def _paths(tree: object, plan: Plan) -> set[str]:
+    """The parameters that a weight is, or is computed from."""
+    found: set[str] = set()
+    for leaf in leaves(tree):
+        if isinstance(leaf, Attr):
+            found.add(leaf.path)
+        elif isinstance(leaf, Ref):
+            node = plan.graph.nodes[leaf.index]
+            found |= _paths((node.args, node.kwargs), plan)
+    return found
 
 
 def _replace(root: nn.Module, path: str, module: nn.Module) -> nn.Module:

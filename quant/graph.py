@@ -189,6 +189,8 @@ def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, 
             raise _mismatch(where, type(expected).__name__, given)
         for item in dataclasses.fields(expected):
             match_arguments(getattr(expected, item.name), getattr(given, item.name), f"{where}.{item.name}", bind)
+    elif isinstance(expected, Attr):
+        return  # a parameter of the model's own, which the graph reads anew
     elif isinstance(given, Tensor) or not _same(expected, given):
         raise _mismatch(where, repr(expected), given)
 

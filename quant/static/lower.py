@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step
-from quant.graph import Graph, Ref, evaluate
+from quant.graph import Graph, Ref, evaluate, map_leaves
 from quant.kernels import QParams
 from quant.static.layers import clamp_limits
 
@@ -27,7 +27,7 @@ class Instruction:
             "move" one that only moves values, on integers.
         target: of a layer its key, of "call" and "move" the node's index.
         args: Ref to registers, or constants.
-        kwargs: constants.
+        kwargs: likewise.
         out: the register it fills.
         step: name of the step it belongs to, for errors and comparisons.
     """
@@ -82,6 +82,11 @@ Lowered = tuple[str, tuple[Any, ...], dict[str, Any]]
 def q(value: int) -> Ref:
     """The register of a value in uint8."""
     return Ref(2 * value + 1)
+
+
+def sizes(tree: Any) -> Any:
+    """Settings of which some were computed from sizes, with the registers that hold those."""
+    return map_leaves(lambda leaf: Ref(2 * leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
 
 def _lookup(step: Step, context: Context) -> Lowered:
@@ -143,7 +148,7 @@ def _move(step: Step, context: Context) -> Lowered:
 
 def _pad(step: Step, context: Context) -> Lowered:
     value = step.inputs[0]
-    return "pad", (q(value), step.attrs["widths"], step.attrs["mode"], context.zero_point(value)), {}
+    return "pad", (q(value), sizes(step.attrs["widths"]), step.attrs["mode"], context.zero_point(value)), {}
 
 
 def _max_pool(step: Step, context: Context) -> Lowered:
@@ -163,7 +168,7 @@ def _rescaled(op: str, *names: str) -> Callable[[Step, Context], Lowered]:
         first = [attrs.pop(name) for name in names]
         rest = attrs.pop("options", attrs)
         tail = (context.ratio(step), context.zero_point(step.output))
-        return op, (q(value), context.zero_point(value), *first, *tail), rest
+        return op, (q(value), context.zero_point(value), *first, *tail), sizes(rest)
 
     return handler
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step
-from quant.graph import Graph, Node, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.prepare import bound_values
 from quant.static import ops
@@ -30,6 +30,10 @@ class Program:
     instructions: list[Instruction]
     output: Any
     drops: list[list[int]]
+
+
+class OutOfReach(Exception):
+    """A part of the graph needs a value that is made outside of it; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def assemble(
     for step in steps:
         made.step(step)
     tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return Program(made.instructions, tree, _drops(made.instructions, tree))
+    instructions = _live(made.instructions, tree, plan.graph)
+    return Program(instructions, tree, _drops(instructions, tree))
 
 
 class _Assembler:
@@ -82,11 +87,14 @@ class _Assembler:
 
     def any_form(self, value: int) -> int:
         """A register of a value in whichever form it is there."""
-        return 2 * value if 2 * value in self.ready else 2 * value + 1
+        for register in (2 * value, 2 * value + 1):
+            if register in self.ready:
+                return register
+        raise OutOfReach(self.plan.graph.nodes[value].label)
 
     def _convert(self, op: str, value: int, source: int, out: int) -> None:
         if source not in self.ready:
-            raise KeyError(value)
+            raise OutOfReach(self.plan.graph.nodes[value].label)
         numbers = (self.context.scale(value), self.context.zero_point(value))
         name = self.plan.slot_of[value]
         self.emit(Instruction(op, (Ref(source), *numbers), out, step=name))
@@ -129,11 +137,28 @@ def _registers(node: Node, registers: dict[int, int]) -> tuple[Any, ...]:
     return moved
 
 
+def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[Instruction]:
+    """The instructions that somebody reads, and those that check or may do something besides."""
+    needed = registers_in(output)
+    kept = []
+    for instruction in reversed(instructions):
+        acts = instruction.op == "call" and graph.nodes[instruction.target].kind in ("guard", "module")
+        if acts or instruction.out in needed:
+            kept.append(instruction)
+            needed |= registers_in((instruction.args, instruction.kwargs))
+    return kept[::-1]
+
+
+def registers_in(tree: Any) -> set[int]:
+    """The registers that nested arguments name."""
+    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
+
+
 def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
-    kept = {leaf.index for leaf in leaves(output) if isinstance(leaf, Ref)}
+    kept = registers_in(output)
     drops: list[list[int]] = []
     for instruction in reversed(instructions):
-        read = {leaf.index for leaf in leaves(instruction.args) if isinstance(leaf, Ref)} | {instruction.out}
+        read = registers_in((instruction.args, instruction.kwargs)) | {instruction.out}
         drops.append(sorted(read - kept))
         kept |= read
     return drops[::-1]
@@ -173,6 +198,11 @@ class ProgramRunner(nn.Module):
         self.execute(keep, registers)
         return registers
 
+    def float_parameters(self) -> set[str]:
+        """Dotted names of the parameters and buffers that float calls still read."""
+        nodes = [self.graph.nodes[one.target] for one in self.program.instructions if one.op == "call"]
+        return {leaf.path for node in nodes for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Attr)}
+
     def layer(self, key: str) -> StaticLayer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
         if key.startswith("/"):
@@ -195,10 +225,19 @@ class ProgramRunner(nn.Module):
             if instruction.op == "move":
                 return move(node, args, kwargs, self.root, registers)
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
-        args = [registers[arg.index] if type(arg) is Ref else arg for arg in instruction.args]
+        args = [_filled(arg, registers) for arg in instruction.args]
         if instruction.op == "layer":
             return self.layer(instruction.target).compute(*args)
-        return table[instruction.op](*args, **instruction.kwargs)
+        return table[instruction.op](*args, **_filled(instruction.kwargs, registers))
+
+
+def _filled(tree: Any, registers: dict[int, Any]) -> Any:
+    """An argument with values in place of registers."""
+    if type(tree) is Ref:
+        return registers[tree.index]
+    if type(tree) in (tuple, list, dict) and tree:
+        return map_leaves(lambda leaf: registers[leaf.index] if type(leaf) is Ref else leaf, tree)
+    return tree
 
 
 def _with(node: Node, args: Any, kwargs: Any, **changes: Any) -> Node:

@@ -210,3 +210,54 @@ def test_a_layer_whose_forward_is_its_own_is_seen_through() -> None:
     model = nn.Sequential(SubclassedPadding(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
     converted = check(model, torch.randn(2, 3, 17, 17))
     assert summary(converted)["0"].outcome == "int8"
+
+
+def test_a_part_can_be_called_by_itself() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    model = seeded(Residual)
+    converted = check(model, x)
+    with torch.no_grad():
+        inner = model.stem(x)  # type: ignore[operator]
+        assert signal_to_noise(inner, converted.stem(x)) > 30  # type: ignore[operator]
+        assert signal_to_noise(model.layers[1](inner), converted.layers[1](inner)) > 25  # type: ignore[index, operator]
+        flat = torch.rand(2, 8)
+        assert signal_to_noise(model.fc(flat), converted.fc(flat)) > 25  # type: ignore[operator]
+    assert isinstance(converted.layers[0], Block)  # type: ignore[index]
+
+
+class Split(nn.Module):
+    """A convolution in one part, its clamp in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.features(x)))
+
+
+def test_a_part_that_is_fused_with_what_follows_says_so() -> None:
+    converted = check(Split(), torch.randn(2, 3, 8, 8))
+    with pytest.raises(RuntimeError, match=r"features: cannot be called by itself .* features\.1 is computed together"):
+        converted.features(torch.randn(2, 3, 8, 8))  # type: ignore[operator]
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+        self.gain = nn.Parameter(torch.rand(8, 1, 1, 1) + 0.5)
+        self.bias = nn.Parameter(torch.randn(8))
+        self.head = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(F.conv2d(x, self.weight * self.gain, self.bias, padding=1))
+        return F.linear(y.mean((2, 3)), self.head)
+
+
+def test_functional_layers_with_computed_weights() -> None:
+    converted = check(Functional(), torch.randn(4, 3, 8, 8))
+    kept = [name for name, _ in converted.named_parameters()]
+    assert kept == []
+    assert len(layers_of(converted)) == 2

@@ -1,0 +1,68 @@
+"""A part of a converted model called by itself: float in, float out, like the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quant.capture import bind
+from quant.fuse import Plan
+from quant.graph import Ref, Region, match_arguments
+from quant.static.lower import Context
+from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble, registers_in
+
+
+class Part:
+    """The forward of a submodule that was seen through: its stretch of the program, between floats.
+
+    A submodule that the model calls twice answers with the ranges of the first call.
+
+    Attributes:
+        program: or why there is none.
+    """
+
+    def __init__(self, module: nn.Module, region: Region, program: Program | str, runner: ProgramRunner) -> None:
+        self.module, self.region, self.program, self.runner = module, region, program, runner
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The submodule's forward."""
+        if isinstance(self.program, str):
+            raise RuntimeError(
+                f"{self.region.path}: cannot be called by itself after conversion, because {self.program}; call the "
+                "module around it, or leave it float by the recipe"
+            )
+        registers: dict[int, Any] = {}
+
+        def take(index: int, value: Any) -> None:
+            registers[2 * index] = value
+
+        bound = bind(self.module, args, kwargs)
+        for name, expected in self.region.arguments.items():
+            match_arguments(expected, bound[name], f"{self.region.path}: argument '{name}'", take)
+        return self.runner.execute(self.program, registers)
+
+
+def add_parts(root: nn.Module, plan: Plan, context: Context, sites: dict[int, Site], runner: ProgramRunner) -> None:
+    """Give every submodule that was seen through a forward of its own stretch of the program."""
+    done: set[int] = set()
+    for region in sorted(plan.graph.regions, key=lambda region: region.start):
+        module = root.get_submodule(region.path)
+        if id(module) not in done:
+            done.add(id(module))
+            part = Part(module, region, _program(region, plan, context, sites), runner)
+            module.__dict__["forward"] = part.run
+
+
+def _program(region: Region, plan: Plan, context: Context, sites: dict[int, Site]) -> Program | str:
+    inside = range(region.start, region.end)
+    steps = [step for step in plan.steps if all(index in inside for index in step.nodes)]
+    given = {leaf.index for leaf in _refs(region.arguments)}
+    try:
+        return assemble(plan, steps, given, region.output, context, sites)
+    except OutOfReach as value:
+        return f"{value} is computed together with what lies outside of it"
+
+
+def _refs(tree: Any) -> list[Ref]:
+    return [Ref(index) for index in sorted(registers_in(tree))]
