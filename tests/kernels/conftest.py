@@ -15,6 +15,9 @@ from quant.kernels.backend import Backend
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
 
 
+FIXED = ("QUANT_ISA", "QUANT_BACKEND", "ONEDNN_MAX_CPU_ISA")
+"""What a fresh process does not inherit, because its test sets it."""
+
 COMPILED = ("native", "fbgemm", "qnnpack")
 
 
@@ -69,7 +72,7 @@ def run_python() -> Callable[..., str]:
         pytest.skip("OCTET_FAST_TESTS=1: a process that imports torch takes most of a minute under emulation")
 
     def run(code: str, **environment: str) -> str:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("QUANT_", "ONEDNN_"))}
+        inherited = {name: value for name, value in os.environ.items() if name not in FIXED}
         result = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
             env={**inherited, **environment},

@@ -12,8 +12,10 @@ from quant.kernels.backend import Backend
 from torch import Tensor
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
-SHAPES = [(1, 64, 64), (2, 1, 1), (5, 17, 3), (7, 65, 130), (0, 4, 5), (3, 4, 0), (3, 0, 4), (65, 33, 66)]
-SHAPES += [] if FAST else [(1, 130, 1100), (130, 16, 513), (16, 200, 70)]
+SHAPES = [(5, 17, 3), (0, 4, 5), (3, 4, 0), (65, 33, 66)]
+SHAPES += (
+    [] if FAST else [(1, 64, 64), (2, 1, 1), (3, 0, 4), (7, 65, 130), (1, 130, 1100), (130, 16, 513), (16, 200, 70)]
+)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "M{}-N{}-K{}".format(*shape))
 bits = pytest.mark.parametrize("activation_bits", [8, 16], ids=["8bit", "16bit"])
 
@@ -37,15 +39,14 @@ def same_bits(actual: Tensor, expected: Tensor) -> None:
 @shapes
 @bits
 @pytest.mark.parametrize("per_row", [True, False], ids=["per-row", "per-tensor"])
-@pytest.mark.parametrize("relu", [False, True], ids=["linear", "relu"])
-@pytest.mark.parametrize("extras", ["bare", "bias", "bias+columns"])
+@pytest.mark.parametrize("extras", ["bare", "relu", "bias", "bias+columns", "bias+columns+relu"])
 def test_bits_are_those_of_the_reference(
-    backend: Backend, shape: tuple[int, int, int], activation_bits: int, per_row: bool, relu: bool, extras: str
+    backend: Backend, shape: tuple[int, int, int], activation_bits: int, per_row: bool, extras: str
 ) -> None:
     x, q_weight, scale = operands(shape)
     bias = torch.randn(shape[1]) if "bias" in extras else None
     columns = torch.logspace(-4, 4, shape[2]) if "columns" in extras else None
-    arguments = (x, q_weight, scale, bias, columns, activation_bits, per_row, relu)
+    arguments = (x, q_weight, scale, bias, columns, activation_bits, per_row, "relu" in extras)
     same_bits(backend.linear_dynamic(*arguments), reference.linear_dynamic(*arguments))
 
 
@@ -129,8 +130,8 @@ def test_a_row_does_not_depend_on_the_others(backend: Backend) -> None:
 def test_bits_do_not_depend_on_the_number_of_threads(
     backend: Backend, shape: tuple[int, int, int], threads: int, activation_bits: int, restored_threads: None
 ) -> None:
-    if FAST and threads > 2:
-        pytest.skip("OCTET_FAST_TESTS=1")
+    if FAST:
+        pytest.skip("OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
     arguments = (*operands(shape), torch.ones(shape[1]), None, activation_bits, True, False)
     expected = reference.linear_dynamic(*arguments)
     torch.set_num_threads(threads)
