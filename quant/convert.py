@@ -230,7 +230,9 @@ def _report(
     for name, size in sizes.items():
         if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
             continue
-        outcome, detail = entries.pop(name, ("float", _why(name, info)))
+        outcome, detail = entries.pop(name, ("float", ""))
+        if name in info.islands or not detail:
+            detail = _why(name, info)
         lines.append(ReportEntry(name, kinds[name], outcome, detail, size, own_bytes(now[name]) if name in now else 0))
     for name, (outcome, detail) in entries.items():
         lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))

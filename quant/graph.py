@@ -231,6 +231,9 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
 
     args, kwargs = map_leaves(real, node.args), map_leaves(real, node.kwargs)
+    if kwargs.get("training") is False:
+        # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
+        kwargs["training"] = attribute(root, node.owner).training
     if node.kind == "function":
         return node.target(*args, **kwargs)
     if node.kind == "method":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture import bind, capture
+from quant.dynamic import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
@@ -181,8 +182,6 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
 
 def refuse_nothing(prepared: nn.Module, islands: dict[str, str]) -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
-    from quant.dynamic import NothingQuantized  # the front door's error, shared by its verbs
-
     found = runners(prepared)
     if any(step.integer for runner in found.values() for step in runner.plan.steps):
         return

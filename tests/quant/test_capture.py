@@ -1,0 +1,302 @@
+"""What capture sees: graphs, islands, branches on sizes, changes in place, and calls that a graph does not fit."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.capture import capture
+from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.prepare import bound_values, output_of
+from quant.static.leaves import is_leaf, register_leaf
+
+
+def replay(graph: Graph, root: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The output of a captured graph."""
+    values = bound_values(graph, root, args, kwargs)
+    for node in graph.nodes:
+        if node.kind != "input":
+            values[node.index] = evaluate(node, root, values.__getitem__)
+    return output_of(graph, values)
+
+
+def equal(one: Any, other: Any) -> bool:
+    pairs = list(zip(leaves(one), leaves(other), strict=True))
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def whole(model: nn.Module, inputs: Any) -> Graph:
+    """The graph of a model that is captured without an island."""
+    found = capture(model.eval(), inputs)
+    assert found.islands == {}
+    return found.graphs[""]
+
+
+class Inputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, *others: Tensor, scale: float = 2.0, extra: dict[str, Tensor] | None = None) -> Any:
+        y = self.fc(x) * scale
+        for other in others:
+            y = y + other
+        return {"y": y, "pair": (y, None), "extra": [] if extra is None else [extra["z"] + y]}
+
+
+def test_arguments_of_every_kind() -> None:
+    model, x = Inputs(), torch.randn(2, 4)
+    graph = whole(model, (x, x, x))
+    assert equal(replay(graph, model, x, 2 * x, x), model(x, 2 * x, x))
+    named = whole(model, {"x": x, "extra": {"z": x}, "scale": 3.0})
+    assert equal(replay(named, model, x=x, extra={"z": 2 * x}, scale=3.0), model(x, extra={"z": 2 * x}, scale=3.0))
+    with pytest.raises(CaptureMismatch, match=r"argument 'scale': expected 3\.0, as in example_inputs, got 4\.0"):
+        replay(named, model, x=x, extra={"z": x}, scale=4.0)
+    with pytest.raises(CaptureMismatch, match="argument 'extra': expected keys"):
+        replay(named, model, x=x, extra={}, scale=3.0)
+    with pytest.raises(CaptureMismatch, match="argument 'others': expected tuple of 2"):
+        replay(graph, model, x)
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+
+
+Named = collections.namedtuple("Named", ["first", "second"])
+
+
+class Outputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x)
+        return Output(y, (x, y)), Named(y, 3), {"shape": y.shape[0]}
+
+
+def test_outputs_of_every_kind() -> None:
+    model, x = Outputs(), torch.randn(2, 4)
+    got = replay(whole(model, x), model, torch.cat([x, x]))
+    assert isinstance(got[0], Output)
+    assert isinstance(got[1], Named)
+    assert got[2] == {"shape": 4}
+    assert equal(got, model(torch.cat([x, x])))
+
+
+class Sizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 3:
+            raise ValueError("three dimensions")
+        batch, time, _ = x.shape
+        position = torch.arange(time).unsqueeze(0).expand(batch, time)
+        y = self.fc(x) + position.unsqueeze(-1) / max(time, 2)
+        if batch > 100:
+            y = y * 2
+        return torch.stack([part.sum(1) for part in y.split(2, dim=-1)], 1).view(batch, -1)
+
+
+def test_sizes_stay_free_and_branches_on_them_are_guarded() -> None:
+    model = Sizes()
+    graph = whole(model, torch.randn(2, 5, 4))
+    x = torch.randn(7, 9, 4)
+    assert equal(replay(graph, model, x), model(x))
+    with pytest.raises(CaptureMismatch, match=r"decides by a size: it was False .* and is True now"):
+        replay(graph, model, torch.randn(101, 5, 4))
+    with pytest.raises(CaptureMismatch, match="decides by a size"):
+        replay(graph, model, torch.randn(5, 4))
+
+
+class Loop(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total = x[0]
+        for row in x[1:]:
+            total = total + row
+        return total
+
+
+def test_a_loop_over_rows_is_guarded() -> None:
+    model = Loop()
+    graph = whole(model, torch.randn(3, 4))
+    x = torch.randn(3, 4)
+    assert torch.allclose(replay(graph, model, x), x.sum(0))
+    with pytest.raises(CaptureMismatch, match="decides by a size"):
+        replay(graph, model, torch.randn(4, 4))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if x.sum() > 0 else x
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[:, :2] = self.fc(x)[:, :2]
+        return y
+
+
+class Numbers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(x.max())
+
+
+ISLANDS = {
+    "branches on values": (Branches, "its forward branches on a tensor's values"),
+    "writes into parts": (Writes, "its forward writes into a part of a tensor"),
+    "reads a number": (Numbers, "its forward computes in Python with a tensor's values"),
+}
+
+
+@pytest.mark.parametrize(("kind", "reason"), ISLANDS.values(), ids=list(ISLANDS))
+def test_a_part_that_cannot_be_captured_is_an_island(kind: type[nn.Module], reason: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 2))
+    found = capture(model.eval(), torch.rand(3, 4) + 1)
+    assert found.islands == {"1": reason}
+    assert set(found.graphs) <= {"", "1.fc"}
+    assert [node.target for node in found.graphs[""].nodes if node.kind == "module"] == ["0", "1", "2"]
+
+
+def test_the_model_itself_can_be_an_island() -> None:
+    class Model(Branches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.body(x)) if x.sum() > 0 else self.body(x)
+
+    found = capture(Model().eval(), torch.ones(1, 4))
+    assert "" in found.islands
+    assert "body" in found.graphs
+
+
+def test_an_error_of_the_users_own_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 3)), torch.randn(2, 4))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0
+        y = self.relu(x)
+        z = self.fc(y)
+        z += x
+        z.mul_(2)
+        return z + x
+
+
+def test_what_was_changed_in_place_is_read_changed() -> None:
+    model, x = InPlace(), torch.randn(3, 4)
+    graph = whole(model, x)
+    assert equal(replay(graph, model, x), model(x))
+    inner = [node for node in graph.nodes if node.kind == "module"]
+    last = graph.nodes[-1]
+    assert inner[0].index in last.refs, "the last sum reads what the ReLU left, not what it was given"
+
+
+class View(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0
+        x[:, :2].mul_(2)
+        return x + 1
+
+
+def test_a_view_changed_in_place_is_an_island() -> None:
+    found = capture(nn.Sequential(View()).eval(), torch.randn(2, 4))
+    assert found.islands == {"0": "its forward reads a tensor after another view of it was changed in place"}
+
+
+def test_example_inputs_are_not_changed() -> None:
+    x = torch.randn(3, 4)
+    before = x.clone()
+    capture(nn.Sequential(nn.ReLU(inplace=True)).eval(), x)
+    assert torch.equal(x, before)
+
+
+def test_a_module_called_twice_has_two_sites_and_regions() -> None:
+    shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    graph = whole(model, torch.randn(2, 4))
+    assert [node.label for node in graph.nodes if node.kind == "module"] == ["0.0", "0.1", "1", "0.0@1", "0.1@1"]
+    assert [region.path for region in graph.regions] == ["0", "0"]
+
+
+class Overridden(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.normalize(x, dim=-1))
+
+
+class Documented(nn.Linear):
+    """Only says more about itself."""
+
+    def count(self) -> int:
+        return self.out_features
+
+
+class Reached(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight * 2, bias)
+
+
+def test_subclasses_are_taken_for_their_class_only_where_they_compute_the_same() -> None:
+    assert is_leaf(Documented(4, 4))
+    assert not is_leaf(Overridden(4, 4))
+    assert not is_leaf(Reached(4, 4, 1))
+    assert not is_leaf(torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
+    replaced = nn.Linear(4, 4)
+    replaced.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    assert not is_leaf(replaced)
+
+
+def test_a_registered_layer_is_one_call() -> None:
+    @register_leaf
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    found = capture(nn.Sequential(nn.Linear(4, 4), Own()).eval(), torch.randn(2, 4))
+    assert found.islands == {}
+
+
+def test_modes_are_left_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    model[1].eval()
+    capture(model, torch.randn(2, 4))
+    assert model.training
+    assert not model[1].training
+    assert nn.Module.__call__ is nn.Module.__call__
+    assert torch.zeros(2).sum() == 0
+
+
+def test_map_leaves_keeps_containers() -> None:
+    tree = (1, [2, {"a": 3}], Named(4, slice(5, None)), Output(torch.ones(1), ()))
+    moved = map_leaves(lambda leaf: leaf + 1 if isinstance(leaf, int) else leaf, tree)
+    assert moved[:2] == (2, [3, {"a": 4}])
+    assert moved[2] == Named(5, slice(6, None))
+    assert list(leaves(Ref(3))) == [Ref(3)]
