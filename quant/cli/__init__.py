@@ -52,9 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     dynamic = verbs.add_parser("dynamic", help="make a model's weights int8, ranges of activations at run time")
     _add_model(dynamic, required=True)
-    dynamic.add_argument(
-        "--out", metavar="FILE.safetensors", help="write the quantised state dict and the report there"
-    )
+    dynamic.add_argument("--out", metavar="FILE.safetensors", help="write the quantised model there, for `quant.load`")
     dynamic.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
     dynamic.add_argument(
         "--keep-float",

@@ -12,7 +12,7 @@ from quant.cli.errors import UserError
 
 
 def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
-    """Quantise a model dynamically; print the report and, with --out, write the state dict."""
+    """Quantise a model dynamically; print the report and, with --out, write what `quant.load` reads."""
     import quant
     from quant.cli import files
 
@@ -26,7 +26,7 @@ def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(str(error)) from error
     report = quant.summary(quantized)
     if out is not None:
-        files.save(quantized, report, out)
+        files.save(quantized, out)
     _print_report(report, as_json=options.json)
     if out is not None and not options.json:
         print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")

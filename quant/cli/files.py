@@ -18,11 +18,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+import quant
 from quant.cli.errors import UserError
 from quant.report import Report, ReportEntry
 
-REPORT_KEY = "quant.report"
-"""Name of the report, as JSON, in the metadata of a safetensors file."""
+MANIFEST = "octet"
+"""Where `quant.save` leaves its manifest, in the metadata of a safetensors file."""
 
 PICKLED = (".pt", ".pth", ".bin")
 SHOWN = 5
@@ -183,30 +184,22 @@ def writable(path: Path) -> Path:
         raise UserError(f"--out: cannot write in {path.parent}: {error.strerror or error}") from error
 
 
-def save(model: nn.Module, report: Report, path: Path) -> None:
-    """Write the state dict, with the report in the file's metadata; the file appears only when it is whole.
-
-    Of tensors under several names one is kept, as `safetensors.torch.load_model` expects.
-    """
+def save(model: nn.Module, path: Path) -> None:
+    """`quant.save`, with errors for people."""
     odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
     if odd:
         raise UserError(f"--out: the model's state dict holds {_listed(odd)}, and safetensors holds tensors alone")
-    metadata = {"format": "pt", REPORT_KEY: json.dumps(report.to_dict())}
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        safetensors.torch.save_model(model, str(partial), metadata=metadata)
-        os.replace(partial, path)
+        quant.save(model, path)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"--out: {path} could not be written: {_one_line(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_report(path: Path) -> Report:
-    """The report in a file that `save` wrote.
+    """The report in a file that `save` wrote; the tensors are not read.
 
     Raises:
-        UserError: no such file, or none with a report.
+        UserError: no such file, or none that `save` wrote.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -215,9 +208,9 @@ def read_report(path: Path) -> Report:
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a safetensors file: {_one_line(error)}") from error
-    if REPORT_KEY not in metadata:
-        raise UserError(f"{path} holds no report; `quant dynamic --out` writes files that do")
-    entries = json.loads(metadata[REPORT_KEY])["modules"]
+    if MANIFEST not in metadata:
+        raise UserError(f"{path} holds no report; `quant dynamic --out` and `quant.save` write files that do")
+    entries = json.loads(metadata[MANIFEST])["report"]
     return Report(tuple(ReportEntry(**entry) for entry in entries))
 
 
