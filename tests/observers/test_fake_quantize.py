@@ -281,6 +281,17 @@ def test_an_average_of_models_follows_the_switches() -> None:
     assert torch.equal(average(normal(4, 3)), model.eval()(normal(4, 3)))
 
 
+def test_what_compile_and_cuda_go_by_is_renewed_on_loading_and_on_train() -> None:
+    module, other = FakeQuantize(), FakeQuantize()
+    other.set_quantizing(False)
+    module.load_state_dict(other.state_dict())
+    assert module._known == {"observing": True, "quantizing": False}
+    module.observing.fill_(False)
+    module.eval()
+    assert module._known == {"observing": False, "quantizing": False}
+    assert "observing=False" in repr(module)
+
+
 def test_half_does_not_touch_ranges() -> None:
     module = FakeQuantize(MinMaxObserver())
     module(torch.tensor([-1e6, 1e6]))

@@ -201,9 +201,10 @@ def test_a_start_without_data_is_an_error_and_zeros_are_not(kind: type[LSQFakeQu
     module = kind()
     assert torch.equal(module(torch.zeros(4)), torch.zeros(4))
     assert float(module.qparams().scale) == 1.0
-    module = kind()
-    module(torch.tensor([math.nan, 1.0, -1.0]))
-    assert math.isfinite(module.scale.item())
+    dirty, clean = kind(), kind()
+    dirty(torch.tensor([math.nan, 1.0, -1.5, math.inf]))
+    clean(torch.tensor([1.0, -1.5]))
+    assert dirty.qparams() == clean.qparams()
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, math.nan, math.inf])
