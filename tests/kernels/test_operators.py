@@ -1,0 +1,248 @@
+"""The operators as torch sees them: schemas, shape functions, and what becomes of them in a graph."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from quant.kernels import dispatch, ops, quantize_weight, tables
+from torch import Tensor
+
+FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+slow = pytest.mark.skipif(FAST, reason="OCTET_FAST_TESTS=1: torch's compiler takes minutes under emulation")
+
+Arguments = tuple[Any, ...]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+def linear() -> tuple[Tensor, Tensor, Tensor]:
+    """q_weight (12, 20), its scale and a float bias."""
+    return *quantize_weight(torch.randn(12, 20, generator=generator())), torch.randn(12, generator=generator())
+
+
+def activations(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator())
+
+
+def static(name: str, *, bias: bool) -> Arguments:
+    q_weight, scale, _ = linear()
+    q_bias = torch.arange(12, dtype=torch.int32) if bias else None
+    tail = {"s32": (), "f32": (scale,), "u8": (scale / 100, 60, 0, 255)}[name]
+    return (activations(2, 3, 20), 128, q_weight, q_bias, *tail, "")
+
+
+def dynamic(*, bits: int, extras: bool) -> Arguments:
+    q_weight, scale, bias = linear()
+    columns = torch.rand(20, generator=generator()) if extras else None
+    x = torch.randn(2, 3, 20, generator=generator())
+    return (x, q_weight, scale, bias if extras else None, columns, bits, not extras, extras, "")
+
+
+def recurrent(mode: str, *, packed: bool = False, projection: int = 0) -> Arguments:
+    gates, hidden = {"lstm": 4, "gru": 3}.get(mode, 1), 6
+    state = projection or hidden
+
+    def weight(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        return quantize_weight(torch.randn(rows, columns, generator=generator()) / 3)
+
+    ih, hh = weight(gates * hidden, 5), weight(gates * hidden, state)
+    hr = weight(projection, hidden) if projection else (None, None)
+    x = torch.randn((6, 5) if packed else (3, 2, 5), generator=generator())
+    sizes = torch.tensor([3, 2, 1]) if packed else None
+    batch = 3 if packed else 2
+    c = torch.zeros(batch, hidden) if mode == "lstm" else None
+    bias = torch.randn(gates * hidden, generator=generator())
+    h = torch.zeros(batch, state)
+    return (x, sizes, h, c, *ih, None, 8, True, *hh, bias, bias.clone(), *hr, mode, packed, "")
+
+
+def rows(bits: int) -> Tensor:
+    return tables.pack_table(torch.randn(9, 6, generator=generator()), bits)
+
+
+CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
+    "quantize": ("quantize", lambda: (torch.randn(4, 5), 0.1, 3)),
+    "dequantize": ("dequantize", lambda: (activations(4, 5), 0.1, 3)),
+    "requantize": ("requantize", lambda: (activations(4, 5).int(), torch.rand(5), 3, 0, 255)),
+    "linear s32": ("linear_u8s8_s32", lambda: static("s32", bias=False)),
+    "linear s32 bias": ("linear_u8s8_s32", lambda: static("s32", bias=True)),
+    "linear f32": ("linear_u8s8_f32", lambda: static("f32", bias=True)),
+    "linear u8": ("linear_u8s8_u8", lambda: static("u8", bias=True)),
+    "dynamic": ("linear_dynamic", lambda: dynamic(bits=8, extras=False)),
+    "dynamic 16 bits": ("linear_dynamic", lambda: dynamic(bits=16, extras=True)),
+    "lstm": ("rnn_layer", lambda: recurrent("lstm")),
+    "lstm packed": ("rnn_layer", lambda: recurrent("lstm", packed=True)),
+    "lstm projected": ("rnn_layer", lambda: recurrent("lstm", projection=4)),
+    "gru": ("rnn_layer", lambda: recurrent("gru")),
+    "rnn": ("rnn_layer", lambda: recurrent("rnn_tanh", packed=True)),
+    "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
+    "bags": (
+        "embedding_bag",
+        lambda: (rows(8), torch.tensor([1, 2, 8]), torch.tensor([0, 2]), None, 8, 6, "mean", False, -1, ""),
+    ),
+    "bags weighted": (
+        "embedding_bag",
+        lambda: (rows(8), torch.tensor([1, 2]), torch.tensor([0, 2]), torch.rand(2), 8, 6, "sum", True, 1, ""),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Forgets earlier graphs, whose number per function torch limits."""
+    torch.compiler.reset()
+
+
+calls = pytest.mark.parametrize("name", list(CALLS))
+
+
+def call(name: str) -> tuple[Any, Arguments]:
+    operator, arguments = CALLS[name]
+    return getattr(torch.ops.octet, operator).default, arguments()
+
+
+def same(actual: Any, expected: Any) -> None:
+    pairs = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
+    for a, b in pairs:
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+class Calling(torch.nn.Module):
+    """A module whose forward is one operator on a given input and constants."""
+
+    def __init__(self, operator: Any, arguments: Arguments) -> None:
+        super().__init__()
+        self.operator = operator
+        self.rest = arguments[1:]
+        for index, argument in enumerate(self.rest):
+            if isinstance(argument, Tensor):
+                self.register_buffer(f"constant_{index}", argument)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operator(x, *(getattr(self, f"constant_{i}", value) for i, value in enumerate(self.rest)))
+
+
+def test_every_operator_is_called_here() -> None:
+    called = {operator for operator, _ in CALLS.values()}
+    assert set(ops.SCHEMAS) - called <= {name for name in ops.SCHEMAS if name.startswith("conv_")}
+
+
+@slow
+@calls
+def test_opcheck(name: str) -> None:
+    operator, arguments = call(name)
+    torch.library.opcheck(operator, arguments)
+
+
+@calls
+def test_the_shape_function_tells_the_truth(name: str) -> None:
+    operator, arguments = call(name)
+    expected = operator(*arguments)
+    meta = operator(*(a.to("meta") if isinstance(a, Tensor) else a for a in arguments))
+    pairs = zip(meta, expected, strict=True) if isinstance(expected, tuple) else [(meta, expected)]
+    for shape, real in pairs:
+        assert (shape.shape, shape.dtype, shape.stride()) == (real.shape, real.dtype, real.stride())
+
+
+@calls
+def test_two_calls_give_the_same_bits(name: str) -> None:
+    operator, arguments = call(name)
+    same(operator(*arguments), operator(*arguments))
+
+
+@slow
+@calls
+def test_compile_with_a_full_graph(name: str) -> None:
+    operator, arguments = call(name)
+    compiled = torch.compile(Calling(operator, arguments), fullgraph=True, backend="aot_eager")
+    same(compiled(arguments[0]), operator(*arguments))
+
+
+@slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own imports
+def test_compile_to_native_code_with_changing_shapes(extension: None) -> None:
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        pytest.skip("torch.compile's inductor needs a C++ compiler")
+    q_weight, scale, bias = linear()
+
+    def function(x: Tensor) -> Tensor:
+        y = dispatch.current().linear_dynamic(x * 2, q_weight, scale, bias, None, 8, True, False)
+        return torch.nn.functional.gelu(y).sum(0)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for size in (3, 5, 9):
+        x = torch.randn(size, 20)
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-5, atol=1e-5)
+
+
+@slow
+@calls
+def test_export_save_and_load(name: str) -> None:
+    operator, arguments = call(name)
+    program = torch.export.export(Calling(operator, arguments), (arguments[0],))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    same(torch.export.load(file).module()(arguments[0]), operator(*arguments))
+
+
+@slow
+def test_export_keeps_a_dynamic_batch() -> None:
+    operator, arguments = call("dynamic")
+    batch = torch.export.Dim("batch", min=2, max=64)
+    module = Calling(operator, arguments)
+    program = torch.export.export(module, (arguments[0],), dynamic_shapes=({0: batch},))
+    x = torch.randn(7, 3, 20)
+    same(program.module()(x), module(x))
+
+
+@slow
+@calls
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_trace_save_and_load(name: str) -> None:
+    operator, arguments = call(name)
+    traced = torch.jit.trace(Calling(operator, arguments), (arguments[0],))
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    same(torch.jit.load(file)(arguments[0]), operator(*arguments))
+
+
+@slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_script() -> None:
+    def function(x: Tensor, q_weight: Tensor, scale: Tensor) -> Tensor:
+        y = torch.ops.octet.linear_dynamic(x, q_weight, scale, None, None, 8, True, True, "")
+        return torch.ops.octet.dequantize(torch.ops.octet.quantize(y, 0.1, 0), 0.1, 0)
+
+    q_weight, scale, _ = linear()
+    x = torch.randn(3, 20)
+    same(torch.jit.script(function)(x, q_weight, scale), function(x, q_weight, scale))
+
+
+def test_a_backend_that_is_no_library_is_refused_in_a_graph(extension: None) -> None:
+    operator, arguments = call("dynamic")
+    with pytest.raises(ValueError, match="'onednn' cannot serve a compiled, exported or scripted graph"):
+        operator(*arguments[:-1], "onednn")
+
+
+def test_the_layers_choice_is_kept_in_a_graph(extension: None) -> None:
+    operator, arguments = call("dynamic")
+    program = torch.export.export(Calling(operator, (*arguments[:-1], "qnnpack")), (arguments[0],))
+    assert "qnnpack" in program.graph_module.code
+
+
+def test_a_gradient_through_integers_is_not_silently_zero() -> None:
+    operator, arguments = call("dynamic")
+    y = operator(arguments[0].requires_grad_(), *arguments[1:])
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        y.sum().backward()

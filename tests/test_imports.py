@@ -1,0 +1,85 @@
+"""What may import what: the order of the packages, nothing of torch.ao, and a light kernel layer."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDER = ("kernels", "observers", "calibrate", "quant")  # each imports from itself and from its left
+SOURCES = [pytest.param(path, id=str(path.relative_to(ROOT))) for name in ORDER for path in (ROOT / name).rglob("*.py")]
+TORCH_AO = ("torch.ao", "torch.quantization", "torch.quint8", "torch.qint8", "torch.qint32", "torch.ops.quantized")
+# pickle.UnpicklingError is what torch.load raises of a file that it refuses.
+PICKLE = ("dill", *(f"pickle.{name}" for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler")))
+FORBIDDEN = TORCH_AO + PICKLE
+
+
+def package_of(module: str) -> str | None:
+    """quant.kernels.scheme -> kernels, quant.recipe -> quant, torch -> None."""
+    parts = module.split(".")
+    if parts[0] != "quant":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in ORDER else "quant"
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported, `from a import b` as a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted text of every attribute, as torch.ops.quantized."""
+    return ((node.lineno, ast.unparse(node)) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_a_package_imports_only_from_its_left(path: Path) -> None:
+    own = ORDER.index(path.relative_to(ROOT).parts[0])
+    for line, name in imported(ast.parse(path.read_text())):
+        package = package_of(name)
+        assert package is None or ORDER.index(package) <= own, f"{path.name}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_nothing_of_torch_ao_and_no_pickle(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for line, name in [*imported(tree), *attributes(tree)]:
+        assert not any(within(name, bad) for bad in FORBIDDEN), f"{path.name}:{line} uses {name}"
+
+
+def test_the_rules_above_can_fail() -> None:
+    tree = ast.parse("from torch.ao import quantization\nx = torch.ops.quantized.linear\nx = pickle.loads(y)")
+    names = [name for _, name in [*imported(tree), *attributes(tree)]]
+    found = {bad for bad in FORBIDDEN if any(within(name, bad) for name in names)}
+    assert found == {"torch.ao", "torch.ops.quantized", "pickle.loads"}
+    assert package_of("quant.cli") == "quant"
+    assert package_of("quant.kernels.scheme") == "kernels"
+    assert SOURCES
+
+
+@pytest.mark.skipif(
+    os.environ.get("OCTET_FAST_TESTS") == "1", reason="OCTET_FAST_TESTS=1: a process that imports torch is slow"
+)
+@pytest.mark.parametrize("module", ["quant.kernels", "quant.observers"])
+def test_a_lower_package_brings_in_nothing_heavy(module: str) -> None:
+    # fbgemm_gpu alone takes seconds to import; scipy and tqdm belong to calibration.
+    code = f"import sys, torch; before = set(sys.modules); import {module}; print(*(set(sys.modules) - before))"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    brought = {name.split(".")[0] for name in result.stdout.split()}
+    assert not brought & {"scipy", "tqdm", "fbgemm_gpu"}
+    assert "torch.ao" not in {".".join(name.split(".")[:2]) for name in result.stdout.split()}
