@@ -91,6 +91,11 @@ def matmul(
     return reference.requantize(sums, _f32(multiplier), output_zero_point, quant_min, quant_max)
 
 
+def matmul_f32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int, multiplier: float) -> Tensor:
+    """a @ b, times s_a * s_b: float32."""
+    return matmul_u8u8_s32(q_a, a_zero_point, q_b, b_zero_point).to(torch.float32) * _f32(multiplier)
+
+
 def matmul_u8u8_s32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int) -> Tensor:
     """Exact sums of a @ b, zero points removed: int32 (..., M, N)."""
     a, b = q_a.to(torch.float64) - a_zero_point, q_b.to(torch.float64) - b_zero_point
@@ -185,6 +190,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "add": add,
     "mul": mul,
     "matmul": matmul,
+    "matmul_f32": matmul_f32,
     "max_pool": max_pool,
     "avg_pool": avg_pool,
     "adaptive_avg_pool": adaptive_avg_pool,

@@ -24,11 +24,18 @@ class StepParity:
         name: of the step.
         worst: largest difference, in steps of the output's scale; of a float output, relative to its largest value.
         unequal: share of values that differ at all; 0.0 for a float output.
+        integer: whether the output is uint8.
     """
 
     name: str
     worst: float
     unequal: float
+    integer: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether simulation and integers agree: within one step, or, in float, within what float sums differ by."""
+        return self.worst <= (1 if self.integer else 1e-4)
 
 
 def parity(prepared: nn.Module, converted: nn.Module, inputs: Any) -> list[StepParity]:
@@ -62,7 +69,7 @@ def _step_parity(step: Step, runner: GraphRunner, registers: dict[int, Any]) -> 
     if not runner.plan.emits_integers(step):
         found = registers[2 * step.output]
         size = float(expected.abs().max().clamp(min=1e-30)) if expected.numel() else 1.0
-        return StepParity(step.name, float((found - expected).abs().max()) / size if expected.numel() else 0.0, 0.0)
+        return StepParity(step.name, float((found - expected).abs().max()) / size if expected.numel() else 0.0, 0.0, False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
     steps = (registers[2 * step.output + 1].int() - q_expected.int()).abs()
     if not steps.numel():

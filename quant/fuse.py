@@ -164,7 +164,7 @@ def _takes_batch_norm(before: Step, step: Step, graph: Graph, root: nn.Module) -
 
 def _takes_clamp(before: Step, step: Step) -> bool:
     low, high = step.attrs["clamp"]
-    clampable = before.op in ("add", "mul", "matmul") or (before.integer and OPERATORS[before.op].weighted)
+    clampable = before.op in ("add", "mul") or (before.integer and OPERATORS[before.op].weighted)
     return clampable and before.attrs.get("clamp") is None and low <= 0.0 <= high
 
 

@@ -73,7 +73,8 @@ class Context:
 def lower(step: Step, context: Context) -> Instruction:
     """The operator call of an integer step that has no weight."""
     op, args, kwargs = LOWERINGS[step.op](step, context)
-    return Instruction(op, args, 2 * step.output + 1, step.output, kwargs, step.name)
+    out = 2 * step.output + context.plan.emits_integers(step)
+    return Instruction(op, args, out, step.output, kwargs, step.name)
 
 
 Lowered = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -131,15 +132,20 @@ def _add(step: Step, context: Context) -> Lowered:
     return "add", (*args, *_limits(step, context)), {}
 
 
-def _product(op: str) -> Callable[[Step, Context], Lowered]:
-    def handler(step: Step, context: Context) -> Lowered:
-        a, b = step.inputs
-        scales = context.range_of(a).scale * context.range_of(b).scale
-        multiplier = float(scales / context.range_of(step.output).scale)
-        args = (q(a), context.zero_point(a), q(b), context.zero_point(b), multiplier)
-        return op, (*args, *_limits(step, context)), {}
+def _mul(step: Step, context: Context) -> Lowered:
+    return "mul", (*_factors(step, context, context.range_of(step.output).scale), *_limits(step, context)), {}
 
-    return handler
+
+def _matmul(step: Step, context: Context) -> Lowered:
+    if not context.plan.emits_integers(step):
+        return "matmul_f32", _factors(step, context, torch.ones(())), {}
+    return "matmul", (*_factors(step, context, context.range_of(step.output).scale), *_limits(step, context)), {}
+
+
+def _factors(step: Step, context: Context, output_scale: Tensor) -> tuple[Any, ...]:
+    a, b = step.inputs
+    multiplier = context.range_of(a).scale * context.range_of(b).scale / output_scale
+    return q(a), context.zero_point(a), q(b), context.zero_point(b), float(multiplier)
 
 
 def _move(step: Step, context: Context) -> Lowered:
@@ -176,8 +182,8 @@ def _rescaled(op: str, *names: str) -> Callable[[Step, Context], Lowered]:
 LOWERINGS: dict[str, Callable[[Step, Context], Lowered]] = {
     "lookup": _lookup,
     "add": _add,
-    "mul": _product("mul"),
-    "matmul": _product("matmul"),
+    "mul": _mul,
+    "matmul": _matmul,
     "cat": _move,
     "pass": _move,
     "pad": _pad,
