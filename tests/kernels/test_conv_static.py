@@ -1,0 +1,160 @@
+"""conv_u8s8_*: int32 sums bit for bit against float64 convolutions, which are exact at these sizes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from quant.kernels import reference
+from quant.kernels.backend import Backend
+from torch import Tensor
+
+CONVOLUTIONS = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One convolution; sizes that are equal along every axis are written once."""
+
+    dims: int = 2
+    batch: int = 2
+    channels: int = 8
+    outputs: int = 12
+    size: int = 9
+    kernel: int = 3
+    stride: int = 1
+    padding: int = 1
+    dilation: int = 1
+    groups: int = 1
+
+    def operands(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randint(0, 256, (self.batch, self.channels, *[self.size] * self.dims), generator=generator)
+        shape = (self.outputs, self.channels // self.groups, *[self.kernel] * self.dims)
+        return x.byte(), torch.randint(-127, 128, shape, generator=generator).char()
+
+    def geometry(self) -> tuple[Any, ...]:
+        return (*([value] * self.dims for value in (self.stride, self.padding, self.dilation)), self.groups)
+
+    def exact(self, x: Tensor, zero_point: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What lies outside the input is zero, which is what the zero point stands for."""
+        real = x.double() - zero_point
+        sums = CONVOLUTIONS[self.dims](real, weight.double(), None, *self.geometry())
+        if bias is not None:
+            sums = sums + bias.double().view(-1, *[1] * self.dims)
+        return sums.int()
+
+
+CASES = {
+    "plain": Case(),
+    "1d": Case(dims=1),
+    "3d": Case(dims=3, size=5),
+    "pointwise": Case(kernel=1, padding=0),
+    "no-padding": Case(padding=0),
+    "wide-padding": Case(padding=4),
+    "strided": Case(stride=2),
+    "strided-past-the-kernel": Case(stride=3, kernel=2, padding=0),
+    "dilated": Case(dilation=2, padding=2),
+    "grouped": Case(channels=12, outputs=8, groups=4),
+    "grouped-of-one-channel": Case(channels=4, outputs=8, groups=4),
+    "depthwise": Case(channels=33, outputs=33, groups=33),
+    "depthwise-strided-dilated": Case(channels=16, outputs=16, groups=16, stride=2, dilation=2, padding=3),
+    "depthwise-1d": Case(dims=1, channels=70, outputs=70, groups=70, kernel=5),
+    "depthwise-3d": Case(dims=3, channels=5, outputs=5, groups=5, size=4),
+    "one-channel": Case(channels=1, outputs=1),
+    "rgb": Case(channels=3, outputs=17, kernel=7, stride=2, padding=3, size=21),
+    "kernel-of-the-input": Case(kernel=9, padding=0),
+    "one-pixel": Case(size=1),
+    "many-channels": Case(channels=130, outputs=65, size=4),
+    "no-samples": Case(batch=0),
+}
+cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
+
+
+@cases
+@pytest.mark.parametrize("zero_point", [0, 128, 255])
+def test_sums_are_exact(compiled: Backend, case: Case, zero_point: int) -> None:
+    x, weight = case.operands()
+    bias = torch.arange(case.outputs, dtype=torch.int32) * 1000
+    for q_bias in (None, bias):
+        sums = compiled.conv_u8s8_s32(x, zero_point, weight, q_bias, *case.geometry())  # type: ignore[attr-defined]
+        assert sums.dtype == torch.int32
+        assert torch.equal(sums, case.exact(x, zero_point, weight, q_bias))
+
+
+@cases
+def test_outputs_are_those_of_the_reference(compiled: Backend, case: Case) -> None:
+    x, weight = case.operands()
+    factors = torch.rand(case.outputs, generator=torch.Generator().manual_seed(6)) * 1e-3 + 1e-4
+    sums = case.exact(x, 7, weight, None).movedim(1, -1)
+    u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
+    assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
+    f32 = compiled.conv_u8s8_f32(x, 7, weight, None, *case.geometry(), factors)  # type: ignore[attr-defined]
+    assert torch.equal(f32.movedim(1, -1), sums.float() * factors)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16], ids=["full", "grouped", "depthwise"])
+def test_sums_are_exact_where_int16_pairs_would_saturate(compiled: Backend, groups: int) -> None:
+    case = Case(channels=16, outputs=16, groups=groups)
+    x, weight = case.operands()
+    x = torch.full_like(x, 255)
+    for first, second in itertools.product((-127, 127), repeat=2):
+        weight = weight.view(-1)
+        weight[0::2], weight[1::2] = first, second
+        weight = weight.view(16, 16 // groups, 3, 3)
+        sums = compiled.conv_u8s8_s32(x, 0, weight, None, *case.geometry())  # type: ignore[attr-defined]
+        assert torch.equal(sums, case.exact(x, 0, weight, None))
+
+
+@pytest.mark.parametrize("kind", ["channels-last", "transposed", "sliced", "expanded"])
+def test_every_memory_layout_is_read_right(compiled: Backend, kind: str) -> None:
+    case = Case()
+    x, weight = case.operands()
+    layouts = {
+        "channels-last": x.contiguous(memory_format=torch.channels_last),
+        "transposed": x.transpose(2, 3),
+        "sliced": torch.cat([x, x], 3)[..., 4:13],
+        "expanded": x[:1].expand(5, -1, -1, -1),
+    }
+    sums = compiled.conv_u8s8_s32(layouts[kind], 3, weight, None, *case.geometry())  # type: ignore[attr-defined]
+    assert torch.equal(sums, case.exact(layouts[kind], 3, weight, None))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("groups", [1, 4, 64], ids=["full", "grouped", "depthwise"])
+def test_sums_do_not_depend_on_the_number_of_threads(
+    compiled: Backend, threads: int, groups: int, restored_threads: None
+) -> None:
+    case = Case(batch=1, channels=64, outputs=64, size=20, groups=groups)
+    x, weight = case.operands()
+    torch.set_num_threads(threads)
+    sums = compiled.conv_u8s8_s32(x, 3, weight, None, *case.geometry())  # type: ignore[attr-defined]
+    assert torch.equal(sums, case.exact(x, 3, weight, None))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"x": torch.zeros(1, 8, 9, 9)}, "expected Byte", id="float-input"),
+        pytest.param({"x": torch.zeros(1, 7, 9, 9).byte()}, "has 7 channels", id="wrong-channels"),
+        pytest.param({"x": torch.zeros(1, 8, 9).byte()}, "spatial dimensions", id="missing-axis"),
+        pytest.param({"weight": torch.zeros(12, 8, 3, 3)}, "expected Byte and Char", id="float-weight"),
+        pytest.param({"stride": [0, 0]}, "must be positive", id="stride-zero"),
+        pytest.param({"stride": [1]}, "stride has 1 values, expected 2", id="short-stride"),
+        pytest.param({"padding": [-1, -1]}, "padding not negative", id="negative-padding"),
+        pytest.param({"dilation": [0, 0]}, "must be positive", id="dilation-zero"),
+        pytest.param({"dilation": [9, 9]}, "does not fit the padded input", id="kernel-larger-than-the-input"),
+        pytest.param({"groups": 3}, "in 3 groups", id="groups-do-not-divide"),
+        pytest.param({"groups": 0}, "in 0 groups", id="no-groups"),
+    ],
+)
+def test_bad_operands_are_refused(compiled: Backend, change: dict[str, Any], words: str) -> None:
+    x, weight = Case().operands()
+    given = {"x": x, "weight": weight, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1, **change}
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
+        compiled.conv_u8s8_s32(  # type: ignore[attr-defined]
+            given["x"], 0, given["weight"], None, given["stride"], given["padding"], given["dilation"], given["groups"]
+        )
