@@ -7,6 +7,8 @@ looks at layers or numbers; `capture.py` makes graphs and `fuse.py` reads meanin
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -43,6 +45,14 @@ class TensorMeta:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A function by where it is found."""
+
+    module: str
+    name: str
+
+
 @dataclass
 class Node:
     """One call.
@@ -66,6 +76,18 @@ class Node:
     owner: str = ""
     site: int = 0
     meta: TensorMeta | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
+        module, name = getattr(self.target, "__module__", None), getattr(self.target, "__name__", None)
+        if self.kind == "function" and module and name and getattr(sys.modules.get(module), name, None) is self.target:
+            return {**self.__dict__, "target": _Named(module, name)}
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.target, _Named):
+            self.target = getattr(importlib.import_module(self.target.module), self.target.name)
 
     @property
     def refs(self) -> list[int]:
