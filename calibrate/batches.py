@@ -1,0 +1,174 @@
+"""What of a batch is given to the model, how many samples it holds, and its name in messages.
+
+The rule, from the parameters that the model's own forward requires (`type(model).forward`):
+
+    tensor, or any other object    forward(batch)
+    tuple or list                  as many of its first elements as forward requires, and at least one; the rest are
+                                   labels. So of an (input, label) pair the input is used, and an optional parameter
+                                   is never filled by what may be a label.
+    mapping                        forward(**batch), without the keys that forward does not take; forward(batch) where
+                                   it takes none of them
+
+`forward=lambda model, batch: ...` of `run` decides otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+
+SAMPLED = 4096
+"""Values of each tensor that a fingerprint looks at."""
+
+
+@dataclass
+class Signature:
+    """Which arguments a forward has.
+
+    Attributes:
+        required: names of the positional parameters without a default.
+        optional: names of those with one.
+        keywords: every parameter that can be given by name.
+        more, any_keyword: it takes *args, **kwargs.
+    """
+
+    required: list[str] = field(default_factory=list)
+    optional: list[str] = field(default_factory=list)
+    keywords: set[str] = field(default_factory=set)
+    more: bool = False
+    any_keyword: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Signature:
+        """That of the class's forward: an instance may have had its forward replaced by one that takes anything."""
+        while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        found = cls()
+        for parameter in list(inspect.signature(type(model).forward).parameters.values())[1:]:
+            kind = parameter.kind
+            if kind is parameter.VAR_POSITIONAL:
+                found.more = True
+            elif kind is parameter.VAR_KEYWORD:
+                found.any_keyword = True
+            else:
+                if kind is not parameter.POSITIONAL_ONLY:
+                    found.keywords.add(parameter.name)
+                if kind is not parameter.KEYWORD_ONLY:
+                    has_default = parameter.default is not parameter.empty
+                    (found.optional if has_default else found.required).append(parameter.name)
+        return found
+
+
+class Caller:
+    """Calls one model with batches, by the rule of this file.
+
+    Attributes:
+        doubts: what the rule decided and somebody could have meant otherwise; each is said once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.signature = Signature.of(model)
+        self.doubts: list[str] = []
+
+    def arguments(self, batch: Any) -> Arguments:
+        """The arguments that `batch` stands for.
+
+        Raises:
+            TypeError: it is nothing that a model takes: None, a string, a number, a numpy array.
+            ValueError: it has fewer elements than forward requires.
+        """
+        if isinstance(batch, Mapping):
+            return self._of_mapping(batch)
+        if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence):
+            return self._of_sequence(batch)
+        if batch is None or isinstance(batch, (str, bytes, int, float)) or type(batch).__module__ == "numpy":
+            raise TypeError(
+                f"it is a {type(batch).__name__}, expected a tensor, a tuple or a dict (torch.as_tensor makes a tensor)"
+            )
+        return (batch,), {}
+
+    def _of_sequence(self, batch: tuple[Any, ...] | list[Any]) -> Arguments:
+        required = self.signature.required
+        used = max(len(required), 1)
+        if len(batch) < used:
+            raise ValueError(f"it has {len(batch)} elements, and the model's forward requires {', '.join(required)}")
+        spare = self.signature.optional[max(1 - len(required), 0) :]
+        if len(batch) > used and (spare or self.signature.more):
+            self._doubt(
+                f"batches have {len(batch)} elements and forward requires {used}: the rest is taken for labels and not "
+                f"used; if it is meant for {', '.join(spare) or '*args'}, give dicts or forward="
+            )
+        return tuple(batch[:used]), {}
+
+    def _of_mapping(self, batch: Mapping[Any, Any]) -> Arguments:
+        if self.signature.any_keyword:
+            return (), dict(batch)
+        taken = {key: value for key, value in batch.items() if key in self.signature.keywords}
+        if not taken:
+            return (batch,), {}
+        left = [str(key) for key in batch if key not in taken]
+        if left:
+            self._doubt(f"batches have {', '.join(left)}, which forward does not take: not used")
+        return (), taken
+
+    def _doubt(self, text: str) -> None:
+        if text not in self.doubts:
+            self.doubts.append(text)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from tensors(inner)
+    elif isinstance(value, (tuple, list)):
+        for inner in value:
+            yield from tensors(inner)
+
+
+def count_samples(batch: Any) -> int:
+    """Size of the first dimension of the first tensor that has one; sequences in a PackedSequence; else 1."""
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
+    return next((tensor.shape[0] for tensor in tensors(batch) if tensor.dim()), 1)
+
+
+def describe(batch: Any) -> str:
+    """Shapes and dtypes in a line: `(float32 [8, 3, 32, 32], int64 [8])`."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {list(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (tuple, list)):
+        return "(" + ", ".join(map(describe, batch)) + ")"
+    return type(batch).__name__
+
+
+def fingerprint(batch: Any) -> bytes:
+    """Equal for equal batches; differs, but for unlucky tails, for others. Looks at SAMPLED values of each tensor."""
+    seen = hashlib.sha256(describe(batch).encode())
+    for tensor in tensors(batch):
+        seen.update(sample_bytes(tensor))
+    return seen.digest()
+
+
+def sample_bytes(tensor: Tensor) -> bytes:
+    """Up to SAMPLED values at even distances, and the last, as bytes; nothing of a tensor without plain storage."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.numel() == 0:
+        return b""
+    flat = tensor.detach().reshape(-1)
+    step = -(-flat.numel() // SAMPLED)
+    chosen = torch.cat((flat[::step], flat[-1:])).cpu().contiguous()
+    return chosen.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,215 @@
+"""The file that lets a killed run go on: every observer's buffers, and how far the run had come. No pickle.
+
+A safetensors file; its header holds the manifest as JSON: the format's version, the batches and samples seen, the
+observers' names, types and settings, digests of the model's parameters, of the batches seen and of the file itself,
+and library versions. It is written beside its place, flushed to the disk and renamed, so a reader finds the old file or
+the new one, whenever the writer is killed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from quant.calibrate.batches import sample_bytes
+from quant.calibrate.errors import CheckpointError
+from quant.observers import Observer
+from torch import Tensor, nn
+
+SCHEMA = 1
+"""Version of the manifest; a reader refuses any other."""
+
+KEY = "octet.calibration"
+"""Name of the manifest in the safetensors header."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run had come.
+
+    Attributes:
+        batches, samples: seen so far.
+        data: hex digest of those batches (`batches.fingerprint` of each, in order).
+        warnings: given so far.
+    """
+
+    batches: int
+    samples: int
+    data: str
+    warnings: tuple[str, ...] = ()
+
+
+def observers_of(model: nn.Module) -> dict[str, Observer]:
+    """Every observer of the model by its dotted name; one that has several names is there once."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, Observer)}
+
+
+def identity(model: nn.Module) -> dict[str, Any]:
+    """What must be the same for two runs' statistics to belong together: observers, and the weights they look at."""
+    weights = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        weights.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        weights.update(sample_bytes(parameter))
+    observers = [
+        [name, f"{type(observer).__module__}.{type(observer).__qualname__}", observer.extra_repr()]
+        for name, observer in observers_of(model).items()
+    ]
+    return {"observers": observers, "weights": weights.hexdigest()}
+
+
+def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any], progress: Progress) -> None:
+    """Put a checkpoint at `path`, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    state = states(observers)
+    manifest = {
+        "schema": SCHEMA,
+        "batches": progress.batches,
+        "samples": progress.samples,
+        "data": progress.data,
+        "warnings": progress.warnings,
+        **model_identity,
+        "versions": {name: _version(name) for name in ("octet-quant", "torch")},
+    }
+    text = json.dumps(manifest, sort_keys=True)
+    header = {KEY: text, "digest": digest(text, state)}
+    _write_atomically(path, safetensors.torch.save(state, metadata=header))
+
+
+def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any]) -> Saved:
+    """Read and check a checkpoint; the observers are not touched before `Saved.restore`.
+
+    Raises:
+        CheckpointError: truncated, altered, foreign, or of another model.
+        OSError: it cannot be read.
+    """
+    manifest, state = _read(path)
+    _check_identity(path, manifest, model_identity)
+    copies = {}
+    for name, observer in observers.items():
+        prefix = f"{name}."
+        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        copies[name] = copy.deepcopy(observer)
+        try:
+            copies[name].load_state_dict(own)
+        except RuntimeError as error:
+            raise CheckpointError(f"{path}: the statistics of {name!r} do not fit its observer: {error}") from error
+    progress = Progress(manifest["batches"], manifest["samples"], manifest["data"], tuple(manifest["warnings"]))
+    return Saved(progress, copies)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read, found good and not yet applied."""
+
+    progress: Progress
+    observers: Mapping[str, Observer]
+
+    def restore(self, observers: Mapping[str, Observer]) -> None:
+        """Give `observers` the saved statistics."""
+        for name, observer in observers.items():
+            observer.load_state_dict(self.observers[name].state_dict())
+
+
+def states(observers: Mapping[str, Observer]) -> dict[str, Tensor]:
+    """Every buffer of every observer, on the CPU, by `observer name.buffer name`."""
+    found: dict[str, Tensor] = {}
+    for name, observer in observers.items():
+        for key, value in observer.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"observer {name!r}: {key} of its state is a {type(value).__name__}, expected tensors")
+            # Cloned, as safetensors refuses tensors that share memory.
+            found[f"{name}.{key}"] = value.detach().cpu().contiguous().clone()
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}){_REMEDY}") from error
+    if KEY not in header:
+        raise CheckpointError(f"{path} is a safetensors file that calibrate.run did not write{_REMEDY}")
+    if header.get("digest") != digest(header[KEY], state):
+        raise CheckpointError(f"{path} was altered or damaged: its digest does not match{_REMEDY}")
+    manifest: dict[str, Any] = json.loads(header[KEY])
+    if manifest["schema"] != SCHEMA:
+        raise CheckpointError(
+            f"{path} has version {manifest['schema']}, this library reads {SCHEMA}: finish with the one that began"
+        )
+    return manifest, state
+
+
+_REMEDY = "; delete it to begin anew, or name another"
+
+
+def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    theirs, ours = manifest["observers"], expected["observers"]
+    if theirs != ours:
+        ours_by_name = {name: rest for name, *rest in ours}
+        theirs_by_name = {name: rest for name, *rest in theirs}
+        names = [*ours_by_name, *(name for name in theirs_by_name if name not in ours_by_name)]
+        odd = [name for name in names if ours_by_name.get(name) != theirs_by_name.get(name)]
+        detail = (
+            f"{odd[0]!r} is {_kind(theirs_by_name.get(odd[0]))} there and {_kind(ours_by_name.get(odd[0]))} here"
+            if odd
+            else "the order of its observers is another"
+        )
+        raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}{_REMEDY}")
+    if manifest["weights"] != expected["weights"]:
+        raise CheckpointError(f"{path} was made with other weights in the model{_REMEDY}")
+
+
+def _kind(entry: list[str] | None) -> str:
+    return f"{entry[0].rpartition('.')[2]}({entry[1]})" if entry else "absent"
+
+
+def digest(manifest: str, state: Mapping[str, Tensor]) -> str:
+    """Hex digest of a manifest and of every byte of the tensors; the same on every machine."""
+    seen = hashlib.sha256(manifest.encode())
+    for name in sorted(state):
+        tensor = state[name]
+        seen.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        if tensor.numel():
+            seen.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return seen.hexdigest()
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    # One fixed name: what a killed run left is overwritten by the next, not piled up.
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself is on the disk only with the folder; Windows has no such call
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,236 @@
+"""What calibration found: a row per observer with its range, and what looks wrong about it. Reads, changes nothing.
+
+Every suspicion says what was measured and what may help. The shares come from the histogram, so observers that keep
+none (min-max, moving average, fixed) are only checked for what their extremes show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from quant.kernels import QParams
+from quant.observers import FixedObserver, Observer
+from quant.observers._histogram_store import HistogramStore, RowView
+from torch import Tensor, nn
+
+SPREAD = 32.0
+"""Largest magnitude over the 99.9th percentile: from here on a min-max range loses 5 of 8 bits to one value in 1000."""
+
+CLIPPED = 0.01
+"""Share of all values beyond one end of the range that was chosen."""
+
+VANISHED = 0.9
+"""Share of values that round to zero, where zeros may be meant (ReLU, padding)."""
+
+VANISHED_NONZERO = 0.25
+"""The same where no value is zero, so that each of them is lost."""
+
+USED = 1 / 8
+"""Share of the integers that the values can fall on, because they lie far from zero: under 5 of 8 bits."""
+
+CHANNEL_SPREAD = 100.0
+"""Widest channel over narrowest."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One observer.
+
+    Attributes:
+        layer: the observer's `name` where it was given one, else its module's.
+        observer: class name.
+        channels: how many ranges; 1 per tensor.
+        low, high: extremes of the finite values seen; NaN where there were none.
+        chosen_low, chosen_high: the real values of the smallest and largest integer; NaN where there is no range.
+        nan_count, inf_count: values left out.
+        warnings: suspicions, in words; empty for a healthy layer.
+    """
+
+    layer: str
+    observer: str
+    channels: int
+    low: float
+    high: float
+    chosen_low: float
+    chosen_high: float
+    nan_count: int
+    inf_count: int
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; NaN becomes None."""
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+def ranges(prepared: nn.Module) -> list[Row]:
+    """A row for every observer in the model, in the order of its modules."""
+    observers = ((name, module) for name, module in prepared.named_modules() if isinstance(module, Observer))
+    return [_row(name, observer) for name, observer in observers]
+
+
+def unseen(observers: Mapping[str, Observer]) -> list[str]:
+    """The layers whose observer cannot give a range, as it (or some of its channels) saw no finite value."""
+    found = []
+    for name, observer in observers.items():
+        if isinstance(observer, FixedObserver) and observer.scheme.axis is None:
+            continue
+        empty = observer.low > observer.high
+        if observer.low.numel() == 0 or bool(empty.all()):
+            found.append(observer.name or name)
+        elif bool(empty.any()):
+            found.append(f"{observer.name or name} (channels {empty.nonzero().flatten().tolist()})")
+    return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for people: layer, observer, what was seen, what was chosen, and a mark on suspicious ones."""
+    head = ("layer", "observer", "channels", "seen", "range", "")
+    cells = [
+        (
+            row.layer or "(root)",
+            row.observer.removesuffix("Observer"),
+            str(row.channels),
+            _interval(row.low, row.high),
+            _interval(row.chosen_low, row.chosen_high),
+            "!" if row.warnings else "",
+        )
+        for row in rows
+    ]
+    widths = [max(len(cell[i]) for cell in [head, *cells]) for i in range(len(head))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)) for cell in [head, *cells]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def warnings_of(rows: Iterable[Row]) -> list[str]:
+    """Every suspicion as one line that begins with the layer."""
+    return [f"{row.layer or '(root)'}: {text}" for row in rows for text in row.warnings]
+
+
+def _row(name: str, observer: Observer) -> Row:
+    usable = not unseen({name: observer})
+    seen = observer.low <= observer.high
+    low, high = (observer.low[seen], observer.high[seen]) if seen.any() else (observer.low.new_tensor([math.nan]),) * 2
+    qparams = observer.qparams() if usable else None
+    chosen = _ends(qparams) if qparams is not None else low.new_tensor([[math.nan, math.nan]])
+    return Row(
+        layer=observer.name or name,
+        observer=type(observer).__name__,
+        channels=max(observer.low.numel(), 1),
+        low=low.min().item(),
+        high=high.max().item(),
+        chosen_low=chosen[:, 0].min().item(),
+        chosen_high=chosen[:, 1].max().item(),
+        nan_count=int(observer.nan_count),
+        inf_count=int(observer.inf_count),
+        warnings=tuple(_suspicions(observer, qparams)),
+    )
+
+
+def _ends(qparams: QParams) -> Tensor:
+    """(rows, 2): the real values of quant_min and quant_max, float64."""
+    scale, zero = qparams.scale.reshape(-1).double(), qparams.zero_point.reshape(-1)
+    low, high = qparams.scheme.quant_min - zero, qparams.scheme.quant_max - zero
+    return torch.stack((low * scale, high * scale), dim=1).cpu()
+
+
+def _suspicions(observer: Observer, qparams: QParams | None) -> list[str]:
+    found = []
+    if observer.nan_count or observer.inf_count:
+        found.append(
+            f"{int(observer.nan_count)} NaN and {int(observer.inf_count)} infinite values were left out: look for a "
+            "division, log or square root in the float model, or bad samples"
+        )
+    if qparams is None:
+        return [*found, "saw no finite value and has no range: the data never reaches it; give data that does"]
+    if isinstance(observer, FixedObserver):
+        return found
+    return [*found, *_of_extremes(observer, qparams), *_of_histogram(observer, qparams)]
+
+
+def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
+    found = []
+    low, high = observer.low.double(), observer.high.double()
+    constant = (low == high).nonzero().flatten().tolist()
+    if constant:
+        which = f"channels {_listed(constant)} are" if observer.scheme.axis is not None else f"is always {low[0]:.4g},"
+        found.append(f"{which} constant: a dead layer, or too little data")
+    width = torch.maximum(high, high.new_zeros(())) - torch.minimum(low, low.new_zeros(()))
+    # Not where all is zero, which needs no levels.
+    wasteful = ((high - low) < USED * width) & (low != high)
+    if not observer.scheme.symmetric and bool(wasteful.any()):
+        row = int(wasteful.nonzero()[0])
+        found.append(
+            f"values lie in [{low[row]:.4g}, {high[row]:.4g}], far from zero, and share few of the integers: subtract "
+            "their mean before, or keep it float"
+        )
+    if observer.scheme.axis is not None and width.numel() > 1:
+        spread = width.max() / width[width > 0].min() if bool((width > 0).any()) else width.new_ones(())
+        if spread > CHANNEL_SPREAD:
+            found.append(
+                f"the widest of {width.numel()} channels has {spread:.3g} times the range of the narrowest: keep it "
+                "per channel, or equalise the layers around it"
+            )
+    return found
+
+
+def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
+    if not isinstance(observer, HistogramStore):
+        return []
+    found: list[str] = []
+    ends, scales = _ends(qparams), qparams.scale.reshape(-1).double().cpu()
+    for index, exponent in enumerate(observer.exponents()):
+        low, high = observer.low[index].item(), observer.high[index].item()
+        if exponent is None or low == high:
+            continue
+        row = RowView(observer.counts[index].cpu(), 2.0**exponent, low, high)
+        half_step = scales[index].item() / 2
+        where = f"channel {index}: " if observer.scheme.axis is not None else ""
+        found += [where + text for text in _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step)]
+    return found
+
+
+def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float) -> list[str]:
+    """Suspicions about one histogram whose integers reach from chosen_low to chosen_high."""
+    found = []
+    total = int(row.counts.sum())
+    largest = max(-row.low, row.high)
+    rank = int(torch.searchsorted(row.magnitudes.cumsum(0), math.ceil(0.999 * total)))
+    usual = (rank + 1) * row.width
+    if largest > SPREAD * usual:
+        found.append(
+            f"the largest magnitude, {largest:.4g}, is over {largest / usual:.0f} times the 99.9th percentile: "
+            "outliers; the percentile or histogram observer leaves them out"
+        )
+    # Bins that lie wholly outside, by more than rounding brings back.
+    below = int(row.counts[row.upper_edges < chosen_low - half_step].sum()) / total
+    above = int(row.counts[row.lower_edges > chosen_high + half_step].sum()) / total
+    for share, end in ((below, "below"), (above, "above")):
+        if share > CLIPPED:
+            found.append(
+                f"{share:.1%} of the values lie {end} the range [{chosen_low:.4g}, {chosen_high:.4g}] and are clipped: "
+                "try the minmax observer"
+            )
+    vanished = int(row.counts[(row.lower_edges > -half_step) & (row.upper_edges < half_step)].sum()) / total
+    no_zeros = row.low > 0.0 or row.high < 0.0
+    may_be_zeros = row.low == 0.0 or row.high == 0.0  # a ReLU before it: then no share is too large
+    if vanished > (VANISHED_NONZERO if no_zeros else VANISHED) and not may_be_zeros:
+        found.append(
+            f"{vanished:.0%} of the values round to zero: 8 bits with one scale cannot hold this range; keep the layer "
+            "float, take 16 bits, or give it the logarithm"
+        )
+    return found
+
+
+def _interval(low: float, high: float) -> str:
+    return "none" if math.isnan(low) else f"[{low:.4g}, {high:.4g}]"
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
