@@ -99,7 +99,8 @@ def _convert_unit(
     for name, layer in layers.items():
         if not name.startswith("/"):
             _replace(root, name, layer)
-    program_runner = ProgramRunner(root, plan.graph, program, backend)
+    numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
+    program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):

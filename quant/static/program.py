@@ -169,15 +169,22 @@ class ProgramRunner(nn.Module):
 
     Attributes:
         graph: what was captured; float calls are evaluated from it.
+        ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
-        paths: of each layer key the dotted name of the module, or the key itself for `layers`.
     """
 
     root: nn.Module
 
-    def __init__(self, root: nn.Module, graph: Graph, program: Program, backend: str | None) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        graph: Graph,
+        program: Program,
+        ranges: dict[int, tuple[float, int]],
+        backend: str | None,
+    ) -> None:
         super().__init__()
-        self.graph, self.program, self.backend = graph, program, backend
+        self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
         object.__setattr__(self, "root", root)
 
