@@ -14,8 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 RESULTS := build/test-results
-# With the reason of every test that was skipped.
-PYTEST := pytest -rs
+# With the reason of every test that was skipped. Safe path: a child `python -c` would put this folder first and find
+# quant/ without its parts, which lie in other folders.
+PYTEST := PYTHONSAFEPATH=1 pytest -rs
 PACKAGES := quant kernels observers calibrate
 CHECKS := lint types test test-no-compiler test-arm
 
