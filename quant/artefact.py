@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quant import dynamic
+from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
@@ -80,6 +81,7 @@ def load(path: str | os.PathLike[str], *, model: nn.Module) -> nn.Module:
     manifest, tensors = _read(Path(path))
     result = copy.deepcopy(model)
     result = _rebuild(result, manifest["modules"], tensors)
+    leave_fast_paths(result)
     wanted, given = set(result.state_dict()), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]

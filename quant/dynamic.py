@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 
 from quant.kernels import dispatch
+from quant.kernels.backend import Backend
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import (
     GRU,
@@ -30,10 +33,11 @@ from quant.nn import (
     RNNCell,
     TiedEmbedding,
 )
+from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.rnn import Direction
 from quant.recipe import NO_RULE, QConfig, Recipe, RecipeError, Rule
-from quant.report import Report, ReportEntry, attach_report, own_bytes
+from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 
 SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
     nn.Linear: Linear.from_float,
@@ -51,6 +55,9 @@ SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
+PARAMETERS = ("weight", "bias", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "in_proj_weight", "in_proj_bias")
+"""What the supported types call their parameters; sequences number theirs (`_flat_weights_names`)."""
+
 
 class NothingQuantized(ValueError):
     """No module of the model was quantised; the message names the types found and the types supported."""
@@ -66,6 +73,12 @@ class _Plan:
     reason: str
     bytes_before: int
     replacement: QuantModule | None = None
+    tied_to: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The module as errors call it."""
+        return f"layer {self.names[0] or '(root)'!r} ({type(self.module).__name__})"
 
 
 def quantize_dynamic(
@@ -96,17 +109,22 @@ def quantize_dynamic(
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_dynamic: expected an nn.Module, got {type(model).__name__}")
     recipe = Recipe() if recipe is None else recipe
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"quantize_dynamic: expected a quant.Recipe, got {type(recipe).__name__}")
     chosen = backend or recipe.backend or ""
     used = dispatch.find(chosen) if chosen else dispatch.current()
-    _check_rules(model, recipe)
-    _check_weights(_plan(model, recipe), recipe)
+    plans = _plan(model, recipe)
+    _check_rules(model, recipe, plans)
+    _check_weights(plans, recipe)
     if not inplace:
         model = copy.deepcopy(model)
     plans = _plan(model, recipe)
     _check_something(plans)
     _build(plans, chosen)
+    report = _report(plans, used, summary(model))
     result = _replace(model, plans)
-    attach_report(result, _report(plans, used))
+    leave_fast_paths(result)
+    attach_report(result, report)
     return result
 
 
@@ -114,17 +132,18 @@ def _plan(model: nn.Module, recipe: Recipe) -> list[_Plan]:
     """Decide for every module; children of a module that is replaced go with it."""
     plans: dict[int, _Plan] = {}
     inside: list[str] = []
+    counted: set[int] = set()
+    names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if any(name.startswith(prefix) for prefix in inside):
+        names.setdefault(id(module), []).append(name)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(name.startswith(prefix) for prefix in inside) or id(module) in plans:
             continue
-        known = plans.get(id(module))
-        if known is not None:
-            known.names.append(name)
-            continue
-        qconfig, rule = recipe.resolve(name, module)
+        qconfig, rule = _resolve(module, names[id(module)], recipe)
         reason = _why_float(module, qconfig, rule, recipe)
-        size = sum(own_bytes(child) for child in module.modules()) if not reason else own_bytes(module)
-        plans[id(module)] = _Plan(module, [name], None if reason else qconfig, reason, size)
+        parts = [module] if reason else list(module.modules())
+        size = sum(own_bytes(part, counted) for part in parts)
+        plans[id(module)] = _Plan(module, names[id(module)], None if reason else qconfig, reason, size)
         if not reason or isinstance(module, QuantModule):
             inside.append(f"{name}." if name else "")
             if not name:
@@ -132,8 +151,16 @@ def _plan(model: nn.Module, recipe: Recipe) -> list[_Plan]:
     return list(plans.values())
 
 
+def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
+    """The settings of a module by the first rule that matches any of its names."""
+    found = [recipe.resolve(name, module) for name in names]
+    return min(found, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
+
+
 def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
+    if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
+        return None
     for base in SUPPORTED:
         if isinstance(module, base):
             return base if type(module).forward is base.forward else None
@@ -145,8 +172,12 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     if isinstance(module, QuantModule):
         return "already quantised"
     base = base_type(module)
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention reads its weight without calling it, so it goes with the whole or not at all"
     if base is None:
         named = next((base.__name__ for base in SUPPORTED if isinstance(module, base)), None)
+        if named and "forward" in module.__dict__:
+            return "its forward was replaced on the object, which int8 would skip"
         if named:
             return f"{type(module).__name__} overrides {named}'s forward, which int8 would skip"
         return f"{type(module).__name__} is not quantised dynamically"
@@ -154,8 +185,11 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    if any(type(hook).__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values()):
-        return "a hook recomputes its weight at every call; remove it first (torch.nn.utils.remove_weight_norm)"
+    if parametrize.is_parametrized(module):
+        return "its parameters are computed at every call; torch.nn.utils.parametrize.remove_parametrizations first"
+    names = getattr(module, "_flat_weights_names", PARAMETERS)
+    if any(isinstance(module.__dict__.get(name), Tensor) for name in names):
+        return "a hook computes its weight at every call; torch.nn.utils.remove_weight_norm or prune.remove first"
     if isinstance(module, TABLES) and module.max_norm is not None:
         return "max_norm rewrites the rows at every look-up"
     if isinstance(module, TABLES) and module.num_embeddings * module.embedding_dim == 0:
@@ -163,8 +197,8 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     return ""
 
 
-def _check_rules(model: nn.Module, recipe: Recipe) -> None:
-    modules = list(model.named_modules())
+def _check_rules(model: nn.Module, recipe: Recipe, plans: list[_Plan]) -> None:
+    modules = list(model.named_modules(remove_duplicate=False))
     missed = recipe.unmatched(modules)
     if missed:
         names = ", ".join(name or "(root)" for name, _ in modules[:20])
@@ -172,17 +206,19 @@ def _check_rules(model: nn.Module, recipe: Recipe) -> None:
             f"rule {missed[0]} matches no module of {type(model).__name__}; its modules are {names}"
             f"{', ...' if len(modules) > 20 else ''}"
         )
+    wholes = {id(plan.module) for plan in plans}
     for rule in recipe.rules:
-        if rule.qconfig is not None:
-            _check_rule(rule, modules)
+        _check_rule(rule, modules, wholes)
 
 
-def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]]) -> None:
-    """A rule that quantises must reach something that can be."""
+def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]], wholes: set[int]) -> None:
+    """A rule must reach a module that is decided on by itself, and one that quantises something that can be."""
     hit = [(name, module) for name, module in modules if rule.matches(name, module)]
-    if any(base_type(module) or isinstance(module, QuantModule) for _, module in hit):
-        return
     name, module = hit[0]
+    if not any(id(module) in wholes for _, module in hit):
+        raise RecipeError(f"rule {rule} matches only parts of modules that are quantised as a whole: {name!r}")
+    if rule.qconfig is None or any(base_type(module) or isinstance(module, QuantModule) for _, module in hit):
+        return
     raise RecipeError(
         f"rule {rule} matches {name or '(root)'!r} ({type(module).__name__}), which cannot be quantised dynamically; "
         f"supported are {_supported_names()}"
@@ -212,13 +248,16 @@ def _check_weights(plans: list[_Plan], recipe: Recipe) -> None:
     for plan in plans:
         if plan.qconfig is None:
             continue
-        where = f"layer {plan.names[0] or '(root)'!r} ({type(plan.module).__name__})"
         for name, tensor in plan.module.named_parameters():
-            _check_tensor(f"{where}: {name}", tensor)
+            _check_tensor(f"{plan.where}: {name}", tensor)
+        _, rule = _resolve(plan.module, plan.names, recipe)
+        asked = "the recipe's default" if rule == NO_RULE else f"rule {recipe.rules[rule]}"
         if isinstance(plan.module, TABLES) and plan.qconfig.weight_bits not in TABLE_BITS:
-            _, rule = recipe.resolve(plan.names[0], plan.module)
-            asked = "the recipe's default" if rule == NO_RULE else f"rule {recipe.rules[rule]}"
-            raise RecipeError(f"{where}: tables have 8 or 4 bits, {asked} asks for {plan.qconfig.weight_bits}")
+            raise RecipeError(f"{plan.where}: tables have 8 or 4 bits, {asked} asks for {plan.qconfig.weight_bits}")
+        for setting in ("weight_observer", "activation_symmetric"):
+            value = getattr(plan.qconfig, setting)
+            if value != getattr(QConfig(), setting):
+                raise RecipeError(f"{plan.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}")
 
 
 def _check_tensor(what: str, tensor: Tensor) -> None:
@@ -234,33 +273,62 @@ def _check_tensor(what: str, tensor: Tensor) -> None:
 
 def _build(plans: list[_Plan], backend: str) -> None:
     """Make every stand-in. Weights that were one tensor stay one."""
-    linears: dict[int, Linear] = {}
+    owners: dict[int, _Plan] = {}
     # Linears first: a tied embedding reads the Linear's weight, not the other way round.
     for plan in sorted(plans, key=lambda plan: not isinstance(plan.module, nn.Linear)):
         if plan.qconfig is None:
             continue
-        plan.replacement = _make(plan.module, plan.qconfig, linears)
-        adopt(plan.replacement, plan.module, plan.names[0])
+        try:
+            plan.replacement = _make(plan, owners)
+            adopt(plan.replacement, plan.module, plan.names[0])
+        except ValueError as error:
+            raise type(error)(f"{plan.where}: {error}") from error
         for name, child in plan.replacement.named_modules():
             if isinstance(child, QuantModule):
                 child.backend = backend
                 child.layer_name = ".".join(part for part in (plan.names[0], name) if part)
 
 
-def _make(module: nn.Module, qconfig: QConfig, linears: dict[int, Linear]) -> QuantModule:
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        tied = linears.get(id(module.weight))
-        if tied is not None:
-            weight = QuantizedWeight(tied.q_weight, tied.scale, tied.columns, tied.activation_bits)
-            if isinstance(module, nn.Embedding):
-                return TiedEmbedding(module, weight)
-            return Linear(weight, module.bias, per_row=qconfig.per_row)
+def _make(plan: _Plan, owners: dict[int, _Plan]) -> QuantModule:
+    """The stand-in of one module; `owners` is who came first with a weight, by the weight's id."""
+    module, qconfig = plan.module, plan.qconfig
+    assert qconfig is not None
+    if isinstance(module, (nn.Linear, *TABLES)):
+        owner = owners.setdefault(id(module.weight), plan)
+        if owner is not plan:
+            tied = _make_tied(plan, owner)
+            if tied is not None:
+                plan.tied_to = owner.names[0]
+                return tied
     base = base_type(module)
     assert base is not None
-    made = SUPPORTED[base](module, qconfig)
-    if isinstance(module, nn.Linear) and isinstance(made, Linear):
-        linears[id(module.weight)] = made
-    return made
+    return SUPPORTED[base](module, qconfig)
+
+
+def _make_tied(plan: _Plan, owner: _Plan) -> QuantModule | None:
+    """The stand-in that shares the weight of `owner`'s, or None where the two cannot."""
+    module, qconfig, first = plan.module, plan.qconfig, owner.replacement
+    assert qconfig is not None
+    assert owner.qconfig is not None
+    settings = ("weight_bits",) if isinstance(module, TABLES) else ("weight_bits", "per_channel", "activation_bits")
+    for setting in settings:
+        mine, other = getattr(qconfig, setting), getattr(owner.qconfig, setting)
+        if mine != other:
+            raise RecipeError(
+                f"its weight is also that of {owner.names[0]!r}, but the recipe asks for {setting} {mine} here and "
+                f"{other} there"
+            )
+    if isinstance(first, Linear):
+        weight = QuantizedWeight(first.q_weight, first.scale, first.columns, first.activation_bits)
+        if isinstance(module, nn.Linear):
+            return Linear(weight, module.bias, per_row=qconfig.per_row)
+        return TiedEmbedding(module, weight) if isinstance(module, nn.Embedding) else None
+    if isinstance(first, (Embedding, EmbeddingBag)):
+        if isinstance(module, nn.Embedding):
+            return Embedding(module, qconfig, tied_to=first)
+        if isinstance(module, nn.EmbeddingBag):
+            return EmbeddingBag(module, qconfig, tied_to=first)
+    return None
 
 
 def _replace(model: nn.Module, plans: list[_Plan]) -> nn.Module:
@@ -275,29 +343,34 @@ def _replace(model: nn.Module, plans: list[_Plan]) -> nn.Module:
     return model
 
 
-def _report(plans: list[_Plan], used: dispatch.Backend) -> Report:
+def _report(plans: list[_Plan], used: Backend, before: Report) -> Report:
+    """What became of each plan; what was quantised earlier stays as `before` tells it."""
     entries = []
+    counted: set[int] = set()
+    earlier = {entry.name: entry for entry in before if entry.outcome != "float"}
     for plan in plans:
         name, kind = plan.names[0], type(plan.module).__name__
         also = f"; also {', '.join(plan.names[1:])}" if len(plan.names) > 1 else ""
         if plan.replacement is not None:
-            after = sum(own_bytes(module) for module in plan.replacement.modules())
+            after = sum(own_bytes(module, counted) for module in plan.replacement.modules())
             outcome, detail = _describe(plan.replacement, plan.qconfig, used)
+            if plan.tied_to is not None:
+                detail += f"; shares its weight with {plan.tied_to or '(root)'}"
             entries.append(ReportEntry(name, kind, outcome, detail + also, plan.bytes_before, after))
         elif isinstance(plan.module, QuantModule):
             size = sum(own_bytes(module) for module in plan.module.modules())
-            entries.append(ReportEntry(name, kind, "int8", plan.reason, size, size))
+            entries.append(earlier.get(name) or ReportEntry(name, kind, "int8", plan.reason, size, size))
         elif plan.bytes_before or base_type(plan.module):
             entries.append(ReportEntry(name, kind, "float", plan.reason + also, plan.bytes_before, plan.bytes_before))
     return Report(tuple(entries))
 
 
-def _describe(module: QuantModule, qconfig: QConfig | None, used: dispatch.Backend) -> tuple[str, str]:
+def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tuple[str, str]:
     bits = 8 if qconfig is None else qconfig.weight_bits
     if isinstance(module, (Embedding, EmbeddingBag)):
         return f"int{bits}", f"{bits} bits a value, a scale per row"
     if isinstance(module, TiedEmbedding):
-        return f"int{bits}", "reads the int8 weight of the Linear that it is tied to"
+        return f"int{bits}", "reads int8 rows"
     routes = sorted({used.route(weight) for weight in _weights(module)})
     ranges = "per row" if qconfig is None or qconfig.per_row else "per tensor"
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"

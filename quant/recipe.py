@@ -49,9 +49,9 @@ class QConfig:
     per_row: bool = True
 
     def __post_init__(self) -> None:
-        if not 2 <= self.weight_bits <= 8:
-            raise RecipeError(f"QConfig: weight_bits is {self.weight_bits}, expected 2 to 8")
-        if self.activation_bits not in (8, 16, "auto"):
+        if type(self.weight_bits) is not int or not 2 <= self.weight_bits <= 8:
+            raise RecipeError(f"QConfig: weight_bits is {self.weight_bits!r}, expected a whole number from 2 to 8")
+        if type(self.activation_bits) not in (int, str) or self.activation_bits not in (8, 16, "auto"):
             raise RecipeError(f"QConfig: activation_bits is {self.activation_bits!r}, expected 8, 16 or 'auto'")
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,6 +121,12 @@ class Recipe:
         for rule in made:
             if rule.qconfig is not None and not isinstance(rule.qconfig, QConfig):
                 raise RecipeError(f"rule {rule.pattern!r}: expected a QConfig or None, got {rule.qconfig!r}")
+            if not isinstance(rule.pattern, str) and not callable(rule.pattern):
+                raise RecipeError(
+                    f"rule {rule.pattern!r}: expected a name pattern, a module type or a function of name and module"
+                )
+        if default is not None and not isinstance(default, QConfig):
+            raise RecipeError(f"Recipe: default is {default!r}, expected a QConfig or None")
         object.__setattr__(self, "rules", made)
         object.__setattr__(self, "default", default)
         object.__setattr__(self, "backend", backend)

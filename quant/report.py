@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
+
+from quant.nn.base import QuantModule
 
 REPORT_ATTRIBUTE = "_quant_report"
 
@@ -20,7 +22,8 @@ class ReportEntry:
         type: class name of the user's module.
         outcome: "int8", "int4", ... for what computes in integers, "float" for what stays.
         detail: how (ranges, routes, backend) for the quantised, why for the float.
-        bytes_before, bytes_after: of the module's own parameters and buffers, its children not counted.
+        bytes_before, bytes_after: of the module's own parameters and buffers; its children not counted where they
+            have entries of their own, nor a shared tensor that an entry before it counts.
     """
 
     name: str
@@ -104,10 +107,21 @@ class Report:
         return "\n".join(lines)
 
 
-def own_bytes(module: nn.Module) -> int:
-    """Bytes of a module's own parameters and buffers, children not counted."""
-    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def own_bytes(module: nn.Module, counted: set[int] | None = None) -> int:
+    """Bytes of a module's own parameters and buffers, children not counted.
+
+    Args:
+        module: any; lazy parameters that are not initialised have no bytes.
+        counted: ids of the tensors that count no more, because they are shared; those counted here are added.
+    """
+    counted = set() if counted is None else counted
+    size = 0
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if id(tensor) in counted or nn.parameter.is_lazy(tensor):
+            continue
+        counted.add(id(tensor))
+        size += tensor.numel() * tensor.element_size()
+    return size
 
 
 def attach_report(model: nn.Module, report: Report) -> None:
@@ -118,7 +132,8 @@ def attach_report(model: nn.Module, report: Report) -> None:
 def summary(model: nn.Module) -> Report:
     """What became of each module of a quantised model, and why.
 
-    Of a model that nothing has quantised, every module with parameters is listed as float.
+    Of a model that was put together from quantised and other parts, each part has its own record; a module with
+    parameters that nothing has quantised is listed as float.
 
     Raises:
         TypeError: `model` is not a module.
@@ -126,11 +141,25 @@ def summary(model: nn.Module) -> Report:
     if not isinstance(model, nn.Module):
         raise TypeError(f"quant.summary: expected an nn.Module, got {type(model).__name__}")
     report = getattr(model, REPORT_ATTRIBUTE, None)
+    return report if isinstance(report, Report) else Report(tuple(_entries(model, "", set())))
+
+
+def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEntry]:
+    """The entries of `module`, which is called `name`, and of its children: each module once."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    report = getattr(module, REPORT_ATTRIBUTE, None)
     if isinstance(report, Report):
-        return report
-    entries = []
-    for name, module in model.named_modules():
-        size = own_bytes(module)
-        if size:
-            entries.append(ReportEntry(name, type(module).__name__, "float", "never quantised", size, size))
-    return Report(tuple(entries))
+        for entry in report:
+            yield replace(entry, name=".".join(part for part in (name, entry.name) if part))
+        return
+    if isinstance(module, QuantModule):
+        size = sum(own_bytes(child) for child in module.modules())
+        yield ReportEntry(name, type(module).__name__, "int8", "already quantised", size, size)
+        return
+    size = own_bytes(module)
+    if size:
+        yield ReportEntry(name, type(module).__name__, "float", "never quantised", size, size)
+    for child_name, child in module.named_children():
+        yield from _entries(child, f"{name}.{child_name}" if name else child_name, seen)

@@ -1,6 +1,5 @@
-"""`MultiheadAttention` with int8 projections; the attention itself stays in float."""
-
-from __future__ import annotations
+"""`MultiheadAttention` with int8 projections; the attention itself stays in float. And what keeps torch's encoders from
+computing around it."""
 
 import math
 
@@ -20,7 +19,7 @@ class MultiheadAttention(QuantModule):
     float module packed its weights, `in_proj` computes all three at once from the same rows.
     """
 
-    __jit_unused_properties__: list[str] = ["in_proj_weight", "in_proj_bias"]  # noqa: RUF012
+    __jit_unused_properties__: list[str] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]  # noqa: RUF012
 
     def __init__(self, module: nn.MultiheadAttention, qconfig: QConfig) -> None:
         super().__init__()
@@ -39,29 +38,54 @@ class MultiheadAttention(QuantModule):
         biases = (None, None, None) if bias is None else bias.chunk(3)
         self.packed = module._qkv_same_embed_dim
         if self.packed:
-            self.in_proj: Linear | None = Linear(QuantizedWeight.of(torch.cat(weights), qconfig), bias)
+            self.in_proj: Linear | None = Linear(
+                QuantizedWeight.of(torch.cat(weights), qconfig), bias, per_row=qconfig.per_row
+            )
             self.q_proj = self.k_proj = self.v_proj = None
         else:
             self.in_proj = None
             self.q_proj, self.k_proj, self.v_proj = (
-                Linear(QuantizedWeight.of(weight, qconfig), part) for weight, part in zip(weights, biases, strict=True)
+                Linear(QuantizedWeight.of(weight, qconfig), part, per_row=qconfig.per_row)
+                for weight, part in zip(weights, biases, strict=True)
             )
         self.out_proj = Linear.from_float(module.out_proj, qconfig)
         self.bias_k = frozen(module.bias_k)
         self.bias_v = frozen(module.bias_v)
 
+    # The two that torch's encoder layer reads also where it is scripted, which leaves no room for None in their types.
     @property
-    def in_proj_weight(self) -> Tensor | None:
+    def in_proj_weight(self) -> Tensor:
         """float32 (3 * embed_dim, embed_dim): what the packed int8 weight stands for, or None."""
-        return None if self.in_proj is None else self.in_proj.weight
+        in_proj = self.in_proj
+        if in_proj is not None:
+            return in_proj.weight
+        return _absent()
 
     @property
-    def in_proj_bias(self) -> Tensor | None:
+    def in_proj_bias(self) -> Tensor:
         """float32 (3 * embed_dim,), or None."""
-        if self.in_proj is not None:
-            return self.in_proj.bias
-        parts = [projection.bias for projection in (self.q_proj, self.k_proj, self.v_proj) if projection is not None]
-        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
+        parts: list[Tensor] = []
+        for projection in (self.in_proj, self.q_proj, self.k_proj, self.v_proj):
+            if projection is not None:
+                bias = projection.bias
+                if bias is not None:
+                    parts.append(bias)
+        return torch.cat(parts) if len(parts) > 0 else _absent()
+
+    @property
+    def q_proj_weight(self) -> Tensor | None:
+        """float32 (embed_dim, embed_dim): what the int8 weight stands for; None where the three are packed."""
+        return None if self.q_proj is None else self.q_proj.weight
+
+    @property
+    def k_proj_weight(self) -> Tensor | None:
+        """float32 (embed_dim, kdim): what the int8 weight stands for; None where the three are packed."""
+        return None if self.k_proj is None else self.k_proj.weight
+
+    @property
+    def v_proj_weight(self) -> Tensor | None:
+        """float32 (embed_dim, vdim): what the int8 weight stands for; None where the three are packed."""
+        return None if self.v_proj is None else self.v_proj.weight
 
     def forward(
         self,
@@ -78,11 +102,11 @@ class MultiheadAttention(QuantModule):
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise ValueError(
-                f"layer {self.layer_name!r}: query, key and value have {query.dim()}, {key.dim()} and {value.dim()} "
+                f"layer '{self.layer_name}': query, key and value have {query.dim()}, {key.dim()} and {value.dim()} "
                 f"dimensions, expected 3 of each, or 2 of each for an unbatched input"
             )
         if is_causal and attn_mask is None:
-            raise ValueError(f"layer {self.layer_name!r}: is_causal is a hint about attn_mask, which must be given too")
+            raise ValueError(f"layer '{self.layer_name}': is_causal is a hint about attn_mask, which must be given too")
         q, k, v = self._project(query, key, value)
         if not batched:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
@@ -92,6 +116,7 @@ class MultiheadAttention(QuantModule):
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
         # From here: (length, batch, embed_dim).
         length, batch = q.size(0), q.size(1)
+        self._check_shapes(q, k, v, attn_mask, key_padding_mask)
         mask = self._mask(attn_mask, batch, q)
         k, v, mask, key_padding_mask = self._extend(k, v, mask, key_padding_mask)
         mask = _add_padding(mask, key_padding_mask, q, batch, k.size(0))
@@ -105,6 +130,9 @@ class MultiheadAttention(QuantModule):
             weights = weights.mean(dim=1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)
         return y, weights
+
+    # torch's encoder layer calls it on a path that is never taken here, but that TorchScript compiles.
+    merge_masks = nn.MultiheadAttention.merge_masks
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         in_proj = self.in_proj
@@ -121,11 +149,39 @@ class MultiheadAttention(QuantModule):
                 in_proj.outputs(key, size, 2 * size),
                 in_proj.outputs(value, 2 * size, 3 * size),
             )
-        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
-        assert q_proj is not None
-        assert k_proj is not None
-        assert v_proj is not None
-        return q_proj(query), k_proj(key), v_proj(value)
+        # Not through local names: TorchScript can call a module that may be None only as an attribute.
+        if self.q_proj is not None and self.k_proj is not None and self.v_proj is not None:
+            return self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        raise AssertionError("neither packed nor separate projections")
+
+    def _check_shapes(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, padding: Tensor | None) -> None:
+        """Raise where the scores would broadcast over what does not belong together."""
+        length, batch, source = q.size(0), q.size(1), k.size(0)
+        if k.size(1) != batch or v.size(1) != batch or v.size(0) != source:
+            raise ValueError(
+                f"layer '{self.layer_name}': query, key and value have batches of {batch}, {k.size(1)} and {v.size(1)} "
+                f"and lengths of {length}, {source} and {v.size(0)}, expected one batch and equal lengths of key and "
+                f"value"
+            )
+        if attn_mask is not None:
+            self._check_mask(attn_mask, "attn_mask")
+            expected = [length, source] if attn_mask.dim() == 2 else [batch * self.num_heads, length, source]
+            if list(attn_mask.shape) != expected:
+                raise ValueError(
+                    f"layer '{self.layer_name}': attn_mask has shape {list(attn_mask.shape)}, expected "
+                    f"{[length, source]} or {[batch * self.num_heads, length, source]} (batch * heads, length, source)"
+                )
+        if padding is not None:
+            self._check_mask(padding, "key_padding_mask")
+            if list(padding.shape) != [batch, source]:
+                raise ValueError(
+                    f"layer '{self.layer_name}': key_padding_mask has shape {list(padding.shape)}, expected "
+                    f"{[batch, source]} (batch, source)"
+                )
+
+    def _check_mask(self, mask: Tensor, name: str) -> None:
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"layer '{self.layer_name}': {name} is {mask.dtype}, expected torch.bool or a float type")
 
     def _mask(self, attn_mask: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
         """attn_mask as float (1 or batch, 1 or heads, length, source), to be added to the scores."""
@@ -173,6 +229,28 @@ class MultiheadAttention(QuantModule):
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}"
+
+
+def _absent() -> Tensor:
+    """None; a scripted module, which cannot say so, has no use for it."""
+    if torch.jit.is_scripting():
+        return torch.empty(0)
+    else:  # noqa: RET505 - TorchScript leaves out only what an else excludes
+        return None  # type: ignore[return-value]
+
+
+def leave_fast_paths(model: nn.Module) -> None:
+    """Keep torch's encoders off the fused kernel that reads float weights and off the nested tensors that go with it.
+
+    They decide by flags that their constructors set; the positions that a padding mask hides then come out as the
+    ordinary path computes them, not as zeros.
+    """
+    for module in model.modules():
+        if any(isinstance(part, QuantModule) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
 
 
 def _projection_weights(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,12 @@
-"""What every int8 module shares: its name in the user's model, its backend, and errors that say both."""
+"""What every int8 module shares: its name in the user's model, its backend, and errors that say both.
 
-from __future__ import annotations
+The files of int8 modules do without `from __future__ import annotations`: torch.jit.script cannot read the annotations
+of a module class where they are strings.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +29,7 @@ class QuantModule(nn.Module):
         backend: '' for the dispatcher's choice, or a name of `quant.kernels.available()`.
     """
 
-    __jit_unused_properties__: list[str] = ["weight"]  # noqa: RUF012 - TorchScript reads it as a class attribute
+    __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
 
     layer_name: str
     backend: str
@@ -35,19 +39,44 @@ class QuantModule(nn.Module):
         self.layer_name = ""
         self.backend = ""
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
+        # Whether columns are scaled, and with it the bits of the input, hangs on the weights: those loaded decide.
+        for columns, q_weight in (("columns", "q_weight"), ("columns_ih", "q_weight_ih")):
+            if columns not in self._buffers or prefix + q_weight not in state_dict:
+                continue
+            loaded = state_dict.get(prefix + columns)
+            if (loaded is None) != (self._buffers[columns] is None):
+                self._buffers[columns] = None if loaded is None else torch.empty_like(loaded)
+                self.activation_bits = 8 if loaded is None else 16
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+
     def _named(self, error: Exception) -> Exception:
         """The same error, saying which layer it comes from."""
         return type(error)(f"layer {self.layer_name or '(root)'!r} ({type(self).__name__}): {error}")
 
 
 def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
-    """Give `new` what is the user's: hooks, train/eval flag, and the attributes that `new` does not define."""
+    """Give `new` what is the user's: hooks, train/eval flag, and the attributes that `new` does not define.
+
+    Raises:
+        ValueError: an attribute of the user's has the name of one of `new`'s tensors or modules, and would hide it.
+    """
     for key, value in old.__dict__.items():
+        if key in new._buffers or key in new._parameters or key in new._modules:
+            raise ValueError(f"its attribute {key!r} has a name that {type(new).__name__} needs; rename it")
         is_hook = key.startswith("_") and "_hooks" in key
         is_users = not key.startswith("_") and key not in new.__dict__ and not hasattr(type(new), key)
         if is_hook or is_users:
             new.__dict__[key] = value
-    new.training = old.training
+    # Buffers and modules are the user's too: none of the float types has any but those that `new` has.
+    for key, buffer in old._buffers.items():
+        if key in new._buffers:
+            raise ValueError(f"its buffer {key!r} has a name that {type(new).__name__} needs; rename it")
+        new.register_buffer(key, buffer, persistent=key not in old._non_persistent_buffers_set)
+    for key, child in old._modules.items():
+        if not hasattr(new, key):
+            new.add_module(key, child)
+    new.train(old.training)
     if isinstance(new, QuantModule):
         new.layer_name = name
 
@@ -86,7 +115,7 @@ class QuantizedWeight:
     terms: int = 1
 
     @classmethod
-    def of(cls, weight: Tensor, qconfig: QConfig) -> QuantizedWeight:
+    def of(cls, weight: Tensor, qconfig: QConfig) -> "QuantizedWeight":
         """Quantise a float weight (N, K); see `loses_columns` for when its input takes 16 bits."""
         weight = weight.detach().to(torch.float32)
         bits = qconfig.activation_bits
@@ -99,7 +128,7 @@ class QuantizedWeight:
         return cls(q_weight, scale, columns, bits)
 
     @classmethod
-    def in_two_terms(cls, weight: Tensor, qconfig: QConfig) -> QuantizedWeight:
+    def in_two_terms(cls, weight: Tensor, qconfig: QConfig) -> "QuantizedWeight":
         """Quantise a float weight (N, K) and then what rounding left of it, in steps RESIDUAL_STEPS times finer.
 
         Both share one product: weight = scale * (first + second / RESIDUAL_STEPS), so the input of the second is the

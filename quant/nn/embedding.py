@@ -1,7 +1,5 @@
 """Embedding tables of 8 and 4 bits per value, each row by its own range (`quant.kernels.tables`)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +12,13 @@ from quant.recipe import QConfig, RecipeError
 class _Table(QuantModule):
     """The packed table. Buffer: rows uint8 (num_embeddings, row_bytes)."""
 
+    __jit_unused_properties__: list[str] = ["weight"]  # noqa: RUF012
+
     rows: Tensor
 
-    def __init__(self, module: nn.Embedding | nn.EmbeddingBag, qconfig: QConfig) -> None:
+    def __init__(
+        self, module: nn.Embedding | nn.EmbeddingBag, qconfig: QConfig, *, tied_to: "_Table | None" = None
+    ) -> None:
         super().__init__()
         if qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(f"embedding tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}")
@@ -24,7 +26,7 @@ class _Table(QuantModule):
         self.embedding_dim = module.embedding_dim
         self.padding_idx = module.padding_idx
         self.bits = qconfig.weight_bits
-        self.register_buffer("rows", pack_table(module.weight, self.bits))
+        self.register_buffer("rows", pack_table(module.weight, self.bits) if tied_to is None else tied_to.rows)
 
     @property
     def weight(self) -> Tensor:
@@ -42,6 +44,10 @@ class Embedding(_Table):
         """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
         if torch.jit.is_scripting():
             return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)
+        return self._dispatch(input)
+
+    @torch.jit.unused
+    def _dispatch(self, input: Tensor) -> Tensor:
         try:
             return dispatch.current(self.backend).embedding(self.rows, input, self.bits, self.embedding_dim)
         except (TypeError, ValueError, IndexError) as error:
@@ -51,17 +57,26 @@ class Embedding(_Table):
 class EmbeddingBag(_Table):
     """torch.nn.EmbeddingBag over a packed table: modes sum, mean and max, offsets, per-sample weights, padding_idx."""
 
-    def __init__(self, module: nn.EmbeddingBag, qconfig: QConfig) -> None:
-        super().__init__(module, qconfig)
+    def __init__(self, module: nn.EmbeddingBag, qconfig: QConfig, *, tied_to: "_Table | None" = None) -> None:
+        super().__init__(module, qconfig, tied_to=tied_to)
         self.mode = module.mode
         self.include_last_offset = module.include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """int32 or int64 (n,) with offsets (bags,), or (bags, length) without -> float32 (bags, embedding_dim)."""
         include_last_offset = self.include_last_offset
+        if input.dim() not in (1, 2):
+            raise ValueError(
+                f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (n,) or (bags, length)"
+            )
+        if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+            raise ValueError(
+                f"layer '{self.layer_name}': per_sample_weights have shape {list(per_sample_weights.shape)}, expected "
+                f"that of the input, {list(input.shape)}"
+            )
         if input.dim() == 2:
             if offsets is not None:
-                raise ValueError(f"layer {self.layer_name!r}: offsets go with a 1-D input, got {list(input.shape)}")
+                raise ValueError(f"layer '{self.layer_name}': offsets go with a 1-D input, got {list(input.shape)}")
             # One bag per row: the offsets are those of its flattened self.
             offsets = torch.arange(0, input.numel() + 1, max(input.size(1), 1), dtype=input.dtype)
             if input.size(1) == 0:
@@ -71,7 +86,7 @@ class EmbeddingBag(_Table):
                 per_sample_weights = per_sample_weights.reshape(-1)
             input = input.reshape(-1)
         if offsets is None:
-            raise ValueError(f"layer {self.layer_name!r}: a 1-D input needs offsets")
+            raise ValueError(f"layer '{self.layer_name}': a 1-D input needs offsets")
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
         if torch.jit.is_scripting():
             return torch.ops.octet.embedding_bag(
@@ -86,12 +101,18 @@ class EmbeddingBag(_Table):
                 padding_idx,
                 self.backend,
             )
+        return self._dispatch(input, offsets, per_sample_weights, include_last_offset, padding_idx)
+
+    @torch.jit.unused
+    def _dispatch(
+        self, input: Tensor, offsets: Tensor, weights: Tensor | None, include_last_offset: bool, padding_idx: int
+    ) -> Tensor:
         try:
             return dispatch.current(self.backend).embedding_bag(
                 self.rows,
                 input,
                 offsets,
-                per_sample_weights,
+                weights,
                 self.bits,
                 self.embedding_dim,
                 self.mode,
@@ -128,7 +149,20 @@ class TiedEmbedding(QuantModule):
 
     def forward(self, input: Tensor) -> Tensor:
         """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
-        # torch's own look-up, so that an index outside the table is the error that users know.
+        if input.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"layer '{self.layer_name}': indices are {input.dtype}, expected int32 or int64")
+        if torch.jit.is_scripting():
+            return self._look_up(input)
+        return self._dispatch(input)
+
+    @torch.jit.unused
+    def _dispatch(self, input: Tensor) -> Tensor:
+        try:
+            return self._look_up(input)
+        except IndexError as error:
+            raise self._named(error) from error
+
+    def _look_up(self, input: Tensor) -> Tensor:
         q = nn.functional.embedding(input, self.q_weight)
         values = q.to(torch.float32) * nn.functional.embedding(input, self.scale.unsqueeze(1))
         columns = self.columns

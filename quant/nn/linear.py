@@ -1,7 +1,5 @@
 """`Linear` with an int8 weight, its activations quantised at run time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +31,7 @@ class Linear(QuantModule):
         self.bias = frozen(bias)
 
     @classmethod
-    def from_float(cls, module: nn.Linear, qconfig: QConfig) -> Linear:
+    def from_float(cls, module: nn.Linear, qconfig: QConfig) -> "Linear":
         """The int8 stand-in of a float Linear."""
         return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.per_row)
 
@@ -67,6 +65,10 @@ class Linear(QuantModule):
                 False,
                 self.backend,
             )
+        return self._dispatch(input, q_weight, scale, bias)
+
+    @torch.jit.unused
+    def _dispatch(self, input: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         try:
             return dispatch.current(self.backend).linear_dynamic(
                 input, q_weight, scale, bias, self.columns, self.activation_bits, self.per_row, False
