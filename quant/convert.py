@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from quant.dynamic import quantize_dynamic
 from quant.fuse import FLOAT, SHAPE, Plan, Step
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
-from quant.report import Report, ReportEntry, attach_report, own_bytes
+from quant.recipe import Pattern, QConfig, Recipe
+from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 from quant.static.layers import StaticLayer
+from quant.static.leaves import is_dynamic
 from quant.static.lower import Context
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
@@ -51,6 +55,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     with torch.no_grad():
         for path, runner in found.items():
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
+    model = _make_rest_dynamic(model, info, backend, entries)
     attach_report(model, _report(model, sizes, kinds, entries, info))
     return model
 
@@ -216,6 +221,30 @@ def _replace(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
             if child is old:
                 parent._modules[name] = module
     return root
+
+
+def _make_rest_dynamic(
+    model: nn.Module, info: Prepared, backend: str | None, entries: dict[str, tuple[str, str]]
+) -> nn.Module:
+    """Recurrent layers, attention and embeddings have no static kernel yet; their weights become int8 all the same."""
+    rest: dict[Pattern, QConfig | None] = {}
+    for name, module in model.named_modules():
+        if name not in info.called or not is_dynamic(module):
+            continue
+        qconfig = info.recipe.resolve(name, module)[0]
+        if qconfig is not None:
+            rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
+    if not rest:
+        return model
+    try:
+        model = quantize_dynamic(model, Recipe(rest, default=None), backend=backend, inplace=True)
+    except ValueError as error:
+        entries.update({str(name): ("float", str(error)) for name in rest})
+        return model
+    made = summary(model)
+    for name in map(str, rest):
+        entries[name] = (made[name].outcome, f"no static kernel, so dynamic: {made[name].detail}")
+    return model
 
 
 def _report(

@@ -22,6 +22,7 @@ from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
+from quant.static.leaves import is_dynamic
 from quant.static.simulate import simulated
 
 RESERVED = "_quant"
@@ -184,6 +185,8 @@ def refuse_nothing(prepared: nn.Module, islands: dict[str, str]) -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
     found = runners(prepared)
     if any(step.integer for runner in found.values() for step in runner.plan.steps):
+        return
+    if found and any(map(is_dynamic, prepared.modules())):
         return
     reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
     for path, runner in found.items():

@@ -12,6 +12,10 @@ HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "_get_name
             "_load_from_state_dict", "_save_to_state_dict", "train", "eval"}  # fmt: skip
 """What a subclass may define without changing what its layer computes."""
 
+DYNAMIC = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.MultiheadAttention, nn.Embedding,
+           nn.EmbeddingBag)  # fmt: skip
+"""Layers that have int8 weights, but no static kernel yet: convert makes them dynamic."""
+
 _REGISTERED: set[type[nn.Module]] = set()
 
 
@@ -48,6 +52,11 @@ def _harmless(kind: type) -> bool:
 def is_registered(module: nn.Module) -> bool:
     """Whether `register_leaf` was told of the module's class or of one above it."""
     return isinstance(module, tuple(_REGISTERED))
+
+
+def is_dynamic(module: nn.Module) -> bool:
+    """Whether convert leaves the module to dynamic quantisation."""
+    return base_layer(module) in DYNAMIC and not is_registered(module)
 
 
 def is_leaf(module: nn.Module) -> bool:

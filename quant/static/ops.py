@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quant.kernels import dispatch
+from quant.kernels.backends.compiled import CompiledBackend
 from quant.kernels.reference_ops import OPS, OpTable
+
+COMPILED = ("linear_u8s8_u8", "linear_u8s8_f32", "conv_u8s8_u8", "conv_u8s8_f32")
+"""Operators that the extension computes; the rest are the reference's on every backend."""
 
 
 def table(backend: str | None = None) -> OpTable:
     """Operator name -> function of plain tensors and numbers, with the arguments of `reference_ops`.
 
     Args:
-        backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
+        backend: a name of `quant.kernels.available()`, or None for the dispatcher's choice.
     """
-    return OPS
+    chosen = dispatch.current(backend or "")
+    return _compiled(chosen.name) if isinstance(chosen, CompiledBackend) else OPS
+
+
+@functools.cache
+def _compiled(backend: str) -> OpTable:
+    operators = torch.ops.octet
+    made = {**OPS, "quantize": operators.quantize, "dequantize": operators.dequantize}
+    made.update({name: _bound(getattr(operators, name), backend) for name in COMPILED})
+    return made
+
+
+def _bound(operator: Callable[..., Tensor], backend: str) -> Callable[..., Tensor]:
+    return lambda *arguments: operator(*arguments, backend)
