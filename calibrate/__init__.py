@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quant.calibrate.distributed import sync
 from quant.calibrate.driver import Calibration, run
-from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
+from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError, DataError
+from quant.calibrate.readers import read
 from quant.calibrate.report import Row, ranges
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "CalibrationError",
     "CalibrationWarning",
     "CheckpointError",
+    "DataError",
     "Row",
     "ranges",
+    "read",
     "run",
     "sync",
 ]

@@ -1,0 +1,398 @@
+"""Batches from what people have on disk: a folder of images, .npy, .npz, .csv, or a loader of their own.
+
+    read("photos/", image_size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    read("digits.npz", fields=["x_train"], scale=1 / 255, shuffle=True, limit=500)
+    read("mypackage.data:make_loader")
+
+A source is a number of samples and a way to get one; `Batches` puts order, limit, shard and batch size on any of them.
+Floats become float32, integers int64 and stay integers (they may be indices) unless scale, mean or std is given.
+"""
+
+from __future__ import annotations
+
+import array
+import csv
+import importlib
+import math
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from quant.calibrate.errors import DataError
+from quant.calibrate.images import SUFFIXES, read_image
+from torch import Tensor
+
+SHOWN = 5
+"""How many names a message lists before it counts the rest."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """(value * scale - mean) / std. mean and std have one value, or one per channel (the samples' first dimension)."""
+
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) for value in (self.scale, *self.mean, *self.std)):
+            raise DataError(f"scale, mean or std is not finite: {self.scale}, {self.mean}, {self.std}")
+        if not self.mean or not self.std or 0.0 in self.std or self.scale == 0.0:
+            raise DataError(f"scale {self.scale} and std {self.std} must not be zero, mean and std not empty")
+
+    def __call__(self, sample: Tensor, name: str) -> Tensor:
+        sample = sample.to(torch.float32) * self.scale
+        return (sample - self._per_channel(self.mean, sample, name)) / self._per_channel(self.std, sample, name)
+
+    def _per_channel(self, values: tuple[float, ...], sample: Tensor, name: str) -> Tensor:
+        if len(values) > 1 and (sample.dim() == 0 or sample.shape[0] != len(values)):
+            raise DataError(
+                f"{name}: mean or std has {len(values)} values, and a sample has shape {list(sample.shape)}; expected "
+                "one value, or one per index of the first dimension"
+            )
+        return (
+            torch.tensor(values).reshape(-1, *[1] * max(sample.dim() - 1, 0))
+            if len(values) > 1
+            else torch.tensor(values[0])
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples by their index.
+
+    Attributes:
+        count: how many.
+        get: index -> a tensor, a tuple or a dict of tensors.
+        name: index -> the sample's name in messages.
+    """
+
+    count: int
+    get: Callable[[int], Any]
+    name: Callable[[int], str]
+
+
+class Batches:
+    """A source cut into batches; can be iterated many times, in the same order each time. `len` counts batches."""
+
+    def __init__(self, source: Source, order: Sequence[int], batch_size: int) -> None:
+        self.source, self.order, self.batch_size = source, order, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        first: tuple[str, list[list[int]]] | None = None
+        for start in range(0, len(self.order), self.batch_size):
+            samples = []
+            for index in self.order[start : start + self.batch_size]:
+                sample, name = self.source.get(index), self.source.name(index)
+                shapes = [list(part.shape) for part in _parts(sample)]
+                first = first or (name, shapes)
+                if shapes != first[1]:
+                    raise DataError(
+                        f"samples differ in shape: {name} has {_shown(shapes)}, {first[0]} {_shown(first[1])}; "
+                        "give images one size with image_size (--image-size)"
+                    )
+                samples.append(sample)
+            yield _stack(samples)
+
+
+def read(
+    data: str | os.PathLike[str],
+    *,
+    batch_size: int = 32,
+    limit: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    shard: tuple[int, int] = (0, 1),
+    image_size: int | tuple[int, int] | None = None,
+    channels: Literal[1, 3] = 3,
+    scale: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    fields: Sequence[str] | None = None,
+) -> Iterable[Any]:
+    """Batches for `calibrate.run`.
+
+    Args:
+        data: a folder (its .png, .jpg, .jpeg, .bmp through Pillow where that is installed, .ppm and .pgm without;
+            subfolders too, in the order of their paths), a .npy or .npz file (samples along the first axis), a .csv
+            file (a sample per row), or "package.module:loader", a callable without arguments or the iterable itself.
+        batch_size: samples in a batch; the last one may have fewer.
+        limit: how many samples to take; of a loader, how many batches.
+        shuffle, seed: a random order, the same for a seed, chosen before `limit`.
+        shard: (rank, ranks): every ranks-th sample (of a loader, batch) from rank on.
+        image_size: shorter side S of the resized image, of which the middle S x S is taken; or (height, width).
+        channels: of an image: 3, or 1 for grey.
+        scale, mean, std: (value * scale - mean) / std, in this order. Images: scale is 1/255 where not given.
+        fields: which arrays of the .npz, or columns of the .csv. One array gives tensors, several give dicts by name;
+            arrays that numpy named arr_0, arr_1, ... give tuples.
+
+    Raises:
+        DataError: what is wrong with which file; some of it only while iterating.
+    """
+    if batch_size < 1 or (limit is not None and limit < 1):
+        raise DataError(f"batch_size is {batch_size} and limit {limit}, expected at least 1 (or no limit)")
+    text, path = os.fspath(data), Path(data)
+    own = {"image_size": image_size, "scale": scale, "mean": mean, "std": std, "fields": fields}
+    if not path.exists() and ":" in text and path.suffix.partition(":")[0] not in (".npz", ".npy", ".csv"):
+        given = [name for name, value in {**own, "shuffle": shuffle or None}.items() if value is not None]
+        if given:
+            raise DataError(f"{text}: {', '.join(given)} do not apply to a loader, which gives finished batches")
+        return _Strided(load(text), limit, shard)
+    transform = None
+    if scale is not None or mean is not None or std is not None:
+        default = 1.0 / 255.0 if path.is_dir() and scale is None else 1.0 if scale is None else scale
+        transform = Transform(default, tuple(mean or (0.0,)), tuple(std or (1.0,)))
+    if path.is_dir():
+        if fields:
+            raise DataError(f"{path}: fields apply to .npz and .csv, not to a folder of images")
+        source = images(path, image_size, channels, transform or Transform(1.0 / 255.0))
+    elif image_size is not None:
+        raise DataError(f"{path}: image_size applies to a folder of images")
+    else:
+        source = _file(path, transform, fields)
+    order = list(range(source.count))
+    if shuffle:
+        order = torch.randperm(source.count, generator=torch.Generator().manual_seed(seed)).tolist()
+    return Batches(source, order[:limit][shard[0] :: shard[1]], batch_size)
+
+
+def images(path: Path, size: int | tuple[int, int] | None, channels: Literal[1, 3], transform: Transform) -> Source:
+    """The images under a folder: float32 (channels, height, width)."""
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    chosen = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if not chosen:
+        others = sorted({file.suffix or file.name for file in files})
+        raise DataError(
+            f"{path}: no images ({', '.join(SUFFIXES)}) in the folder; it has "
+            f"{'files of ' + _listed(others) if others else 'no files'}"
+        )
+
+    def get(index: int) -> Tensor:
+        return transform(read_image(chosen[index], channels, size), str(chosen[index]))
+
+    return Source(len(chosen), get, lambda index: str(chosen[index]))
+
+
+def load(spec: str) -> Iterable[Any]:
+    """The iterable that "package.module:loader" names or returns; the current folder is searched too."""
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise DataError(f"{spec!r}: expected a file, a folder, or package.module:loader")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise
+        raise DataError(
+            f"{spec!r}: there is no such file or folder, and no module {error.name!r} in the current folder or among "
+            "the installed packages"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+            raise DataError(f"{spec!r}: there is no {part!r}; there is {_listed(names) or 'nothing callable'}")
+        found = getattr(found, part)
+    # A class with both, as a DataLoader subclass, is made; an instance with both is a loader already.
+    if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
+        try:
+            found = found()
+        except Exception as error:
+            raise DataError(
+                f"{spec!r} failed with {type(error).__name__}: {error}; it is called without arguments"
+            ) from error
+    if isinstance(found, (str, bytes, Mapping, Tensor)) or not hasattr(found, "__iter__"):
+        raise DataError(f"{spec!r}: it gives a {type(found).__name__}, expected an iterable of batches")
+    iterable: Iterable[Any] = found
+    return iterable
+
+
+class _Strided:
+    """Every ranks-th batch of a loader; it has a length where the loader has one."""
+
+    def __init__(self, loader: Iterable[Any], limit: int | None, shard: tuple[int, int]) -> None:
+        self.loader, self.limit, self.shard = loader, limit, shard
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, ranks = self.shard
+        for index, batch in enumerate(self.loader):
+            if index % ranks == rank:
+                yield batch
+            if index + 1 == self.limit:
+                return
+
+    def __len__(self) -> int:
+        length = len(self.loader)  # type: ignore[arg-type]
+        length = length if self.limit is None else min(length, self.limit)
+        return len(range(self.shard[0], length, self.shard[1]))
+
+
+def _file(path: Path, transform: Transform | None, fields: Sequence[str] | None) -> Source:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file or folder")
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        if fields:
+            raise DataError(f"{path}: fields apply to .npz and .csv, a .npy holds one array")
+        return _arrays({"": _load_npy(path)}, path, transform)
+    if suffix == ".npz":
+        return _arrays(_load_npz(path, fields), path, transform)
+    if suffix == ".csv":
+        return _arrays({"": _load_csv(path, fields)}, path, transform)
+    if suffix in SUFFIXES:
+        raise DataError(f"{path}: it is a single image; give the folder that holds the images")
+    raise DataError(f"{path}: ends in {suffix!r}, expected .npy, .npz, .csv, a folder, or package.module:loader")
+
+
+def _arrays(arrays: Mapping[str, Any], path: Path, transform: Transform | None) -> Source:
+    """One array: its rows. Several: dicts of their rows; tuples where the names are numpy's own arr_0, arr_1, ..."""
+    counts = {}
+    for name, values in arrays.items():
+        where = f"{path}: array {name!r}" if name else str(path)
+        if values.dtype.kind not in "fiub":
+            raise DataError(f"{where} holds {values.dtype}, expected real numbers")
+        if values.ndim == 0:
+            raise DataError(f"{where} is a single number, expected samples along the first axis")
+        counts[name] = values.shape[0]
+    if len(set(counts.values())) > 1:
+        raise DataError(
+            f"{path}: its arrays differ in length ({counts}); choose with fields (--fields {next(iter(counts))})"
+        )
+    count = next(iter(counts.values()))
+    if count == 0:
+        raise DataError(f"{path}: it has no samples")
+
+    def get(index: int) -> Any:
+        found = {}
+        for name, values in arrays.items():
+            sample = _to_tensor(values[index])
+            found[name] = sample if transform is None else transform(sample, f"{path}, sample {index}")
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if all(name == f"arr_{place}" for place, name in enumerate(found)):
+            return tuple(found.values())
+        return found
+
+    return Source(count, get, lambda index: f"{path}, sample {index}")
+
+
+def _to_tensor(sample: Any) -> Tensor:
+    kind = sample.dtype.kind
+    # A copy: the array is a read-only map of the file, perhaps of the other byte order. What float32 cannot hold
+    # becomes infinite, and calibrate.run says so.
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.array(sample, dtype={"f": np.float32, "b": np.bool_}.get(kind, np.int64)))
+
+
+def _load_npy(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path}: {_numpy_says(error)}") from error
+
+
+def _load_npz(path: Path, fields: Sequence[str] | None) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in fields or () if name not in file.files]
+            if missing:
+                raise DataError(f"{path}: there is no array {_listed(missing)}; it has {_listed(file.files)}")
+            if not file.files:
+                raise DataError(f"{path}: it holds no arrays")
+            return {name: file[name] for name in fields or file.files}
+    except DataError:
+        raise
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: {_numpy_says(error)}") from error
+
+
+def _numpy_says(error: Exception) -> str:
+    if "pickle" in str(error) or "Python objects" in str(error):
+        return "holds objects, or is not numpy's at all, and is not read, as objects could run code; save plain numbers"
+    return f"numpy cannot read it: {error}"
+
+
+def _load_csv(path: Path, fields: Sequence[str] | None) -> Any:
+    """float64 (rows, columns). The first row is a header where one of its cells is not a number."""
+    values = array.array("d")
+    header: list[str] | None = None
+    columns: list[int] | None = None
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            for cells in reader:
+                if not cells:
+                    continue
+                if columns is None:
+                    header = None if all(map(_is_number, cells)) else [cell.strip() for cell in cells]
+                    columns, width = _columns(path, header, len(cells), fields), len(cells)
+                    if header is not None:
+                        continue
+                if len(cells) != width:
+                    raise DataError(f"{path}, line {reader.line_num}: {len(cells)} columns, expected {width} as above")
+                for column in columns:
+                    if not _is_number(cells[column]):
+                        called = f" ({header[column]})" if header else ""
+                        raise DataError(
+                            f"{path}, line {reader.line_num}, column {column + 1}{called}: {cells[column]!r} is not a "
+                            "number; choose columns with fields (--fields)"
+                        )
+                values.extend(float(cells[column]) for column in columns)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: it is not a CSV file of text: {error}") from error
+    if not values or columns is None:
+        raise DataError(f"{path}: it has no rows of numbers")
+    return np.frombuffer(values).reshape(-1, len(columns))
+
+
+def _columns(path: Path, header: list[str] | None, width: int, fields: Sequence[str] | None) -> list[int]:
+    if fields is None:
+        return list(range(width))
+    if header is None:
+        raise DataError(f"{path}: fields need a header line with the names of the columns")
+    missing = [name for name in fields if name not in header]
+    if missing:
+        raise DataError(f"{path}: there is no column {_listed(missing)}; it has {_listed(header)}")
+    return [header.index(name) for name in fields]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _parts(sample: Any) -> list[Tensor]:
+    if isinstance(sample, dict):
+        return list(sample.values())
+    return list(sample) if isinstance(sample, tuple) else [sample]
+
+
+def _stack(samples: list[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, dict):
+        return {name: torch.stack([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+    return torch.stack(samples)
+
+
+def _shown(shapes: list[list[int]]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
