@@ -118,14 +118,15 @@ def test_onednn_drops_a_packed_weight_with_its_tensor() -> None:
 
 
 def test_an_address_that_is_used_again_is_another_weight(backend: Backend) -> None:
-    # The allocator gives a freed block back at once: 50 weights live in one or two places.
+    # Most allocators give a freed block back at once, so that 50 weights live in one or two places.
     places = set()
     for value in range(1, 51):
         weight = weight_of(value)
         places.add(weight.data_ptr())
         assert total(backend, weight) == 255 * 64 * value
         del weight
-    assert len(places) < 50
+    if len(places) == 50:
+        pytest.skip("this allocator used no address twice")
 
 
 def test_eight_threads_meet_one_weight_that_no_one_has_packed(backend: Backend) -> None:
