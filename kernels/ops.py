@@ -82,6 +82,9 @@ def extension_problem() -> str:
 def _register() -> None:
     for name, schema in SCHEMAS.items():
         _library.define(name + schema)
+        # No gradient goes through integers. Without this torch takes them for differentiable, warns in backward, and
+        # torch.compile does at once.
+        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake("octet::quantize", _fake_quantize, lib=_library)
     torch.library.register_fake("octet::dequantize", _fake_dequantize, lib=_library)
     torch.library.register_fake("octet::requantize", _fake_requantize, lib=_library)

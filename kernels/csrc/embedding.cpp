@@ -162,7 +162,7 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
 #if defined(__x86_64__)
   // FBGEMM has no maximum, and its 4-bit kernels take whole bytes only.
   const bool suits = mode != "max" && (bits == 8 || dim % 2 == 0) && dim > 0;
-  if (suits && (backend == "fbgemm" || backend.empty()) && why_not_fbgemm().empty()) {
+  if (suits && (backend == "fbgemm" || (backend.empty() && default_backend() == "fbgemm")) && why_not_fbgemm().empty()) {
     fbgemm_bags(table, bags, mode == "mean", values);
     return out;
   }

@@ -69,7 +69,8 @@ class EmbeddingBag(_Table):
             raise ValueError(
                 f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (n,) or (bags, length)"
             )
-        if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+        # While tracing, a shape check is a warning and a constant in the graph.
+        if per_sample_weights is not None and not torch.jit.is_tracing() and per_sample_weights.shape != input.shape:
             raise ValueError(
                 f"layer '{self.layer_name}': per_sample_weights have shape {list(per_sample_weights.shape)}, expected "
                 f"that of the input, {list(input.shape)}"
@@ -78,9 +79,7 @@ class EmbeddingBag(_Table):
             if offsets is not None:
                 raise ValueError(f"layer '{self.layer_name}': offsets go with a 1-D input, got {list(input.shape)}")
             # One bag per row: the offsets are those of its flattened self.
-            offsets = torch.arange(0, input.numel() + 1, max(input.size(1), 1), dtype=input.dtype)
-            if input.size(1) == 0:
-                offsets = torch.zeros(input.size(0) + 1, dtype=input.dtype)
+            offsets = torch.arange(input.size(0) + 1, dtype=input.dtype, device=input.device) * input.size(1)
             include_last_offset = True
             if per_sample_weights is not None:
                 per_sample_weights = per_sample_weights.reshape(-1)

@@ -190,6 +190,8 @@ class _Recurrent(QuantModule):
         return input, torch.stack(finals), torch.stack(cells)
 
     def _check_input(self, input: Tensor, packed: bool) -> None:
+        if torch.jit.is_tracing():
+            return  # a shape check would be a warning and a constant in the graph; the kernels look again
         expected = 2 if packed else 3
         if input.dim() != expected or input.size(-1) != self.input_size:
             raise ValueError(
@@ -198,6 +200,8 @@ class _Recurrent(QuantModule):
             )
 
     def _check_state(self, state: Tensor, batch: int, size: int, what: str) -> None:
+        if torch.jit.is_tracing():
+            return
         layers = self.num_layers * self.num_directions
         if list(state.shape) != [layers, batch, size]:
             raise ValueError(
@@ -449,6 +453,8 @@ class _Cell(QuantModule):
         return self.direction.bias_hh
 
     def _check(self, input: Tensor) -> None:
+        if torch.jit.is_tracing():
+            return
         if input.dim() not in (1, 2) or input.size(-1) != self.input_size:
             raise ValueError(
                 f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (batch, {self.input_size}) "
