@@ -30,6 +30,9 @@ SMALL_LINEAR_SECONDS = 6e-6
 
 STEPS, LAYERS = 35, 2
 
+CROWDED = 0.9
+"""A share of the core below this means that another process ran on it for a good part of the time."""
+
 LEGEND = f"""
 time: median of one call, with the relative output error against float; LSTM and GRU have {STEPS} steps, {LAYERS} layers
 ratio: their time / ours in the same round, median over rounds [lower end of its {harness.CONFIDENCE:.0%} interval]
@@ -37,7 +40,7 @@ ok: that lower end is at least 1 against float and torch.ao, and error and time 
 core: the share of the wall time for which this process had its core; at one thread the rest is not counted"""
 
 FULL = harness.Effort(seconds=2.5, rounds=15, patience=4.0)
-QUICK = harness.Effort(seconds=0.3, rounds=5, patience=4.0)
+QUICK = harness.Effort(seconds=0.3, rounds=5, patience=8.0)
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,8 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any], say: Callable[[
     failed = [case for case, text in verdicts.items() if text != "ok"]
     say(time_table(races, verdicts, names))
     say(LEGEND)
+    if facts["threads"] > 1 and min(race.cpu_share for race in races.values()) < CROWDED:
+        say("NOTE: others wanted the CPUs. Threads that wait for each other then measure the others: repeat when idle")
     for line in absent_lines(absences):
         say(line)
     kept: list[eight_decades.Kept] = []
