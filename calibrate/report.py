@@ -35,6 +35,9 @@ USED = 1 / 8
 CHANNEL_SPREAD = 100.0
 """Widest channel over narrowest."""
 
+SHOWN = 3
+"""Channels of an observer whose histograms are spoken of; the rest are counted."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -184,6 +187,7 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
     if not isinstance(observer, HistogramStore):
         return []
     found: list[str] = []
+    suspicious = 0
     ends, scales = _ends(qparams), qparams.scale.reshape(-1).double().cpu()
     for index, exponent in enumerate(observer.exponents()):
         low, high = observer.low[index].item(), observer.high[index].item()
@@ -192,7 +196,12 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
         row = RowView(observer.counts[index].cpu(), 2.0**exponent, low, high)
         half_step = scales[index].item() / 2
         where = f"channel {index}: " if observer.scheme.axis is not None else ""
-        found += [where + text for text in _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step)]
+        said = _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step)
+        suspicious += bool(said)
+        if suspicious <= SHOWN:
+            found += [where + text for text in said]
+    if suspicious > SHOWN:
+        found.append(f"the same or similar of {suspicious - SHOWN} more channels")
     return found
 
 
