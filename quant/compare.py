@@ -289,8 +289,7 @@ def _filled(step: Step, registers: dict[int, Any]) -> bool:
 
 def _step_parity(step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
     value = _reals(runner, registers)
-    source = runner.plan.slot_of[step.inputs[0]]
-    expected = simulated(step, runner.graph, runner.root, value, runner.qparams(source).scale)
+    expected = simulated(step, runner.graph, runner.root, value, *runner.input_scales(step))
     if not isinstance(expected, Tensor):
         return StepParity(step.name, 0.0, 0.0)
     if not runner.plan.emits_integers(step):

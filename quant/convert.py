@@ -138,7 +138,8 @@ def _layers(
         identity = hash((id(attribute(root, key)), step.attrs.get("batch_norm"))) if node.kind == "module" else id(step)
         if identity not in made:
             settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
-            made[identity] = StaticLayer(step.op, quantized(step, plan.graph, root), settings, backend)
+            smallest = torch.stack([ranges[plan.slot_of[twin.inputs[0]]].scale for twin in plan.twins(step)]).amin()
+            made[identity] = StaticLayer(step.op, quantized(step, plan.graph, root, smallest), settings, backend)
         layer = layers[key] = made[identity]
         y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
         x = ranges[plan.slot_of[step.inputs[0]]]

@@ -86,6 +86,19 @@ class Plan:
     slots: dict[str, Slot]
     slot_of: dict[int, str]
 
+    def twins(self, step: Step) -> list[Step]:
+        """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
+        first = self.graph.nodes[step.nodes[0]]
+        if first.kind != "module":
+            return [step]
+
+        def same(other: Step) -> bool:
+            node = self.graph.nodes[other.nodes[0]]
+            module = node.kind == "module" and node.target == first.target
+            return module and other.integer and other.attrs.get("batch_norm") == step.attrs.get("batch_norm")
+
+        return [other for other in self.steps if same(other)]
+
     def emits_integers(self, step: Step) -> bool:
         """Whether the step's value is uint8; an integer step that only float ones read gives float32 directly."""
         return step.integer and step.output in self.slot_of

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quant.capture import bind, capture
 from quant.dynamic import NothingQuantized
-from quant.fuse import Plan, Slot, make_plan
+from quant.fuse import Plan, Slot, Step, make_plan
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import FixedObserver, Observer, make_observer
@@ -82,6 +82,13 @@ class GraphRunner(nn.Module):
         found: QParams = self.point(slot).qparams()  # type: ignore[operator]
         return found
 
+    def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
+        if not step.integer or "weight" not in step.attrs:
+            return ()
+        scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
+        return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
@@ -106,9 +113,8 @@ class GraphRunner(nn.Module):
         for step in self.plan.steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
-                source = self.plan.slot_of.get(step.inputs[0]) if step.inputs else None
-                scale = None if source is None else self.qparams(source).scale
-                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, scale)
+                scales = self.input_scales(step)
+                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, *scales)
             if slot is not None:
                 values[step.output] = map_leaves(_rounding(self.qparams(slot)), values[step.output])
             if watch is not None:

@@ -34,19 +34,27 @@ def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
     return y if attrs.get("clamp") is None else torch.clamp(y, *attrs["clamp"])
 
 
-def simulated(step: Step, graph: Graph, root: nn.Module, value: Callable[[int], Any], scale: Tensor | None) -> Any:
+def simulated(
+    step: Step,
+    graph: Graph,
+    root: nn.Module,
+    value: Callable[[int], Any],
+    scale: Tensor | None = None,
+    smallest: Tensor | None = None,
+) -> Any:
     """The value of a step, before it is rounded to its own range.
 
     Args:
         value: gives what a node gave, already rounded where integers hold it.
         scale: of the input of a weighted step.
+        smallest: of the scales that the same layer is called with, here and at other places.
     """
     if "weight" not in step.attrs:
         own: dict[int, Any] = {}
         for index in step.nodes:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
-    q = weights.quantized(step, graph, root)
+    q = weights.quantized(step, graph, root, smallest)
     bias = q.bias
     if bias is not None and scale is not None:
         bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)

@@ -67,8 +67,12 @@ def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:
     return parts.reshape(-1, *parts.shape[2:])
 
 
-def quantized(step: Step, graph: Graph, root: nn.Module) -> QWeight:
-    """The int8 weight of a step, by its QConfig."""
+def quantized(step: Step, graph: Graph, root: nn.Module, input_scale: Tensor | None) -> QWeight:
+    """The int8 weight of a step, by its QConfig.
+
+    Args:
+        input_scale: float32 (), the smallest that the layer is called with; None leaves the bias out of account.
+    """
     assert step.qconfig is not None
     weight, bias = folded(step, graph, root)
     weight = weight.detach().to(torch.float32)
@@ -78,6 +82,8 @@ def quantized(step: Step, graph: Graph, root: nn.Module) -> QWeight:
         )
     rows = output_first(weight, step)
     q_rows, scale = _quantized_rows(rows, step)
+    if bias is not None and input_scale is not None:
+        q_rows, scale = _room_for_bias(rows, q_rows, scale, bias.detach().to(torch.float32), input_scale, step)
     q_weight = output_first(q_rows, step, back=True).contiguous()
     return QWeight(q_weight, scale, None if bias is None else bias.detach().to(torch.float32).clone())
 
@@ -94,6 +100,26 @@ def _quantized_rows(rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
     observer(rows)
     qparams = observer.qparams()
     return qparams.quantize(rows).contiguous(), qparams.scale
+
+
+def _room_for_bias(
+    rows: Tensor, q_rows: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step
+) -> tuple[Tensor, Tensor]:
+    """A coarser weight scale for channels whose bias would not fit int32 at scale s_x * s_w.
+
+    Such a channel has weights that hardly matter beside its bias (a batch norm that training switched off, an input
+    that is always zero); clamping the bias instead would lose the whole channel.
+    """
+    assert step.qconfig is not None
+    least = bias.abs() / BIAS_LIMIT / input_scale
+    if not bool((least > scale).any()):
+        return q_rows, scale
+    scale = torch.maximum(scale, least)
+    if not step.qconfig.per_channel:
+        scale = scale.amax().expand_as(scale).clone()
+    scheme = weight_scheme(step.qconfig.weight_bits)
+    qparams = QParams(scale, torch.zeros_like(scale, dtype=torch.int32), scheme)
+    return qparams.quantize(rows).contiguous(), scale
 
 
 def dequantized(q: QWeight, step: Step) -> Tensor:
