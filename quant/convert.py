@@ -21,6 +21,7 @@ from quant.static.leaves import is_dynamic
 from quant.static.lower import Context
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
+from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.recognise import OPERATORS
 from quant.static.weights import quantized
 
@@ -55,7 +56,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     with torch.no_grad():
         for path, runner in found.items():
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
-    model = _make_rest_dynamic(model, info, backend, entries)
+    layers = _settings(found)
+    model = _make_rest_dynamic(model, info, backend, entries, layers)
+    model.__dict__[DESCRIPTION] = make_description(info.example, ranges, layers, backend)
     attach_report(model, _report(model, sizes, kinds, entries, info))
     return model
 
@@ -224,8 +227,24 @@ def _replace(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
     return root
 
 
+def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:
+    """The QConfig of every weighted module, or owner of functional layers, by its full name."""
+    settings: dict[str, QConfig] = {}
+    for path, runner in found.items():
+        for step in runner.plan.steps:
+            if step.integer and step.qconfig is not None:
+                node = runner.graph.nodes[step.nodes[0]]
+                name = node.target if node.kind == "module" else node.owner
+                settings[".".join(part for part in (path, name) if part)] = step.qconfig
+    return settings
+
+
 def _make_rest_dynamic(
-    model: nn.Module, info: Prepared, backend: str | None, entries: dict[str, tuple[str, str]]
+    model: nn.Module,
+    info: Prepared,
+    backend: str | None,
+    entries: dict[str, tuple[str, str]],
+    layers: dict[str, QConfig],
 ) -> nn.Module:
     """Recurrent layers, attention and embeddings have no static kernel yet; their weights become int8 all the same."""
     rest: dict[Pattern, QConfig | None] = {}
@@ -234,6 +253,7 @@ def _make_rest_dynamic(
             continue
         qconfig = info.recipe.resolve(name, module)[0]
         if qconfig is not None:
+            layers[name] = qconfig
             rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
     if not rest:
         return model

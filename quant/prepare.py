@@ -22,6 +22,7 @@ from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
+from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
 from quant.static.simulate import simulated
 
@@ -39,11 +40,13 @@ class Prepared:
         recipe: as given.
         islands: why modules are no part of a graph, by dotted name.
         called: dotted names of the modules that ran on the example inputs.
+        example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
     """
 
     recipe: Recipe
     islands: dict[str, str]
     called: set[str]
+    example: Any
 
 
 class GraphRunner(nn.Module):
@@ -76,6 +79,10 @@ class GraphRunner(nn.Module):
     def point(self, slot: str) -> nn.Module:
         """The observer of a slot."""
         return self.points[key_of(slot)]
+
+    def set_point(self, slot: str, point: nn.Module) -> None:
+        """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
+        self.points[key_of(slot)] = point
 
     def qparams(self, slot: str) -> QParams:
         """The range that calibration chose for a slot."""
@@ -157,7 +164,7 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
     for path, graph in found.graphs.items():
         install(modules[path], make_plan(graph, modules[path], recipe))
     refuse_nothing(prepared, found.islands)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, encode(example_inputs))
     return prepared
 
 

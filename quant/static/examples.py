@@ -1,0 +1,52 @@
+"""Example inputs as JSON: what capture needs of them, and nobody's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CannotRebuild(ValueError):
+    """A description that does not fit the model, or that needs example inputs to be made again."""
+
+
+def encode(tree: Any) -> Any:
+    """Example inputs as JSON: of tensors the shape and dtype. None where something has no such form."""
+    try:
+        return _encode(tree)
+    except TypeError:
+        return None
+
+
+def _encode(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return {"tensor": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
+    if type(tree) in (tuple, list):
+        return {type(tree).__name__: [_encode(item) for item in tree]}
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _encode(value) for key, value in tree.items()}}
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return {"value": tree}
+    raise TypeError(f"no JSON form for {type(tree).__name__}")
+
+
+def decode(tree: Any) -> Any:
+    """Example inputs from JSON, tensors filled with ones."""
+    if not isinstance(tree, dict):
+        raise CannotRebuild("the description holds no example inputs; give example_inputs")
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "tuple": lambda items: tuple(map(decode, items)),
+        "list": lambda items: list(map(decode, items)),
+        "dict": lambda items: {key: decode(value) for key, value in items.items()},
+        "value": lambda value: value,
+    }
+    for key, make in decoders.items():
+        if key in tree:
+            return make(tree[key])
+    dtype = getattr(torch, str(tree.get("dtype")), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CannotRebuild(f"example inputs: {tree} is no tensor's shape and dtype")
+    return torch.ones(tree["tensor"], dtype=dtype)

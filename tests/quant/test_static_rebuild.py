@@ -1,0 +1,91 @@
+"""A converted model made again from its float model, a JSON description and its state_dict."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.convert import convert
+from quant.prepare import prepare
+from quant.recipe import QConfig, Recipe
+from quant.static.examples import CannotRebuild, decode, encode
+from quant.static.rebuild import describe, rebuild
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Parameter(torch.randn(4, 8))
+        self.keep = nn.Linear(4, 4)
+        self.branch = Branch()
+
+    def forward(self, ids: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        y = F.relu(self.norm(self.conv(self.embed(ids).transpose(1, 2)))) * scale
+        return {"y": self.branch(self.keep(F.linear(y.mean(2), self.head)))}
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if bool(x.isfinite().all()) else x
+
+
+def made(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return Model().eval()
+
+
+def test_the_same_integers_come_back() -> None:
+    inputs = {"ids": torch.randint(0, 10, (4, 6)), "scale": 2.0}
+    recipe = Recipe({"keep": None}, default=QConfig(activation_observer="minmax", weight_bits=8))
+    prepared = prepare(made(0), inputs, recipe)
+    prepared(**inputs)
+    converted = convert(prepared)
+    description = json.loads(json.dumps(describe(converted)))
+    again = rebuild(made(1), description)
+    again.load_state_dict(converted.state_dict())
+    assert torch.equal(again(**inputs)["y"], converted(**inputs)["y"])
+    assert describe(again) == describe(converted)
+
+
+def test_another_model_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+    prepared = prepare(model, x, Recipe(default=QConfig(activation_observer="minmax")))
+    prepared(x)
+    description = describe(convert(prepared))
+    with pytest.raises(CannotRebuild, match="does not fit the description: recipe: no module matches '2'"):
+        rebuild(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), description)
+    with pytest.raises(CannotRebuild, match="ranges differ from the description's in"):
+        rebuild(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), description)
+    with pytest.raises(CannotRebuild, match="version 2, expected 1"):
+        rebuild(model, {**description, "version": 2})
+    with pytest.raises(ValueError, match=r"expected a model from quant\.convert"):
+        describe(model)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [(1, "a", None, True), [torch.ones(2, 3)], {"x": torch.ones(2, dtype=torch.int64), "y": (2.5,)}],
+    ids=["constants", "tensors", "named"],
+)
+def test_example_inputs_in_json(tree: Any) -> None:
+    back = decode(json.loads(json.dumps(encode(tree))))
+    assert str(back) == str(tree)
+
+
+def test_example_inputs_without_a_json_form() -> None:
+    assert encode({"x": object()}) is None
+    with pytest.raises(CannotRebuild, match="give example_inputs"):
+        decode(None)
