@@ -104,7 +104,8 @@ def default_name() -> str:
 def use(name: str) -> Iterator[Backend]:
     """Compute with the backend `name` inside the `with` block, in this thread, where a layer has no choice of its own.
 
-    Inside a compiled, exported or scripted graph the backend is the one that the graph was made with.
+    A compiled, exported or traced graph does not see the scope: there a layer without a choice of its own is computed
+    by the default of the machine that runs the graph.
     """
     backend = find(name)
     before = getattr(_scoped, "name", "")

@@ -10,6 +10,8 @@ import pytest
 import torch
 from quant.kernels import BackendUnavailable, available, current, dispatch, use
 from quant.kernels.backend import Backend
+from quant.kernels.backends import onednn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 NAMES = ["native", "fbgemm", "qnnpack", "onednn", "reference"]
 
@@ -152,6 +154,16 @@ def test_a_graph_leaves_the_choice_to_the_machine_that_runs_it(monkeypatch: pyte
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert current().name == ""
     assert current("reference").name == "reference"
+
+
+def test_a_backend_first_asked_for_while_a_graph_is_made_is_not_lost() -> None:
+    if available()["onednn"]:
+        pytest.skip(available()["onednn"])
+    for answer in (onednn._probe, onednn.saturates):
+        expected = answer()
+        answer.cache_clear()
+        with FakeTensorMode():
+            assert answer() == expected
 
 
 def test_quant_backend_chooses_for_the_process(run_python: Callable[..., str]) -> None:
