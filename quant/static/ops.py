@@ -29,7 +29,8 @@ def table(backend: str | None = None) -> OpTable:
 @functools.cache
 def _compiled(backend: str) -> OpTable:
     operators = torch.ops.octet
-    made = {**OPS, "quantize": operators.quantize, "dequantize": operators.dequantize}
+    made: dict[str, Callable[..., Tensor]] = dict(OPS)
+    made.update(quantize=operators.quantize, dequantize=operators.dequantize)
     made.update({name: _bound(getattr(operators, name), backend) for name in COMPILED})
     return made
 

@@ -121,6 +121,37 @@ def test_residual_network() -> None:
     assert not [entry for entry in report if entry.outcome == "float"]
 
 
+@pytest.mark.parametrize("observer", ["histogram", "moving_average", "percentile", "entropy", "mse"])
+def test_every_observer_of_activations(observer: str) -> None:
+    x = torch.randn(8, 3, 32, 32)
+    model = seeded(Residual).eval()
+    prepared = prepare(model, x, Recipe(default=QConfig(activation_observer=observer)))
+    for part in x.split(4):
+        prepared(part)
+    converted = convert(prepared)
+    assert all(step.holds for step in parity(prepared, converted, x))
+    assert signal_to_noise(model(x), converted(x)) > 20
+
+
+@pytest.mark.parametrize(
+    "qconfig",
+    [
+        QConfig(activation_observer="minmax", activation_symmetric=True),
+        QConfig(activation_observer="minmax", per_channel=False),
+        QConfig(activation_observer="minmax", weight_observer="mse"),
+    ],
+    ids=["symmetric", "per tensor", "mse weights"],
+)
+def test_settings(qconfig: QConfig) -> None:
+    x = torch.randn(4, 3, 32, 32)
+    model = seeded(Residual).eval()
+    prepared = prepare(model, x, Recipe(default=qconfig))
+    prepared(x)
+    converted = convert(prepared)
+    assert all(step.holds for step in parity(prepared, converted, x))
+    assert signal_to_noise(model(x), converted(x)) > 20
+
+
 def test_other_batch_and_image_sizes_run() -> None:
     converted = check(seeded(Residual), torch.randn(2, 3, 32, 32), sqnr=25)
     assert converted(torch.randn(5, 3, 40, 56)).shape == (5, 10)
