@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +99,8 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
     """
     with _process_group():
         rank, ranks = distributed.world()
+        if options.out is not None and not Path(options.out).resolve().parent.is_dir():
+            raise DataError(f"--out {options.out}: there is no such folder")  # said before the work, not after
         model = verbs.load_model(options.model, options.weights)
         batches = _read(options, (rank, ranks))
         example, batches = _example(model, options, batches)

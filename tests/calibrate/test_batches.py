@@ -90,7 +90,9 @@ def test_a_replaced_forward_does_not_hide_the_class_s() -> None:
 
 
 def test_data_parallel_does_not_hide_the_model_s_forward() -> None:
-    assert Caller(nn.DataParallel(One())).arguments((X, Y)) == ((X,), {})
+    caller = Caller(nn.DataParallel(Two()))
+    assert caller.arguments((X, Y, Z)) == ((X, Y), {})
+    assert caller.doubts == []
 
 
 def test_too_few_elements_say_what_forward_requires() -> None:
@@ -119,7 +121,21 @@ def test_describe() -> None:
 
 def test_a_fingerprint_tells_batches_apart() -> None:
     big = torch.arange(100_000.0)
-    batches: list[Any] = [X, Y, (X, Y), (Y, X), X.double(), X.reshape(3, 4), big, big.flip(0), big[:-1], -big, PACKED]
+    last = torch.cat((big[:-1], torch.zeros(1)))  # falls between those that are looked at
+    batches: list[Any] = [
+        X,
+        Y,
+        (X, Y),
+        (Y, X),
+        X.double(),
+        X.reshape(3, 4),
+        big,
+        big.flip(0),
+        big[:-1],
+        last,
+        -big,
+        PACKED,
+    ]
     batches += [torch.zeros(0), torch.tensor(1.0), torch.zeros(2, dtype=torch.bfloat16), torch.eye(3).to_sparse()]
     assert len({fingerprint(batch) for batch in batches}) == len(batches)
     assert fingerprint((X.clone(), Y.clone())) == fingerprint((X, Y))

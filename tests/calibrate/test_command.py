@@ -203,6 +203,13 @@ def test_wrong_values_are_the_parser_s_errors(wrong: str, capsys: pytest.Capture
     assert f"argument {wrong.split()[0]}" in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_is_known_before_the_work(rows: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(DataError, match=r"--out .*missing/model\.q8: there is no such folder"):
+        calibrate(options("--data", str(rows), "--out", str(tmp_path / "missing" / "model.q8")), recorder.verbs)
+    assert recorder.calls == []
+
+
 def test_errors_are_for_the_caller(rows: Path) -> None:
     np.save(rows, np.zeros((4, 5), np.float32))
     with pytest.raises(CalibrationError, match="batch 0, float32"):

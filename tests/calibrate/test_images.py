@@ -22,7 +22,10 @@ FILES = {
     "P6 with comments": (b"P6 # made by hand\n#\n4\n# height\n2 255\n" + RGB.tobytes(), RGB),
     "P5": (b"P5 4 2 255\n" + GREY.tobytes(), GREY[..., None]),
     "P5 that begins like space": (b"P5 4 2 255\n" + bytes([32, 10, 35, 9, 0, 1, 2, 3]), None),
-    "P5 of 16 bits": (b"P5 4 2 65535\n" + (GREY.astype(">u2") * 257).tobytes(), GREY[..., None]),
+    "P5 of 16 bits": (
+        b"P5 4 2 65535\n" + (GREY.astype(">u2") * 250).astype(">u2").tobytes(),
+        GREY[..., None] * (250 / 257),
+    ),
     "P5 of 1 bit": (b"P5 4 2 1\n" + (GREY > 60).astype(np.uint8).tobytes(), (GREY > 60)[..., None] * 255),
     "P2": (b"P2\n4 2\n255\n" + " ".join(map(str, GREY.flatten())).encode(), GREY[..., None]),
     "P3": (b"P3\n4 2\n255\n" + "\n".join(map(str, RGB.flatten())).encode(), RGB),
@@ -77,6 +80,8 @@ def test_fit_keeps_proportions_and_the_middle() -> None:
     halved = fit(ramp, 2)
     assert halved.shape == (3, 2, 2)
     assert halved[0, 0].tolist() == pytest.approx([2.5, 4.5], abs=0.1)
+    stripes = torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(8).expand(1, 32, 32)
+    torch.testing.assert_close(fit(stripes, 8)[:, 2:6, 2:6], torch.full((1, 4, 4), 0.25), atol=0.05, rtol=0)
     assert fit(ramp, (16, 8)).shape == (3, 16, 8)
     assert fit(torch.zeros(1, 1, 1000), 1).shape == (1, 1, 1)
     with pytest.raises(DataError, match="at least 1 pixel"):
