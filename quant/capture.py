@@ -8,7 +8,6 @@ sizes are kept together with a guard that checks them at every run. No hook of t
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator
@@ -73,15 +72,9 @@ def as_arguments(example_inputs: Any) -> Arguments:
     return (example_inputs,), {}
 
 
-@functools.cache
-def signature(kind: type[nn.Module]) -> inspect.Signature:
-    """Of the forward of a class of modules, self included."""
-    return inspect.signature(kind.forward)
-
-
 def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The call's arguments by the names that the module's class gives them, defaults filled in."""
-    bound = signature(type(module)).bind(module, *args, **kwargs)
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     bound.apply_defaults()
     return dict(list(bound.arguments.items())[1:])
 
@@ -417,7 +410,7 @@ def _unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
     """Arguments by name, as a call takes them."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for name, parameter in list(signature(type(module)).parameters.items())[1:]:
+    for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[1:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             args.extend(arguments[name])
         elif parameter.kind is parameter.VAR_KEYWORD:

@@ -171,16 +171,31 @@ def _note_folded(step: Step, plan: Plan, entries: dict[str, tuple[str, str]], pa
 
 
 def _note_floats(plan: Plan, root: nn.Module, entries: dict[str, tuple[str, str]], path: str) -> None:
-    """Say of each step that stays float why, where integers lie beside it or it has parameters."""
+    """Say of each step that stays float why, where integers lie beside it or it is a module."""
+    beside = _beside_integers(plan)
     for step in plan.steps:
         node = plan.graph.nodes[step.nodes[0]]
         name = ".".join(
             part for part in (path, step.name.split("@")[0] if node.kind == "module" else step.name) if part
         )
-        if step.op == FLOAT and node.meta is not None and node.refs:
+        if step.op == FLOAT and (node.kind == "module" or step.output in beside):
             entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
         elif step.op not in (FLOAT, SHAPE) and node.kind == "module" and not OPERATORS[step.op].weighted:
             entries.setdefault(name, ("int8", step.op))
+
+
+def _beside_integers(plan: Plan) -> set[int]:
+    """The outputs of float steps that read what integers gave, or give what integers read."""
+    makers = {index: step for step in plan.steps for index in step.nodes}
+    found: set[int] = set()
+    for step in plan.steps:
+        refs = {ref for index in step.nodes for ref in plan.graph.nodes[index].refs}
+        for maker in (makers[ref] for ref in refs):
+            if step.op == FLOAT and maker.integer:
+                found.add(step.output)
+            if step.integer and maker.op == FLOAT:
+                found.add(maker.output)
+    return found
 
 
 def _remove_folded(plan: Plan, root: nn.Module) -> None:
@@ -295,4 +310,4 @@ def _why(name: str, info: Prepared) -> str:
         return f"an island: {info.islands[name]}; its layers are handled one by one"
     if name not in info.called:
         return "not called on the example inputs"
-    return "no int8 kernel"
+    return "its own parameters are used in float"

@@ -151,6 +151,12 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
         raise TypeError(f"quant.prepare: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
         raise ValueError("quant.prepare: the model is prepared already; prepare the float model it came from")
+    taken = [name for name, module in model.named_modules() if hasattr(module, RESERVED)]
+    if taken:
+        raise ValueError(
+            f"quant.prepare: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
+            "name that prepare needs for itself; rename it"
+        )
     recipe = recipe or Recipe()
     unmatched = recipe.unmatched(model.named_modules())
     if unmatched:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -23,10 +22,17 @@ def table(backend: str | None = None) -> OpTable:
         backend: a name of `quant.kernels.available()`, or None for the dispatcher's choice.
     """
     chosen = dispatch.current(backend or "")
-    return _compiled(chosen.name) if isinstance(chosen, CompiledBackend) else OPS
+    if not isinstance(chosen, CompiledBackend):
+        return OPS
+    if chosen.name not in _tables:
+        _tables[chosen.name] = _compiled(chosen.name)
+    return _tables[chosen.name]
 
 
-@functools.cache
+_tables: dict[str, OpTable] = {}
+"""What `_compiled` made: not functools.cache, which torch.compile refuses to look through without a warning."""
+
+
 def _compiled(backend: str) -> OpTable:
     operators = torch.ops.octet
     made: dict[str, Callable[..., Tensor]] = dict(OPS)

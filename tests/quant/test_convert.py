@@ -292,3 +292,33 @@ def test_functional_layers_with_computed_weights() -> None:
     kept = [name for name, _ in converted.named_parameters()]
     assert kept == []
     assert len(layers_of(converted)) == 2
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_converted_models_are_traced_and_compiled() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    converted = check(seeded(Residual), x)
+    with torch.no_grad():
+        expected = converted(x)
+        assert torch.equal(torch.jit.trace(converted, x)(x), expected)  # type: ignore[no-untyped-call]
+        assert torch.equal(torch.compile(converted, backend="eager", fullgraph=True)(x), expected)
+        assert torch.equal(torch.export.export(converted, (x,)).module()(x), expected)
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.b(torch.softmax(self.a(x), -1) * (1.0 - mask.to(torch.float32)).exp())
+
+
+def test_the_report_names_float_steps_beside_integers_and_no_others() -> None:
+    inputs = (torch.randn(4, 8), torch.zeros(4, 8, dtype=torch.long))
+    report = summary(check(Mixed(), inputs))
+    assert {entry.name: entry.detail for entry in report if entry.outcome == "float"} == {
+        "softmax_3": "softmax has no int8 kernel",
+        "mul_7": "what it reads is float",
+    }

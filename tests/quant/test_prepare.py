@@ -121,6 +121,13 @@ def test_preparing_twice_is_an_error() -> None:
         prepare(prepared, torch.randn(2, 3, 8, 8))
 
 
+def test_the_one_reserved_name_is_not_overwritten() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].add_module("_quant", nn.Identity())
+    with pytest.raises(ValueError, match="0 has an attribute '_quant'"):
+        prepare(model, torch.randn(2, 4))
+
+
 class Gates(nn.Module):
     def __init__(self) -> None:
         super().__init__()

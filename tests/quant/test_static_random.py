@@ -20,7 +20,7 @@ from quant.graph import leaves
 from quant.prepare import prepare, simulating
 from quant.recipe import QConfig, Recipe
 
-EXAMPLES = int(os.environ.get("OCTET_RANDOM_NETWORKS", "10" if os.environ.get("OCTET_FAST_TESTS") == "1" else "30"))
+EXAMPLES = int(os.environ.get("OCTET_RANDOM_NETWORKS", "15" if os.environ.get("OCTET_FAST_TESTS") == "1" else "60"))
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.ReLU(inplace=True),
     "relu6": nn.ReLU6,
