@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.capture import bind, capture
+from quant.capture import capture
 from quant.dynamic import NothingQuantized
 from quant.fuse import Plan, Slot, Step, make_plan
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
@@ -25,6 +25,7 @@ from quant.recipe import Recipe, RecipeError
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
 from quant.static.simulate import simulated
+from quant.static.tracer import bind
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""

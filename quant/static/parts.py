@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from quant.capture import bind
 from quant.fuse import Plan
 from quant.graph import Ref, Region, match_arguments
 from quant.static.lower import Context
 from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble, registers_in
+from quant.static.tracer import bind
 
 
 class Part:

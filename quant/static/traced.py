@@ -16,7 +16,7 @@ from torch import Tensor
 from quant.graph import Attr, Ref
 
 if TYPE_CHECKING:
-    from quant.capture import Tracer
+    from quant.static.tracer import Tracer
 
 
 class Untraceable(Exception):

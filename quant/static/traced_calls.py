@@ -10,7 +10,7 @@ from quant.graph import map_leaves
 from quant.static.traced import IN_PLACE, Traced
 
 if TYPE_CHECKING:
-    from quant.capture import Tracer
+    from quant.static.tracer import Tracer
 
 SHAPE_METHODS = {"size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_contiguous"}
 COUNTED = {"split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "split_with_sizes"}

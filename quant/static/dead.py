@@ -1,0 +1,40 @@
+"""Captured calls that nobody needs, taken out of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quant.graph import Graph, Ref, map_leaves
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """The graph without calls whose value nobody reads; guards stay, and so do inputs and calls of islands."""
+    users = graph.users()
+    keep: set[int] = set()
+    regions = {leaf.index for region in graph.regions for leaf in _refs((region.arguments, region.output))}
+    for node in reversed(graph.nodes):
+        needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in regions
+        if needed or node.kind in ("input", "guard", "module"):
+            keep.add(node.index)
+    order = [node for node in graph.nodes if node.index in keep]
+    moved = {node.index: place for place, node in enumerate(order)}
+
+    def renumber(leaf: Any) -> Any:
+        return Ref(moved[leaf.index]) if isinstance(leaf, Ref) else leaf
+
+    for node in order:
+        node.args, node.kwargs = map_leaves(renumber, (node.args, node.kwargs))
+    starts = [sum(1 for index in keep if index < bound) for bound in range(len(graph.nodes) + 1)]
+    for region in graph.regions:
+        region.start, region.end = starts[region.start], starts[region.end]
+        region.arguments, region.output = map_leaves(renumber, (region.arguments, region.output))
+    for node in order:
+        node.index = moved[node.index]
+    arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
+    return Graph(graph.path, order, arguments, output, graph.regions)
+
+
+def _refs(tree: Any) -> list[Ref]:
+    found: list[Ref] = []
+    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, tree)
+    return found

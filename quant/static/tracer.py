@@ -1,0 +1,362 @@
+"""The tracer: notes what a forward does, sees through containers, and makes islands of what it cannot keep.
+
+While it runs, `nn.Module.__call__`, the reading of parameters and torch's factories are patched; nothing else is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, evaluate, map_leaves, match_arguments
+from quant.static.dead import remove_dead
+from quant.static.leaves import is_leaf
+from quant.static.traced import FACTORIES, Traced, Untraceable
+from quant.static.traced_calls import COUNTED, is_shape_call, share_storage, traced_leaves, writes_first_argument
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+
+
+@dataclass
+class Capture:
+    """What was found of a model.
+
+    Attributes:
+        graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
+        islands: by dotted name, why a module is none of a graph's.
+        called: dotted names of every module that ran.
+    """
+
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    islands: dict[str, str] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+
+
+def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments by the names that the module's class gives them, defaults filled in."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[1:])
+
+
+@dataclass
+class Called:
+    """A module as an island called it: with what first, whether later calls differ in kind, and what it calls."""
+
+    module: nn.Module
+    example: Arguments
+    varies: bool = False
+    children: list[str] = field(default_factory=list)
+
+
+class Tracer:
+    """Captures one module. `trace` may raise anything that the user's forward does with a value it cannot have."""
+
+    def __init__(self, root: nn.Module, path: str, found: Capture) -> None:
+        self.root, self.path, self.found = root, path, found
+        self.names = {id(module): name for name, module in root.named_modules()}
+        self.attributes = {id(tensor): name for name, tensor in [*root.named_parameters(), *root.named_buffers()]}
+        self.nodes: list[Node] = []
+        self.values: list[Any] = []
+        self.regions: list[Region] = []
+        self.opaque: list[str] = []
+        self.calls: dict[str, Called] = {}
+        self.owners: list[str] = [""]
+        self._replaced: dict[int, int] = {}
+        self._overwritten: set[int] = set()
+        self._sites: dict[str, int] = {}
+        self._running: list[str] = []
+        self._concrete = False
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        """The graph of one call of root."""
+        bound = bind(self.root, args, kwargs)
+        arguments = {name: self._inputs(name, value) for name, value in bound.items()}
+        call_args, call_kwargs = _unbind(self.root, arguments)
+        with _patched(self):
+            if is_leaf(self.root):
+                output = self.record("module", "", call_args, call_kwargs)
+            else:
+                output = type(self.root).forward(self.root, *call_args, **call_kwargs)
+        self.found.called.add(self.path)
+        graph = Graph(self.path, self.nodes, self.places(arguments), self.places(output), self.regions)
+        return remove_dead(graph)
+
+    def forget(self) -> None:
+        """Drop what was noted of a forward that failed."""
+        self.nodes, self.values, self.regions, self.opaque = [], [], [], []
+
+    def full_name(self, name: str) -> str:
+        """The dotted name in the user's model of a submodule of root."""
+        return ".".join(part for part in (self.path, name) if part)
+
+    def places(self, tree: Any) -> Any:
+        """`tree` with Ref or Attr for what is traced, and for parameters that came by another way."""
+        return map_leaves(self._place, tree)
+
+    def _place(self, leaf: Any) -> Any:
+        if type(leaf) is not Traced:
+            return Attr(self.attributes[id(leaf)]) if id(leaf) in self.attributes else leaf
+        if isinstance(leaf._place, Attr):
+            return leaf._place
+        index = leaf._place.index
+        if index in self._overwritten:
+            raise Untraceable("reads a tensor after another view of it was changed in place")
+        while index in self._replaced:
+            index = self._replaced[index]
+        return Ref(index)
+
+    def _inputs(self, name: str, value: Any) -> Any:
+        return map_leaves(lambda leaf: self._input(name, leaf), value)
+
+    def _input(self, name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or id(leaf) in self.attributes:
+            return leaf
+        return self._append(Node(len(self.nodes), "input", name), leaf.detach().clone(), static=False)
+
+    def _append(self, node: Node, value: Any, static: bool) -> Any:
+        if isinstance(value, Tensor):
+            node.meta = TensorMeta(tuple(value.shape), value.dtype)
+        self.nodes.append(node)
+        self.values.append(value)
+        return self._wrap(node, value, static)
+
+    def _wrap(self, node: Node, value: Any, static: bool) -> Any:
+        if isinstance(value, (Tensor, int, float)):
+            return Traced(self, Ref(node.index), value, static and not isinstance(value, Tensor))
+        if isinstance(value, (tuple, list)):
+            items = [self._item(node, index, item, static) for index, item in enumerate(value)]
+            if isinstance(value, torch.Size):
+                return tuple(items)
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, dict):
+            return {key: self._item(node, key, item, static) for key, item in value.items()}
+        return value
+
+    def _item(self, node: Node, key: Any, value: Any, static: bool) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        item = Node(len(self.nodes), "function", operator.getitem, (Ref(node.index), key), owner=node.owner)
+        return self._append(item, value, static)
+
+    def record(self, kind: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note a call and make it with the example's values; the result stands for the call's."""
+        node = Node(len(self.nodes), kind, target, self.places(args), self.places(kwargs), self.owners[-1])
+        static = is_shape_call(kind, target, args, kwargs)
+        module = None
+        if kind == "module":
+            node.site = self._sites.get(target, 0)
+            self._sites[target] = node.site + 1
+            module = self._module(target)
+        with self._computing():
+            value = self._compute(node, module)
+        if writes_first_argument(kind, target, kwargs, module) and isinstance(value, Tensor):
+            self._note_write(args[0] if args else next(iter(kwargs.values())), node.index)
+        result = self._append(node, value, static)
+        if target in COUNTED or getattr(target, "__name__", "") in COUNTED:
+            self.concrete(self.record("function", len, (Traced(self, Ref(node.index), value, True),), {}), "")
+        return result
+
+    def _module(self, name: str) -> nn.Module:
+        found = self.root.get_submodule(name)
+        self.found.called.add(self.full_name(name))
+        return found
+
+    def _compute(self, node: Node, module: nn.Module | None) -> Any:
+        if module is None:
+            return evaluate(node, self.root, self.values.__getitem__)
+        inner = Node(node.index, "function", type(module).forward, (module, *node.args), node.kwargs)
+        return evaluate(inner, self.root, self.values.__getitem__)
+
+    def _note_write(self, changed: Any, index: int) -> None:
+        """Later readers of what was written to read the result; readers of its other views cannot be served."""
+        if type(changed) is not Traced or isinstance(changed._place, Attr):
+            raise Untraceable("changes a parameter or a constant in place")
+        place = self._place(changed)
+        for other, value in enumerate(self.values):
+            resolved = other
+            while resolved in self._replaced:
+                resolved = self._replaced[resolved]
+            if resolved != place.index and share_storage(value, changed._value):
+                self._overwritten.add(other)
+        self._replaced[place.index] = index
+
+    def concrete(self, traced: Traced, what: str) -> Any:
+        """The number behind `traced`, guarded so that a run with another one is refused."""
+        if isinstance(traced._value, Tensor) or not traced._static:
+            raise Untraceable(f"{what} a tensor's values")
+        node = Node(len(self.nodes), "guard", "guard", (self._place(traced), traced._value), owner=self.owners[-1])
+        self._append(node, traced._value, static=True)
+        return traced._value
+
+    def attribute(self, value: Tensor) -> Any:
+        """What the user's forward reads instead of a parameter or buffer."""
+        if self._concrete or id(value) not in self.attributes:
+            return value
+        return Traced(self, Attr(self.attributes[id(value)]), value, static=False)
+
+    def call(self, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What happens instead of `module(*args, **kwargs)`."""
+        if self._concrete:
+            return self._call_concretely(module, args, kwargs)
+        name = self.names.get(id(module))
+        if name is None:
+            if next(module.parameters(), None) is not None:
+                raise Untraceable(f"calls a {type(module).__name__} that is not one of its submodules")
+            return module.forward(*args, **kwargs)
+        self.found.called.add(self.full_name(name))
+        return self.record("module", name, args, kwargs) if is_leaf(module) else self._enter(module, name, args, kwargs)
+
+    def _enter(self, module: nn.Module, name: str, args: Any, kwargs: Any) -> Any:
+        """See through a container, or make it an island and undo what was noted of it."""
+        start = len(self.nodes)
+        saved = dict(self._replaced), set(self._overwritten), dict(self._sites), len(self.regions), len(self.opaque)
+        arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
+        self.owners.append(name)
+        try:
+            output = module.forward(*args, **kwargs)
+            region = Region(name, start, len(self.nodes), arguments, self.places(output))
+        except Exception as error:
+            self.owners.pop()
+            self._replaced, self._overwritten, self._sites = saved[0], saved[1], saved[2]
+            del self.nodes[start:], self.values[start:], self.regions[saved[3] :], self.opaque[saved[4] :]
+            return self._island(module, name, args, kwargs, error)
+        self.owners.pop()
+        self.regions.append(region)
+        return output
+
+    def _island(self, module: nn.Module, name: str, args: Any, kwargs: Any, error: Exception) -> Any:
+        if traced_leaves((args, kwargs)) == []:
+            raise error
+        node = Node(len(self.nodes), "module", name, self.places(args), self.places(kwargs), self.owners[-1])
+        node.site = self._sites.get(name, 0)
+        self._sites[name] = node.site + 1
+        real_args, real_kwargs = map_leaves(_value_of, (args, kwargs))
+        value = self.run_island(self.full_name(name), module, real_args, real_kwargs, error)
+        self.opaque.append(self.full_name(name))
+        return self._append(node, value, static=False)
+
+    def run_island(self, path: str, module: nn.Module, args: Any, kwargs: Any, error: Exception) -> Any:
+        """Run a module that cannot be seen through, noting what it calls and with what."""
+        said = str(error).splitlines()
+        reason = (
+            said[0] if isinstance(error, Untraceable) else f"raised {type(error).__name__}: {said[0] if said else ''}"
+        )
+        self.found.islands[path] = f"its forward {reason}"
+        self.found.called.add(path)
+        call = self.calls.setdefault(path, Called(module, ((), {})))
+        call.children = []
+        self._running.append(path)
+        try:
+            with _patched(self), self._computing():
+                return type(module).forward(module, *args, **kwargs)
+        finally:
+            self._running.pop()
+
+    def _call_concretely(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        name = self.names.get(id(module))
+        if not self._running or name is None:
+            return module.forward(*args, **kwargs)
+        path = self.full_name(name)
+        self.found.called.add(path)
+        parent = self.calls[self._running[-1]]
+        if path not in parent.children:
+            parent.children.append(path)
+        if path not in self.calls:
+            self.calls[path] = Called(module, (copied(args), copied(kwargs)))
+        elif not self.calls[path].varies:
+            self.calls[path].varies = not _alike(module, self.calls[path].example, (args, kwargs))
+        self._running.append(path)
+        try:
+            return module.forward(*args, **kwargs)
+        finally:
+            self._running.pop()
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        before, self._concrete = self._concrete, True
+        try:
+            yield
+        finally:
+            self._concrete = before
+
+
+def _value_of(leaf: Any) -> Any:
+    return leaf._value if type(leaf) is Traced else leaf
+
+
+def copied(tree: Any) -> Any:
+    """Nested arguments with tensors of their own, so that a forward which writes into them changes nobody's."""
+    return map_leaves(lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf, tree)
+
+
+def _alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
+    """Whether one graph can serve both calls: tensors where tensors were, and the same constants."""
+
+    def tensor_or_raise(_: int, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise ValueError("no tensor")
+
+    expected = map_leaves(lambda leaf: Ref(0) if isinstance(leaf, Tensor) else leaf, bind(module, *first))
+    try:
+        match_arguments(expected, bind(module, *other), "", tensor_or_raise)
+    except Exception:
+        return False
+    return True
+
+
+def _unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
+    """Arguments by name, as a call takes them."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args.extend(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[name] = arguments[name]
+        else:
+            args.append(arguments[name])
+    return tuple(args), kwargs
+
+
+@contextlib.contextmanager
+def _patched(tracer: Tracer) -> Iterator[None]:
+    """Let the tracer see calls of modules, reads of parameters, and tensors made from sizes."""
+    call, getter = nn.Module.__call__, nn.Module.__getattr__
+
+    def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return tracer.call(module, call, args, kwargs)
+
+    def traced_getattr(module: nn.Module, name: str) -> Any:
+        value = getter(module, name)
+        return tracer.attribute(value) if isinstance(value, Tensor) else value
+
+    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if traced_leaves((args, kwargs)):
+                return tracer.record("function", original, args, kwargs)
+            return original(*args, **kwargs)
+
+        return make
+
+    nn.Module.__call__ = traced_call  # type: ignore[method-assign]
+    nn.Module.__getattr__ = traced_getattr  # type: ignore[method-assign]
+    for name, original in FACTORIES.items():
+        setattr(torch, name, factory(original))
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        nn.Module.__getattr__ = getter  # type: ignore[method-assign]
+        for name, original in FACTORIES.items():
+            setattr(torch, name, original)
