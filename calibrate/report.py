@@ -167,7 +167,7 @@ def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
     width = torch.maximum(high, high.new_zeros(())) - torch.minimum(low, low.new_zeros(()))
     # Not where all is zero, which needs no levels.
     wasteful = ((high - low) < USED * width) & (low != high)
-    if not observer.scheme.symmetric and bool(wasteful.any()):
+    if bool(wasteful.any()):
         row = int(wasteful.nonzero()[0])
         found.append(
             f"values lie in [{low[row]:.4g}, {high[row]:.4g}], far from zero, and share few of the integers: subtract "

@@ -126,6 +126,19 @@ def stop_in_data(error: BaseException) -> Iterator[Tensor]:
         yield batch
 
 
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = half.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        run(Net(), data(), half)
+    assert half.read_bytes() == before
+    assert [file.name for file in half.parent.iterdir()] == [half.name]
+
+
 def test_a_stop_between_batches_loses_nothing(tmp_path: Path, expected: dict[str, Tensor]) -> None:
     path = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):

@@ -128,7 +128,7 @@ def test_json(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_generator_loses_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch is needed before the run, to prepare the model with."""
     (tmp_path / "generator_under_test.py").write_text(
-        "import torch\ndef make():\n    for value in (1.0, 9.0, 2.0, 3.0):\n        yield torch.full((1, 3), value), 7"
+        "import torch\ndef make():\n    for value in (9.0, 1.0, 2.0, 30.0):\n        yield torch.full((1, 3), value), 7"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -137,7 +137,7 @@ def test_a_generator_loses_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     calibrate(options(*arguments), recorder.verbs)
     assert float(Path("o").read_text()) == pytest.approx(9.0 / 255)
     [example] = recorder.calls[1][1]
-    assert example.tolist() == [[1.0] * 3]
+    assert example.tolist() == [[9.0] * 3]
     sys.modules.pop("generator_under_test")
 
 

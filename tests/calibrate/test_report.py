@@ -91,6 +91,7 @@ SUSPICIOUS: dict[str, tuple[Callable[[], Observer], str]] = {
     ),
     "far from zero": (lambda: fed(MinMaxObserver(), 100 + normal(1000)), r"values lie in \[96.*, 104.*\], far from"),
     "far below zero": (lambda: fed(HistogramObserver(), -100 + normal(1000)), "far from zero"),
+    "far from zero, symmetric": (lambda: fed(MinMaxObserver(weight_scheme(8, None)), 100 + normal(1000)), "far from"),
     "clipped above": (
         lambda: fed(PercentileObserver(percentile=95.0), normal(10_000).abs()),
         r"^2\.\d% of the values lie above the range",
