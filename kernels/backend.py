@@ -7,6 +7,7 @@ that product. A backend that can do better overrides the operators themselves.
 
 from __future__ import annotations
 
+import torch
 from quant.kernels import reference, tables
 from torch import Tensor
 
@@ -59,6 +60,7 @@ class Backend:
             product=self.product,
         )
 
+    @torch.no_grad()  # as the compiled operators: no gradient goes through integers
     def linear_dynamic(
         self,
         x: Tensor,
@@ -74,6 +76,7 @@ class Backend:
             x, q_weight, scale, bias, columns, activation_bits, per_row, relu, product=self.product
         )
 
+    @torch.no_grad()
     def rnn_layer(
         self,
         x: Tensor,
@@ -118,6 +121,7 @@ class Backend:
     def embedding(self, rows: Tensor, indices: Tensor, bits: int, dim: int) -> Tensor:
         return tables.embedding(rows, indices, bits, dim)
 
+    @torch.no_grad()
     def embedding_bag(
         self,
         rows: Tensor,

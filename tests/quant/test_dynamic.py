@@ -370,11 +370,12 @@ def test_a_name_of_the_user_that_int8_needs_is_an_error_and_not_a_clash(as_buffe
     assert_unchanged(model, before)
 
 
-def test_no_gradient_is_promised_that_is_not_given() -> None:
+@pytest.mark.parametrize("backend", ["", "reference"], ids=["default", "reference"])
+def test_no_gradient_is_promised_that_is_not_given(backend: str) -> None:
     for kind in ("Linear", "LSTM", "GRUCell"):
         make, arguments = ROOTS[kind]
         x = arguments[0].clone().requires_grad_()
-        assert not first(quantize_dynamic(make())(x)).requires_grad
+        assert not first(quantize_dynamic(make(), backend=backend)(x)).requires_grad
 
 
 # --- nothing is silent ----------------------------------------------------------------------------------------------
