@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.calibrate.batches import Caller
 from quant.capture import as_arguments
 from quant.fuse import Step
 from quant.graph import Graph, evaluate
@@ -89,7 +90,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     Args:
         model: the float model that `converted` was prepared from; run in eval mode, and left as it was.
         converted: from `convert`.
-        batches: what the models take, each as example_inputs are given to `prepare`.
+        batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
     Raises:
         ValueError: `converted` is not from `convert`, or no batch came.
@@ -98,10 +99,11 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     sums: dict[str, _Sums] = {}
+    caller = Caller(model)
     was = model.training
     with torch.no_grad(), _calls(model.eval(), units) as of_float, _calls(converted, units) as of_int8:
         for batch in batches:
-            args, kwargs = as_arguments(batch)
+            args, kwargs = caller.arguments(batch)
             of_float.clear()
             of_int8.clear()
             model(*args, **kwargs)

@@ -32,7 +32,8 @@ def converted(model: nn.Module, data: Tensor) -> nn.Module:
 def test_numbers_of_the_last_layer_are_those_of_the_model() -> None:
     model, x = network(), torch.randn(8, 3, 8, 8)
     q = converted(model, x)
-    found = compare(model, q, [x[:4], x[4:]])
+    labels = torch.zeros(4)
+    found = compare(model, q, [(x[:4], labels), x[4:]])
     assert [step.name for step in sorted(found, key=lambda step: step.name)] == ["0", "2", "5"]
     with torch.no_grad():
         a, b = model(x).double(), q(x).double()
