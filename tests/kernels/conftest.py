@@ -54,10 +54,11 @@ def extension() -> None:
         pytest.skip(problem)
 
 
-@pytest.fixture
-def restored_threads() -> Iterator[None]:
-    """Puts torch's number of threads back."""
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread unless a test asks for more: on a busy machine, threads that wait cost more than tiny layers."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -125,9 +125,7 @@ def test_every_memory_layout_is_read_right(compiled: Backend, kind: str) -> None
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("groups", [1, 4, 64], ids=["full", "grouped", "depthwise"])
-def test_sums_do_not_depend_on_the_number_of_threads(
-    compiled: Backend, threads: int, groups: int, restored_threads: None
-) -> None:
+def test_sums_do_not_depend_on_the_number_of_threads(compiled: Backend, threads: int, groups: int) -> None:
     case = Case(batch=1, channels=64, outputs=64, size=20, groups=groups)
     x, weight = case.operands()
     torch.set_num_threads(threads)

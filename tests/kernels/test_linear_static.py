@@ -193,9 +193,7 @@ def test_f32_outputs_are_bitwise_those_of_the_reference(backend: Backend, m: int
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 700, 1024), (16, 515, 600), (300, 130, 513)], ids=str)
-def test_sums_do_not_depend_on_the_number_of_threads(
-    backend: Backend, threads: int, m: int, n: int, k: int, restored_threads: None
-) -> None:
+def test_sums_do_not_depend_on_the_number_of_threads(backend: Backend, threads: int, m: int, n: int, k: int) -> None:
     if FAST:
         pytest.skip("OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
     torch.set_num_threads(threads)

@@ -241,8 +241,9 @@ def test_the_layers_choice_is_kept_in_a_graph(extension: None) -> None:
     assert "qnnpack" in program.graph_module.code
 
 
-def test_a_gradient_through_integers_is_not_silently_zero() -> None:
+def test_no_gradient_starts_at_integers() -> None:
     operator, arguments = call("dynamic")
     y = operator(arguments[0].requires_grad_(), *arguments[1:])
-    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+    assert not y.requires_grad
+    with pytest.raises(RuntimeError, match="does not require grad"):
         y.sum().backward()

@@ -155,7 +155,7 @@ def check_bags(y: Tensor, real: Tensor, factors: Tensor | None, mode: str, bag: 
 
 @bits
 @pytest.mark.parametrize("how", ["sum", "weighted-sum", "mean", "max"])
-@pytest.mark.parametrize("name", list(BAGS))
+@pytest.mark.parametrize("name", list(BAGS)[:: 2 if FAST else 1])
 def test_bags_are_those_of_the_definition(backend: Backend, bits: int, how: str, name: str) -> None:
     mode, bag = how.removeprefix("weighted-"), BAGS[name]
     last, padding = bag.get("include_last_offset", False), bag.get("padding_idx", -1)
