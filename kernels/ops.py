@@ -113,7 +113,9 @@ def _without_backend(name: str) -> Callable[..., Any]:
         given.pop("backend", None)
         # What follows the convolution itself is by name in its reference.
         after = {key: given.pop(key) for key in _AFTER_CONV if name.startswith("conv") and key in given}
-        return function(*given.values(), **after)
+        # As with the extension: the gradient of a rounding is zero, so none starts here.
+        with torch.no_grad():
+            return function(*given.values(), **after)
 
     return call
 
