@@ -194,6 +194,8 @@ def linear_dynamic(
         float32, (..., N). Rows that hold NaN or inf are NaN.
     """
     _check_linear(x, q_weight, torch.float32)
+    if scale.dtype != torch.float32:
+        raise TypeError(f"scale is {scale.dtype}, expected torch.float32")
     if activation_bits not in (8, 16):
         raise ValueError(f"activation_bits is {activation_bits}, expected 8 or 16")
     rows = _rows(x)
@@ -254,6 +256,9 @@ def rnn_layer(
     if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
         batch = sizes[0] if sizes else "batch"
         raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {q_weight_hh.shape[1]})")
+    hidden = q_weight_hh.shape[0] // 4
+    if mode == "lstm" and (c is None or c.shape != (h.shape[0], hidden)):
+        raise ValueError(f"an LSTM needs c of shape ({h.shape[0]}, {hidden})")
     input_bias = bias_ih
     if mode != "gru" and bias_hh is not None:
         input_bias = bias_hh if bias_ih is None else bias_ih + bias_hh
@@ -261,6 +266,9 @@ def rnn_layer(
         x, q_weight_ih, scale_ih, input_bias, columns_ih, activation_bits, per_row, False, product=product
     )
     gates = gates.reshape(-1, q_weight_ih.shape[0])
+    for name, given in (("h", h), ("c", c)):
+        if given is not None and given.dtype != torch.float32:
+            raise TypeError(f"{name} is {given.dtype}, expected torch.float32")
     starts = [sum(sizes[:t]) for t in range(len(sizes))]
     outputs: list[Tensor] = [h.new_empty(0)] * len(sizes)
     h, cell = h.clone(), h.new_empty(0) if c is None or mode != "lstm" else c.clone()
@@ -304,6 +312,8 @@ def _gru_cell(step: Tensor, recurrent: Tensor, bias_hh: Tensor | None, h: Tensor
 def _check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")
+    if x.device != q_weight.device:
+        raise ValueError(f"input is on {x.device} and the weight on {q_weight.device}, expected one device")
     if q_weight.dtype != torch.int8 or q_weight.dim() != 2:
         raise ValueError(
             f"q_weight must be int8 of shape (N, K), got {q_weight.dtype} of shape {tuple(q_weight.shape)}"

@@ -109,6 +109,12 @@ def embedding_bag(
         raise ValueError(f"mode is {mode!r}, expected sum, mean or max")
     if weights is not None and mode != "sum":
         raise ValueError(f"per_sample_weights go with mode 'sum', not {mode!r}")
+    if indices.dim() != 1 or offsets.dim() != 1:
+        raise ValueError(
+            f"indices and offsets must have one dimension, got {tuple(indices.shape)} and {tuple(offsets.shape)}"
+        )
+    if weights is not None and weights.dtype != torch.float32:
+        raise TypeError(f"per_sample_weights are {weights.dtype}, expected torch.float32")
     _check_indices(indices, rows.shape[0])
     ends = offsets if include_last_offset else torch.cat([offsets, offsets.new_tensor([indices.shape[0]])])
     check_offsets(ends, indices.shape[0])

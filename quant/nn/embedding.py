@@ -79,7 +79,7 @@ class EmbeddingBag(_Table):
             if offsets is not None:
                 raise ValueError(f"layer '{self.layer_name}': offsets go with a 1-D input, got {list(input.shape)}")
             # One bag per row: the offsets are those of its flattened self.
-            offsets = torch.arange(input.size(0) + 1, dtype=input.dtype, device=input.device) * input.size(1)
+            offsets = torch.arange(input.size(0) + 1, device=input.device) * input.size(1)
             include_last_offset = True
             if per_sample_weights is not None:
                 per_sample_weights = per_sample_weights.reshape(-1)
