@@ -1,0 +1,125 @@
+"""Recipes: plain data, the first rule that matches decides, and what cannot mean anything is an error at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from torch import nn
+
+from quant import QConfig, Recipe, RecipeError
+from quant.recipe import NO_RULE, Rule
+
+FOUR = QConfig(weight_bits=4)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2)), "head": nn.Linear(2, 2)})
+
+
+def test_qconfig_is_plain_frozen_data() -> None:
+    assert QConfig() == QConfig()
+    assert len({QConfig(), QConfig(), FOUR}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        QConfig().weight_bits = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_bits": 4, "per_row": False}, {"activation_bits": 16}], ids=str)
+def test_qconfig_survives_json(settings: dict[str, Any]) -> None:
+    qconfig = QConfig(**settings)
+    assert QConfig.from_dict(json.loads(json.dumps(qconfig.to_dict()))) == qconfig
+    assert set(qconfig.to_dict()) == {field.name for field in dataclasses.fields(QConfig)}
+
+
+def test_an_unknown_field_lists_the_known_ones() -> None:
+    with pytest.raises(RecipeError, match=r"unknown fields \['bits'\], expected some of \['activation_bits', "):
+        QConfig.from_dict({"bits": 8})
+
+
+@pytest.mark.parametrize("bits", [1, 9, 0, -8, 8.0, "8", True, None], ids=repr)
+def test_weight_bits_that_do_not_exist(bits: Any) -> None:
+    with pytest.raises(RecipeError, match=r"weight_bits is .*, expected a whole number from 2 to 8"):
+        QConfig(weight_bits=bits)
+
+
+@pytest.mark.parametrize("bits", [4, 32, 16.0, "8", True, None], ids=repr)
+def test_activation_bits_that_do_not_exist(bits: Any) -> None:
+    with pytest.raises(RecipeError, match=r"activation_bits is .*, expected 8, 16 or 'auto'"):
+        QConfig(activation_bits=bits)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("head", ["head"]),
+        ("encoder.*", ["encoder.0", "encoder.1"]),
+        ("*", ["", "encoder", "encoder.0", "encoder.1", "head"]),
+        ("", [""]),
+        ("encoder.[1-9]", ["encoder.1"]),
+        ("HEAD", []),
+        (nn.Linear, ["encoder.0", "head"]),
+        (nn.RNNBase, ["encoder.1"]),
+        (lambda name, module: name.endswith("0") and isinstance(module, nn.Linear), ["encoder.0"]),
+    ],
+    ids=["name", "wildcard", "everything", "root", "class_of_names", "case", "type", "base_type", "predicate"],
+)
+def test_what_a_pattern_matches(model: nn.Module, pattern: Any, names: list[str]) -> None:
+    rule = Rule(pattern, None)
+    assert [name for name, module in model.named_modules() if rule.matches(name, module)] == names
+
+
+def test_the_first_rule_that_matches_decides(model: nn.Module) -> None:
+    recipe = Recipe({"encoder.0": None, nn.Linear: FOUR, "head": None})
+    resolved = {name: recipe.resolve(name, module) for name, module in model.named_modules()}
+    assert resolved["encoder.0"] == (None, 0)
+    assert resolved["head"] == (FOUR, 1)
+    assert resolved["encoder.1"] == (QConfig(), NO_RULE)
+    assert Recipe(default=None).resolve("head", model["head"]) == (None, NO_RULE)  # type: ignore[index]
+
+
+def test_rules_may_be_a_mapping_pairs_or_rules() -> None:
+    made = [
+        Recipe({"a": None, "b": FOUR}),
+        Recipe([("a", None), ("b", FOUR)]),
+        Recipe([Rule("a", None), Rule("b", FOUR)]),
+    ]
+    assert made[0] == made[1] == made[2]
+    assert list(made[0]) == [Rule("a", None), Rule("b", FOUR)]
+
+
+def test_unmatched_names_the_rules_that_hit_nothing_but_not_the_shadowed(model: nn.Module) -> None:
+    recipe = Recipe({"*": None, "head": FOUR, "tail": FOUR, nn.Conv2d: FOUR})
+    assert [rule.pattern for rule in recipe.unmatched(model.named_modules())] == ["tail", nn.Conv2d]
+
+
+def test_a_rule_prints_as_it_was_written() -> None:
+    def small(name: str, module: nn.Module) -> bool:
+        return True
+
+    assert [str(Rule(pattern, None)) for pattern in ("a.*", nn.Linear, small)] == [
+        "'a.*' -> float",
+        "Linear -> float",
+        "small -> float",
+    ]
+    assert str(Rule("a", FOUR)).startswith("'a' -> QConfig(weight_bits=4")
+
+
+@pytest.mark.parametrize("settings", [8, "int8", {"weight_bits": 4}, True], ids=repr)
+def test_settings_that_are_no_qconfig(settings: Any) -> None:
+    with pytest.raises(RecipeError, match="rule 'a': expected a QConfig or None, got"):
+        Recipe({"a": settings})
+    with pytest.raises(RecipeError, match=r"Recipe: default is .*, expected a QConfig or None"):
+        Recipe(default=settings)
+
+
+def test_a_pattern_that_is_none() -> None:
+    with pytest.raises(RecipeError, match="rule 3: expected a name pattern, a module type or a function"):
+        Recipe([(3, None)])  # type: ignore[list-item]
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().backend = "fbgemm"  # type: ignore[misc]
