@@ -88,8 +88,8 @@ def quantize_dynamic(
 
     Weights become int8 per output channel (embeddings: 8 or 4 bits per row); activations are quantised when they come,
     each row by its own range. Inputs and outputs stay float32. Names, hooks, tied weights and train/eval flags stay.
-    No gradient goes through int8 layers. torch's encoder layers leave their fused float path, so what a padding mask hides
-    comes out as the ordinary path computes it, not as zeros.
+    No gradient goes through int8 layers. torch's encoder layers leave their fused float path, so what a padding mask
+    hides comes out as the ordinary path computes it, not as zeros.
 
     Args:
         model: a float32 model on the CPU.

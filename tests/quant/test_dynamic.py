@@ -446,6 +446,12 @@ def test_a_rule_for_a_part_of_a_whole_is_an_error() -> None:
     assert isinstance(quantized.attention.out_proj, QuantModule)
 
 
+def test_a_rule_for_the_projection_of_an_attention_that_stays_float_is_an_error() -> None:
+    model = nn.Sequential(nn.MultiheadAttention(4, 2), nn.Linear(4, 4))
+    with pytest.raises(RecipeError, match=r"'0\.out_proj' \(NonDynamicallyQuantizableLinear\), which cannot be"):
+        quantize_dynamic(model, Recipe({nn.MultiheadAttention: None, "*.out_proj": QConfig()}))
+
+
 @pytest.mark.parametrize("bits", [2, 3, 5, 7], ids=lambda bits: f"{bits}bits")
 def test_table_bits_that_do_not_exist_name_layer_and_rule(bits: int) -> None:
     with pytest.raises(
