@@ -18,9 +18,7 @@ import torch
 from quant.kernels import reference, reference_conv, tables
 from torch import Tensor
 
-_CONV = (
-    "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, int groups"
-)
+_CONV = "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, int groups"
 
 SCHEMAS = {
     "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
@@ -124,11 +122,11 @@ _AFTER_CONV = ("multiplier", "output_zero_point", "quant_min", "quant_max")
 
 
 def _fake_quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    return torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format)
+    return torch.empty_like(x, dtype=torch.uint8)
 
 
 def _fake_dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
-    return torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
+    return torch.empty_like(q, dtype=torch.float32)
 
 
 def _fake_requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:

@@ -122,9 +122,15 @@ Tensor linear_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_
                     [](StaticOutput& out, const Tensor& y) { out.quantized = y.mutable_data_ptr<uint8_t>(); });
 }
 
+// Element by element, so the memory format stays: `tensor` as it lies where it lies without gaps, else a plain copy.
+Tensor dense(const Tensor& tensor, at::ScalarType dtype, const char* name) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, name, " is ", tensor.scalar_type(), ", expected ", dtype);
+  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
 Tensor quantize_op(const Tensor& x, double scale, int64_t zero_point) {
-  const Tensor input = checked(x, at::kFloat, "input");
-  Tensor q = at::empty(x.sizes(), x.options().dtype(at::kByte));
+  const Tensor input = dense(x, at::kFloat, "input");
+  Tensor q = at::empty_like(input, input.options().dtype(at::kByte));
   row_kernels().quantize(input.const_data_ptr<float>(), nullptr, input.numel(),
                          {static_cast<float>(scale), static_cast<int32_t>(zero_point)}, 255,
                          q.mutable_data_ptr<uint8_t>(), nullptr);
@@ -132,8 +138,8 @@ Tensor quantize_op(const Tensor& x, double scale, int64_t zero_point) {
 }
 
 Tensor dequantize_op(const Tensor& q, double scale, int64_t zero_point) {
-  const Tensor input = checked(q, at::kByte, "q");
-  Tensor x = at::empty(q.sizes(), q.options().dtype(at::kFloat));
+  const Tensor input = dense(q, at::kByte, "q");
+  Tensor x = at::empty_like(input, input.options().dtype(at::kFloat));
   row_kernels().dequantize(input.const_data_ptr<uint8_t>(), input.numel(), static_cast<float>(scale),
                            static_cast<int32_t>(zero_point), x.mutable_data_ptr<float>());
   return x;
