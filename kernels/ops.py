@@ -18,7 +18,10 @@ import torch
 from quant.kernels import reference, reference_conv, tables
 from torch import Tensor
 
-_CONV = "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, int groups"
+_CONV = (
+    "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, "
+    "int groups"
+)
 
 SCHEMAS = {
     "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
