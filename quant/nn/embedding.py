@@ -43,7 +43,7 @@ class Embedding(_Table):
     def forward(self, input: Tensor) -> Tensor:
         """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
         if torch.jit.is_scripting():
-            return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)
+            return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)  # type: ignore[no-any-return]
         return self._dispatch(input)
 
     @torch.jit.unused
@@ -88,7 +88,7 @@ class EmbeddingBag(_Table):
             raise ValueError(f"layer '{self.layer_name}': a 1-D input needs offsets")
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
         if torch.jit.is_scripting():
-            return torch.ops.octet.embedding_bag(
+            return torch.ops.octet.embedding_bag(  # type: ignore[no-any-return]
                 self.rows,
                 input,
                 offsets,

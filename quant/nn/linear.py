@@ -61,7 +61,7 @@ class Linear(QuantModule):
         return self._dispatch(input, q_weight, scale, part)
 
     def _scripted(self, input: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.octet.linear_dynamic(
+        return torch.ops.octet.linear_dynamic(  # type: ignore[no-any-return]
             input, q_weight, scale, bias, self.columns, self.activation_bits, self.per_row, False, self.backend
         )
 

@@ -86,7 +86,7 @@ class Direction(QuantModule):
         if self.terms == 2:
             input = torch.cat([input, input], dim=-1)
         if torch.jit.is_scripting():
-            return torch.ops.octet.rnn_layer(
+            return torch.ops.octet.rnn_layer(  # type: ignore[no-any-return]
                 input,
                 batch_sizes,
                 h,
@@ -498,7 +498,7 @@ class _OneStateCell(_Cell):
         else:
             h = hx if batched else hx.unsqueeze(0)
         _, h, _ = self.direction(x.unsqueeze(0), None, h, None)
-        return h if batched else h.squeeze(0)
+        return h if batched else h.squeeze(0)  # type: ignore[no-any-return]
 
 
 class GRUCell(_OneStateCell):
