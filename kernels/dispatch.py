@@ -40,9 +40,16 @@ _IN_GRAPH = CompiledBackend("")
 _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
 
 _usable: dict[str, Backend] = {}
-"""Backends that `find` has found usable: what a CPU can do does not change, so each is asked once."""
+"""Backends that `find` has found usable, '' for the one where no one chose: what a CPU can do does not change."""
 
-_scoped = threading.local()
+
+class _Scoped(threading.local):
+    """The name that the innermost `use` of a thread gave, or ''."""
+
+    name = ""
+
+
+_scoped = _Scoped()
 
 
 class BackendUnavailable(ValueError):
@@ -85,8 +92,11 @@ def current(name: str = "") -> Backend:
     if not name:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return _IN_GRAPH
-        name = getattr(_scoped, "name", "") or _FROM_ENVIRONMENT or default_name()
-    return _usable.get(name) or find(name)
+        name = _scoped.name or _FROM_ENVIRONMENT
+    backend = _usable.get(name)
+    if backend is None:
+        backend = _usable[name] = find(name or default_name())
+    return backend
 
 
 @functools.cache
@@ -108,7 +118,7 @@ def use(name: str) -> Iterator[Backend]:
     by the default of the machine that runs the graph.
     """
     backend = find(name)
-    before = getattr(_scoped, "name", "")
+    before = _scoped.name
     _scoped.name = name
     try:
         yield backend
