@@ -107,21 +107,14 @@ def _register() -> None:
 def _without_backend(name: str) -> Callable[..., Any]:
     module = tables if name.startswith("embedding") else reference_conv if name.startswith("conv") else reference
     function: Callable[..., Any] = getattr(module, name)
-    named = [argument.split()[-1] for argument in SCHEMAS[name].partition(")")[0].strip("(").split(",")]
+    named_backend = name in WITH_BACKEND
 
     def call(*arguments: Any) -> Any:
-        given = dict(zip(named, arguments, strict=True))
-        given.pop("backend", None)
-        # What follows the convolution itself is by name in its reference.
-        after = {key: given.pop(key) for key in _AFTER_CONV if name.startswith("conv") and key in given}
         # As with the extension: the gradient of a rounding is zero, so none starts here.
         with torch.no_grad():
-            return function(*given.values(), **after)
+            return function(*(arguments[:-1] if named_backend else arguments))
 
     return call
-
-
-_AFTER_CONV = ("multiplier", "output_zero_point", "quant_min", "quant_max")
 
 
 def _fake_quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
