@@ -1,19 +1,34 @@
 """Octet: int8 for PyTorch models on the CPUs people really have."""
 
+from quant import calibrate, kernels, observers
 from quant.artefact import ArtefactError, load, save
+from quant.compare import compare
+from quant.convert import NotCalibrated, convert
 from quant.dynamic import NothingQuantized, quantize_dynamic
+from quant.post_training import quantize_static
+from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, summary
+from quant.static.leaves import register_leaf
 
 __all__ = [
     "ArtefactError",
+    "NotCalibrated",
     "NothingQuantized",
     "QConfig",
     "Recipe",
     "RecipeError",
     "Report",
+    "calibrate",
+    "compare",
+    "convert",
+    "kernels",
     "load",
+    "observers",
+    "prepare",
     "quantize_dynamic",
+    "quantize_static",
+    "register_leaf",
     "save",
     "summary",
 ]

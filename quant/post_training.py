@@ -1,0 +1,93 @@
+"""Static quantisation in one call: prepare, calibrate and convert, for a model and some batches of its inputs."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from quant.calibrate import DataError, run
+from quant.calibrate.batches import Arguments, Caller
+from quant.calibrate.driver import Forward
+from quant.convert import convert
+from quant.prepare import prepare
+from quant.recipe import Recipe
+
+
+def quantize_static(
+    model: nn.Module,
+    batches: Iterable[Any],
+    recipe: Recipe | None = None,
+    backend: str | None = None,
+    *,
+    forward: Forward | None = None,
+    example_inputs: Any = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> nn.Module:
+    """The int8 form of a float model, its activation ranges taken from `batches`.
+
+    Args:
+        model: any module, unedited; left as it is.
+        batches: tensors, tuples or dicts of float inputs; a DataLoader, a list, a generator. Labels are left out, by
+            the rule of `calibrate/batches.py`. Some hundred samples are enough.
+        recipe: which layers are quantised and how; None quantises everything that has an int8 kernel.
+        backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
+        forward: called with (model, batch) where the model is not simply called with its inputs.
+        example_inputs: what the model is captured with, as in `prepare`; None takes those of its first call.
+        limit: batches to take at most.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: there are no batches, or `forward` never calls the model.
+        NothingQuantized, RecipeError: as `prepare`.
+        NotCalibrated: the batches never reach some layer that is to be quantised; all are listed.
+    """
+    if example_inputs is None:
+        example_inputs, batches = _example(model, batches, forward)
+    prepared = prepare(model, example_inputs, recipe)
+    run(prepared, batches, forward=forward, limit=limit, progress=progress)
+    return convert(prepared, backend)
+
+
+def _example(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> tuple[Any, Iterable[Any]]:
+    """The inputs of the model's first call, and the batches with none of them lost."""
+    iterator = iter(batches)
+    for first in iterator:
+        if iterator is batches:  # a generator gives each batch once
+            batches = itertools.chain([first], iterator)
+        args, kwargs = Caller(model).arguments(first) if forward is None else _called_with(model, first, forward)
+        if args and kwargs:
+            args, kwargs = (), inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
+            kwargs = dict(itertools.islice(kwargs.items(), 1, None))  # without self
+        return kwargs or args, batches
+    raise DataError("quant.quantize_static: there are no batches; give some hundred samples of real inputs")
+
+
+class _Called(Exception):
+    """Ends a forward of the user's at its first call of the model."""
+
+
+def _called_with(model: nn.Module, batch: Any, forward: Forward) -> Arguments:
+    """The arguments that the user's `forward` gives to the model."""
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise _Called(args, kwargs)
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            forward(model, batch)
+    except _Called as call:
+        args, kwargs = call.args
+        return args, kwargs
+    finally:
+        hook.remove()
+    raise DataError(
+        "quant.quantize_static: forward(model, batch) did not call model(...); give example_inputs=, a tensor, a tuple "
+        "of positional arguments or a dict of keyword arguments"
+    )

@@ -1,0 +1,86 @@
+"""Static quantisation in one call: what the batches may be, and that it equals the three steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import quant
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor, gain: float = 1.0) -> Tensor:
+        return self.head(self.conv(images * gain).relu().mean((2, 3)))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def images() -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(4, 3, 8, 8) for _ in range(3)]
+
+
+def in_steps(net: nn.Module, batches: list[Tensor]) -> nn.Module:
+    prepared = quant.prepare(net, batches[0])
+    quant.calibrate.run(prepared, batches, progress=False)
+    return quant.convert(prepared)
+
+
+FORMS: dict[str, Any] = {
+    "tensors": lambda images: images,
+    "generator": lambda images: (x for x in images),
+    "input and label": lambda images: [(x, torch.zeros(4)) for x in images],
+    "dicts": lambda images: [{"images": x} for x in images],
+    "dicts with labels": lambda images: [{"images": x, "label": 0} for x in images],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.filterwarnings("ignore::quant.calibrate.CalibrationWarning")
+def test_any_form_of_batches_gives_the_model_of_the_three_steps(
+    net: nn.Module, images: list[Tensor], form: Any
+) -> None:
+    q = quant.quantize_static(net, form(images), progress=False)
+    assert torch.equal(q(images[0]), in_steps(net, images)(images[0]))
+
+
+def test_a_forward_of_the_users_is_followed_to_its_first_call(net: nn.Module, images: list[Tensor]) -> None:
+    batches = [{"pictures": x, "name": "a"} for x in images]
+    q = quant.quantize_static(net, batches, forward=lambda model, batch: model(batch["pictures"]), progress=False)
+    assert torch.equal(q(images[0]), in_steps(net, images)(images[0]))
+    assert not net._forward_pre_hooks
+
+
+def test_positional_and_keyword_arguments_go_together(net: nn.Module, images: list[Tensor]) -> None:
+    q = quant.quantize_static(net, images, forward=lambda model, x: model(x, gain=2.0), progress=False)
+    error = (q(images[0], gain=2.0) - net(images[0], gain=2.0)).norm() / net(images[0], gain=2.0).norm()
+    assert error < 0.03
+
+
+def test_no_batches_is_an_error_that_says_so(net: nn.Module) -> None:
+    with pytest.raises(quant.calibrate.DataError, match="there are no batches"):
+        quant.quantize_static(net, [])
+
+
+def test_a_forward_that_never_calls_the_model_is_an_error(net: nn.Module, images: list[Tensor]) -> None:
+    with pytest.raises(quant.calibrate.DataError, match="did not call model"):
+        quant.quantize_static(net, images, forward=lambda model, batch: None)
+
+
+def test_the_float_model_is_left_as_it_was(net: nn.Module, images: list[Tensor]) -> None:
+    before = net(images[0])
+    quant.quantize_static(net, images, progress=False)
+    assert type(net.conv) is nn.Conv2d
+    assert torch.equal(net(images[0]), before)
