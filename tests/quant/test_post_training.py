@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import quant
 import torch
 from torch import Tensor, nn
+
+import quant
 
 
 class Net(nn.Module):
