@@ -37,6 +37,7 @@ _BACKENDS: Mapping[str, Backend] = MappingProxyType(
 )
 
 _IN_GRAPH = CompiledBackend("")
+_is_compiling = torch.compiler.is_compiling
 _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
 
 _usable: dict[str, Backend] = {}
@@ -97,6 +98,22 @@ def current(name: str = "") -> Backend:
     if backend is None:
         backend = _usable[name] = find(name or default_name())
     return backend
+
+
+def is_direct(name: str = "") -> bool:
+    """Whether a layer with this choice may hand its call straight to the extension, as `direct` operators do, and leave
+    the choice out: nobody made one, and the default here is a library of the extension.
+
+    For layers so small that looking up a backend would cost as much as their arithmetic.
+    """
+    if name or _scoped.name or _FROM_ENVIRONMENT or _is_compiling():
+        return False
+    return _default_is_compiled()
+
+
+@functools.cache
+def _default_is_compiled() -> bool:
+    return isinstance(find(default_name()), CompiledBackend)
 
 
 @functools.cache

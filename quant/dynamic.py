@@ -269,7 +269,7 @@ def _check_tensor(what: str, tensor: Tensor) -> None:
         raise TypeError(f"{what} is on {tensor.device}; int8 layers run on the CPU: model.cpu() first")
     if tensor.dtype != torch.float32:
         raise TypeError(f"{what} is {tensor.dtype}, expected torch.float32: model.float() first")
-    if not bool(torch.isfinite(tensor).all()):
+    if not bool(torch.isfinite(tensor.detach()).all()):
         raise ValueError(f"{what} holds NaN or inf, which no integer stands for")
 
 

@@ -242,3 +242,15 @@ def test_an_extension_that_does_not_load_says_how_to_rebuild_it(run_python: Call
     found = json.loads(run_python(EVERYTHING, QUANT_EXTENSION=broken))
     assert "`quant build --force`" in found["available"]["native"]
     assert len(found["warnings"]) == 1
+
+
+def test_a_call_goes_straight_to_the_extension_only_where_nobody_chose_a_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_FROM_ENVIRONMENT", "")
+    assert dispatch.is_direct() == (dispatch.default_name() in ("native", "fbgemm", "qnnpack"))
+    assert not dispatch.is_direct("reference")
+    with use("reference"):
+        assert not dispatch.is_direct()
+    monkeypatch.setattr(dispatch, "_FROM_ENVIRONMENT", "reference")
+    assert not dispatch.is_direct()
