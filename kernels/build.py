@@ -36,9 +36,18 @@ FILE_FLAGS = {
     "native_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
     "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
     "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
+    "fake_quantize.cpp": ["-fopenmp"],
 }
 X86_ONLY = ("avx",)
-TORCH_FILES = ("drivers.cpp", "embedding.cpp", "gemm_fbgemm.cpp", "ops.cpp", "ops_conv.cpp", "packed.cpp")
+TORCH_FILES = (
+    "drivers.cpp",
+    "embedding.cpp",
+    "fake_quantize.cpp",
+    "gemm_fbgemm.cpp",
+    "ops.cpp",
+    "ops_conv.cpp",
+    "packed.cpp",
+)
 
 
 class BuildError(RuntimeError):

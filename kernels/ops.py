@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quant.kernels import reference, reference_conv, tables
+from quant.kernels import reference, reference_conv, reference_training, tables
 from torch import Tensor
 
 _CONV = (
@@ -43,6 +43,9 @@ SCHEMAS = {
     "Tensor? columns_ih, int activation_bits, bool per_row, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, "
     "Tensor? bias_hh, Tensor? q_weight_hr, Tensor? scale_hr, str mode, bool reverse, str backend) "
     "-> (Tensor, Tensor, Tensor)",
+    "fake_quantize": "(Tensor x, Tensor scale, Tensor zero_point, int? axis, int quant_min, int quant_max, float low, "
+    "float high, bool with_mask) -> (Tensor, Tensor)",
+    "masked_gradient": "(Tensor grad, Tensor mask) -> Tensor",
     "embedding": "(Tensor rows, Tensor indices, int bits, int dim, str backend) -> Tensor",
     "embedding_bag": "(Tensor rows, Tensor indices, Tensor offsets, Tensor? weights, int bits, int dim, str mode, "
     "bool include_last_offset, int padding_idx, str backend) -> Tensor",
@@ -98,6 +101,8 @@ def _register() -> None:
     torch.library.register_fake("octet::conv_u8s8_u8", _fake_conv(torch.uint8), lib=_library)
     torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
+    torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
+    torch.library.register_fake("octet::masked_gradient", _fake_masked_gradient, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
     if extension_problem():
@@ -105,8 +110,17 @@ def _register() -> None:
             _library.impl(name, _without_backend(name), "CPU")
 
 
+ELSEWHERE = {
+    "embedding": tables,
+    "conv": reference_conv,
+    "fake_quantize": reference_training,
+    "masked_gradient": reference_training,
+}
+"""Where the references are that reference.py does not hold, by how the operators' names begin."""
+
+
 def _without_backend(name: str) -> Callable[..., Any]:
-    module = tables if name.startswith("embedding") else reference_conv if name.startswith("conv") else reference
+    module = next((module for kind, module in ELSEWHERE.items() if name.startswith(kind)), reference)
     function: Callable[..., Any] = getattr(module, name)
     taken = len(torch._C.parse_schema(name + SCHEMAS[name]).arguments) - (name in WITH_BACKEND)
 
@@ -230,6 +244,26 @@ def _fake_rnn_layer(
         x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
     )
     return y, torch.empty_like(h, memory_format=torch.contiguous_format), cell
+
+
+def _fake_fake_quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int | None,
+    quant_min: int,
+    quant_max: int,
+    low: float,
+    high: float,
+    with_mask: bool,
+) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(x) if axis is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+    mask = torch.empty_like(out, dtype=torch.bool) if with_mask else x.new_empty((0,), dtype=torch.bool)
+    return out, mask
+
+
+def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
+    return torch.empty_like(mask, dtype=torch.float32)
 
 
 def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:

@@ -5,10 +5,12 @@ All fake quantisers share this one function: the arithmetic that is trained with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from quant.kernels import QScheme
+from quant.kernels.ops import extension_problem
 from quant.kernels.scheme import SCALE_MIN, affine_qparams
 from torch import Tensor
 
@@ -17,20 +19,60 @@ CHUNK = 65536
 tensors of temporaries are fresh pages each time, which costs several times the arithmetic."""
 
 
+NO_CLAMP = (-math.inf, math.inf)
+
+
 def round_trip(
-    x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme, *, with_mask: bool
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    scheme: QScheme,
+    *,
+    with_mask: bool,
+    clamp: tuple[float, float] = NO_CLAMP,
 ) -> tuple[Tensor, Tensor | None]:
     """Equations 2 and 1 of kernels/README.md, one after the other, without leaving float32.
 
     Args:
         x: float32, any shape.
         scale, zero_point: float32 and int32, () or (channels,) as scheme.axis says.
-        with_mask: also say where x is in range: where rounding, not clamping, decided.
+        with_mask: also say where x is in range: inside the clamp, and where rounding, not clamping, decided.
+        clamp: (low, high) that x is clamped to first, such as a ReLU's.
 
     Returns:
         (float32 of x's shape and strides, bool of x's shape or None). NaN becomes 0 and is out of range, infinities
         clamp.
     """
+    if compiled(x):
+        out, mask = torch.ops.octet.fake_quantize(
+            x, scale, zero_point, scheme.axis, scheme.quant_min, scheme.quant_max, *clamp, with_mask
+        )
+        return out, mask if with_mask else None
+    given = x
+    if clamp != NO_CLAMP:
+        x = x.clamp(*clamp)
+    out, mask = _round_trip(x, scale, zero_point, scheme, with_mask)
+    if mask is not None and clamp != NO_CLAMP:
+        mask &= (given > clamp[0]) & (given < clamp[1])
+    return out, mask
+
+
+def gradient_inside(grad: Tensor, mask: Tensor) -> Tensor:
+    """The gradient where mask is true, else 0; grad's dtype."""
+    if compiled(mask):
+        passed: Tensor = torch.ops.octet.masked_gradient(grad.to(torch.float32), mask)
+        return passed.to(grad.dtype)
+    return torch.where(mask, grad, 0.0)
+
+
+def compiled(x: Tensor) -> bool:
+    """Whether the extension rounds `x`. Not under torch.compile, which fuses plain arithmetic with its neighbours."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not extension_problem()
+
+
+def _round_trip(
+    x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme, with_mask: bool
+) -> tuple[Tensor, Tensor | None]:
     scale, zero_point = along_axis(scale, scheme, x.dim()), along_axis(zero_point, scheme, x.dim())
     inverse = 1.0 / scale
     out = torch.empty_like(x)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
-from quant.observers._rounding import round_trip, scale_and_zero_point
+from quant.observers._rounding import NO_CLAMP, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers._state import Stateful, fresh
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
@@ -26,34 +26,40 @@ class ScaleCollapsed(ValueError):
     """A learned scale became zero, negative, NaN or infinite."""
 
 
-def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme) -> Tensor:
-    """dequantize(quantize(x)), with the gradient of x inside the range and zero outside.
+def fake_quantize(
+    x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme, clamp: tuple[float, float] = NO_CLAMP
+) -> Tensor:
+    """dequantize(quantize(clamp(x))), with the gradient of x inside the range and zero outside.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape; computed in float32.
         scale, zero_point: float32 and int32, () or (channels,) as scheme.axis says; no gradient flows into them.
+        clamp: (low, high) of an activation that comes before, such as a ReLU's (0, inf), in the same pass over memory.
 
     Returns:
         x's dtype and shape. In float32 equal to QParams(scale, zero_point, scheme).dequantize(quantize(x)) bit for
         bit; in another dtype that value rounded once more.
     """
-    out: Tensor = _StraightThrough.apply(x, scale, zero_point, scheme)  # type: ignore[no-untyped-call]
+    out: Tensor = _StraightThrough.apply(x, scale, zero_point, scheme, clamp)  # type: ignore[no-untyped-call]
     return out
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme) -> Tensor:
-        out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=ctx.needs_input_grad[0])
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, scheme: QScheme, clamp: tuple[float, float]
+    ) -> Tensor:
+        with_mask = ctx.needs_input_grad[0]
+        out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=with_mask, clamp=clamp)
         if mask is not None:
             ctx.save_for_backward(mask)
         return out.to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (mask,) = ctx.saved_tensors
-        return torch.where(mask, grad, 0.0), None, None, None
+        return gradient_inside(grad, mask), None, None, None, None
 
 
 class FakeQuantizeBase(Stateful, ABC):

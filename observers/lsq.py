@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
-from quant.observers._rounding import along_axis, round_trip, scale_and_zero_point
+from quant.observers._rounding import along_axis, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers.base import FiniteRange, NoDataSeen, all_reduce, finite_range, joint_range, to_rows
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from quant.observers.histogram import HistogramObserver
@@ -271,7 +271,7 @@ class _LearnedScale(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, out, mask, scale, gradient_scale = ctx.saved_tensors
-        grad_x = torch.where(mask, grad, 0.0) if ctx.needs_input_grad[0] else None
+        grad_x = gradient_inside(grad, mask) if ctx.needs_input_grad[0] else None
         grad_scale = None
         if ctx.needs_input_grad[1]:
             # (y - x) / s = round(v) - v in range, and y / s = bound - zero_point where clamped.
@@ -297,7 +297,7 @@ class _LearnedOffset(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, out, mask, scale, offset, gradient_scale = ctx.saved_tensors
         scheme = ctx.scheme
-        grad_x = torch.where(mask, grad, 0.0) if ctx.needs_input_grad[0] else None
+        grad_x = gradient_inside(grad, mask) if ctx.needs_input_grad[0] else None
         if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
             return grad_x, None, None, None, None, None
         grad = grad.to(torch.float32)

@@ -21,6 +21,11 @@ struct Channels {
   const float* bias;        // (n,) or null
 };
 
+struct FakeQuantizer {
+  float scale, zero_point, bottom, top;  // the integers, as floats
+  float low, high;                       // of the clamp before; infinite where there is none
+};
+
 struct RowKernels {
   // Smallest and largest of x * columns (columns may be null), 0 included; false where one is NaN or inf.
   bool (*min_max)(const float* x, const float* columns, int64_t k, float* low, float* high);
@@ -51,6 +56,11 @@ struct RowKernels {
                     int32_t* sums);
   // One packed row of an embedding table (kernels/tables.py) of `bits` per value as `dim` reals.
   void (*table_row)(const uint8_t* row, int bits, int64_t dim, float* out);
+  // Equations 2 and 1 of x clamped to (low, high), without leaving float32; `inside`, which may be null, says where
+  // rounding, not clamping, decided.
+  void (*fake_quantize)(const float* x, int64_t n, const FakeQuantizer& by, float* out, bool* inside);
+  // grad where `inside`, else 0.
+  void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
 };
 
 extern const RowKernels kPortableRows;

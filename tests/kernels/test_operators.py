@@ -83,6 +83,25 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
     "lstm projected": ("rnn_layer", lambda: recurrent("lstm", projection=4)),
     "gru": ("rnn_layer", lambda: recurrent("gru")),
     "rnn": ("rnn_layer", lambda: recurrent("rnn_tanh", packed=True)),
+    "fake quantize": (
+        "fake_quantize",
+        lambda: (
+            torch.randn(4, 5),
+            torch.tensor(0.1),
+            torch.tensor(3, dtype=torch.int32),
+            None,
+            0,
+            255,
+            0.0,
+            6.0,
+            True,
+        ),
+    ),
+    "fake quantize rows": (
+        "fake_quantize",
+        lambda: (torch.randn(2, 5), torch.rand(2), torch.zeros(2, dtype=torch.int32), 0, -7, 7, -1e9, 1e9, False),
+    ),
+    "masked gradient": ("masked_gradient", lambda: (torch.randn(4, 5), torch.randn(4, 5) > 0)),
     "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
     "bags": (
         "embedding_bag",

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams, weight_scheme
+from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams, reference_training, weight_scheme
 from quant.observers import _rounding
-from quant.observers._rounding import round_trip, scale_and_zero_point
+from quant.observers._rounding import gradient_inside, round_trip, scale_and_zero_point
 from torch import Tensor
 
 EXAMPLES = 20 if os.environ.get("OCTET_FAST_TESTS") == "1" else 200
@@ -67,6 +67,7 @@ def test_every_half_step_and_its_neighbours(scheme: QScheme) -> None:
 
 def test_a_shift_of_half_a_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard itself: with arithmetic that floors where it should round, the comparison fails."""
+    monkeypatch.setattr(_rounding, "compiled", lambda x: False)
     monkeypatch.setattr(_rounding.torch, "round", torch.floor)
     qparams = choose_qparams(torch.tensor(-3.0), torch.tensor(5.0), ACTIVATION_U8)
     x = torch.linspace(-3, 5, 100)
@@ -107,6 +108,7 @@ def test_per_channel(axis: int) -> None:
 )
 def test_pieces_cover_every_layout(monkeypatch: pytest.MonkeyPatch, layout) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(_rounding, "CHUNK", 7)
+    monkeypatch.setattr(_rounding, "compiled", lambda x: False)
     x = layout(torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)))
     assert_exact(x, choose_qparams(torch.tensor(-1.0), torch.tensor(1.5), ACTIVATION_U8))
     assert_exact(x[:0], choose_qparams(torch.tensor(-1.0), torch.tensor(1.5), ACTIVATION_U8))
@@ -126,3 +128,44 @@ def test_scale_and_zero_point_are_those_of_choose_qparams(scheme: QScheme, ends:
 def test_no_data_gives_a_scale_that_cannot_pass_for_one(scheme: QScheme) -> None:
     scale, _ = scale_and_zero_point(torch.tensor([math.inf, -1.0]), torch.tensor([-math.inf, 1.0]), scheme)
     assert torch.isnan(scale).tolist() == [True, False]
+
+
+@every_scheme
+@pytest.mark.parametrize("clamp", [(-math.inf, math.inf), (0.0, math.inf), (0.0, 6.0), (-1.0, 1.0)], ids=str)
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+def test_rounding_after_a_clamp(
+    monkeypatch: pytest.MonkeyPatch, scheme: QScheme, clamp: tuple[float, float], compiled: bool
+) -> None:
+    """One pass is the two steps one after the other, values and gradients, in both implementations."""
+    if not compiled:
+        monkeypatch.setattr(_rounding, "compiled", lambda x: False)
+    qparams = choose_qparams(torch.tensor(-3.0), torch.tensor(5.0), scheme)
+    ends = torch.tensor([-math.inf, math.inf, math.nan, 0.0, -0.0, 6.0, -1.0, 1.0])
+    x = torch.cat((torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 5, ends))
+    out, mask = round_trip(x, qparams.scale, qparams.zero_point, scheme, with_mask=True, clamp=clamp)
+    assert torch.equal(out, qparams.dequantize(qparams.quantize(x.clamp(*clamp))))
+    assert not bool(torch.signbit(out[out == 0]).any())
+    _, inside = round_trip(x.clamp(*clamp), qparams.scale, qparams.zero_point, scheme, with_mask=True)
+    assert mask is not None
+    assert inside is not None
+    assert torch.equal(mask, inside & (x > clamp[0]) & (x < clamp[1]))
+    grad = torch.where(torch.isfinite(x), x, math.inf)
+    assert torch.equal(gradient_inside(grad, mask), torch.where(mask, grad, torch.zeros(())))
+
+
+CLAMPS = ((0, 255, -math.inf, math.inf, True), (0, 15, 0.0, 1.0, True), (0, 255, 0.0, 6.0, False))
+
+
+def test_the_operator_is_its_reference() -> None:
+    """Per tensor and per channel, in every layout, values and mask to the bit."""
+    x = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
+    scale, zero_point = torch.tensor([0.01, 0.1, 1.0, 0.02]), torch.tensor([0, 7, 128, 255], dtype=torch.int32)
+    for values in (x, x.to(memory_format=torch.channels_last), x[..., ::2], x[:1].expand(4, -1, -1, -1), x[:0]):
+        for axis, numbers in ((1, (scale, zero_point)), (-3, (scale, zero_point)), (None, (scale[1], zero_point[1]))):
+            for arguments in CLAMPS:
+                got = torch.ops.octet.fake_quantize(values, *numbers, axis, *arguments)
+                expected = reference_training.fake_quantize(values, *numbers, axis, *arguments)
+                assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        mask = values > 0
+        grad = torch.ones(()).expand(values.shape)
+        assert torch.equal(torch.ops.octet.masked_gradient(grad, mask), mask.float())
