@@ -5,6 +5,7 @@ from quant.artefact import ArtefactError, load, save
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import NothingQuantized, quantize_dynamic
+from quant.parity import parity
 from quant.post_training import quantize_static
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
@@ -25,6 +26,7 @@ __all__ = [
     "kernels",
     "load",
     "observers",
+    "parity",
     "prepare",
     "quantize_dynamic",
     "quantize_static",

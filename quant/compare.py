@@ -1,63 +1,51 @@
-"""Lining two models up, step by step: `compare` the int8 form with float, `parity` with its own simulation."""
+"""Lining the int8 form of a model up with float, step by step: where the error comes from, and why.
+
+A step's error has two parts: what came down to it, and what it adds. The first is seen against the float model's own
+values, the second against float arithmetic on the very integers that the step got. A user who looks for the layer to
+put right needs the second, so the list is sorted by it. `diagnosis.py` takes that error apart.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller
-from quant.capture import as_arguments
-from quant.fuse import Step
-from quant.graph import Graph, evaluate
-from quant.prepare import RESERVED, GraphRunner, bound_values, runners
+from quant.diagnosis import Range, StepError, StepSums
+from quant.graph import Graph, Node, evaluate, leaves, map_leaves
+from quant.nn.base import QuantModule
+from quant.prepare import RESERVED, bound_values
+from quant.recipe import QConfig
 from quant.static.layers import StaticLayer
+from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
-from quant.static.simulate import simulated
+from quant.static.rebuild import DESCRIPTION
 
-MANY_CLIPPED = 0.001
-"""Share of clipped values from which clipping is named as the cause: one value in a thousand."""
+UNCOMPARED = {"dequantize", "move", "call"}
+"""Instructions that add no error of their own, or none of ours."""
 
-FEW_STEPS = 16
-"""A channel whose largest value is fewer steps of the tensor's scale than this has less than 5 bits left."""
-
-ONE_SIDED = 0.5
-"""Share of the error's power that is its mean per channel, from which the error is a shift and no noise."""
-
-OUTLIERS = 40.0
-"""Largest value over root mean square, from which a few values take the range of all others. Of a normal distribution
-the ratio reaches 6 in a million values."""
-
-
-@dataclass(frozen=True)
-class StepError:
-    """How far one step of the int8 model is from float.
-
-    Attributes:
-        name: of the step: the user's module, or what was called.
-        sqnr: in dB, of the step's output, with all error that came down to it; inf where there is none.
-        cosine: between the two outputs.
-        clipped: share of the float values that lie outside the int8 range; 0.0 for a float output.
-        cause: the likely one, or "".
-    """
-
-    name: str
-    sqnr: float
-    cosine: float
-    clipped: float
-    cause: str
+Sums = dict[str, StepSums]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every step, the worst first. Printable, iterable, and JSON through `to_dict`."""
+    """Every step, the one that adds most error first. Printable, iterable, and JSON through `to_dict`.
+
+    Attributes:
+        steps: sorted by `own_sqnr`.
+        unreached: layers that are int8 and that no batch came to, so that nothing is known of them.
+        order: the steps' names as the model runs them.
+    """
 
     steps: tuple[StepError, ...]
+    unreached: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[StepError]:
         return iter(self.steps)
@@ -72,36 +60,58 @@ class Comparison:
         raise KeyError(f"no step {name!r} in the comparison; it has {[step.name for step in self.steps]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return {"steps": [asdict(step) for step in self.steps]}
+        """A JSON-ready dictionary; numbers that are not finite (no error at all) are None."""
+        steps = [{key: _finite_or_none(value) for key, value in asdict(step).items()} for step in self.steps]
+        return {"steps": steps, "unreached": list(self.unreached), "order": list(self.order)}
 
     def __str__(self) -> str:
-        width = max([len("step"), *(len(step.name) for step in self.steps)])
-        lines = [f"{'step':{width}}  SQNR dB   cosine  clipped  likely cause"]
-        for step in self.steps:
-            numbers = f"{step.sqnr:7.2f}  {step.cosine:7.5f}  {100 * step.clipped:6.3f}%"
-            lines.append(f"{step.name:{width}}  {numbers}  {step.cause}".rstrip())
+        head = ("step", "kind", "own dB", "SQNR dB", "cosine", "clipped", "likely cause; what to try")
+        rows = [_cells(step) for step in self.steps]
+        widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head) - 1)]
+
+        def line(row: tuple[str, ...]) -> str:
+            cells = [cell.ljust(width) if place < 2 else cell.rjust(width)
+                     for place, (cell, width) in enumerate(zip(row, widths, strict=False))]  # fmt: skip
+            return "  ".join([*cells, row[-1]]).rstrip()
+
+        lines = [line(head), line(tuple("-" * width for width in [*widths, len(head[-1])])), *map(line, rows)]
+        lines.append("own: what the step itself adds; SQNR: with all error that came down to it")
+        if self.unreached:
+            lines.append(f"no batch reached {', '.join(self.unreached)}: never calibrated, or not called by this data")
         return "\n".join(lines)
+
+
+def _cells(step: StepError) -> tuple[str, ...]:
+    why = "; ".join(part for part in (step.cause, step.advice) if part)
+    numbers = (f"{step.own_sqnr:.1f}", f"{step.sqnr:.1f}", f"{step.cosine:.5f}", f"{100 * step.clipped:.2f}%")
+    return (step.name, step.kind, *numbers, why)
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> Comparison:
     """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
 
     Args:
-        model: the float model that `converted` was prepared from; run in eval mode, and left as it was.
-        converted: from `convert`.
+        model: the float model that `converted` was made from; run in eval mode, and left as it was.
+        converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
     Raises:
-        ValueError: `converted` is not from `convert`, or no batch came.
+        ValueError: `converted` has no int8 layers, or no batch came.
+        TypeError: `batches` is a single batch.
     """
-    units = {path: module for path, module in converted.named_modules() if _is_unit(module)}
+    units = units_of(converted)
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
-    sums: dict[str, _Sums] = {}
+    refuse_single(batches, "quant.compare")
+    settings = _settings(converted)
+    sums: Sums = {}
     caller = Caller(model)
-    was = model.training
-    with torch.no_grad(), _calls(model.eval(), units) as of_float, _calls(converted, units) as of_int8:
+    modes = {module: module.training for module in model.modules()}
+    with torch.no_grad(), calls_of(model.eval(), units) as of_float, calls_of(converted, units) as of_int8:
         for batch in batches:
             args, kwargs = caller.arguments(batch)
             of_float.clear()
@@ -110,34 +120,56 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
             converted(*args, **kwargs)
             for path, unit in units.items():
                 for one, other in zip(of_float.get(path, ()), of_int8.get(path, ()), strict=False):
-                    _add_unit(path, model.get_submodule(path), unit, one, other, sums)
-    model.train(was)
+                    _add_unit(path, model.get_submodule(path), unit, one, other, sums, settings)
+    for module, mode in modes.items():
+        module.training = mode
     if not sums:
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
-    errors = [total.error(name) for name, total in sums.items()]
-    return Comparison(tuple(sorted(errors, key=lambda error: error.sqnr)))
+    errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
+    return Comparison(tuple(errors), _unreached(units, sums), tuple(sums))
+
+
+def refuse_single(batches: object, who: str) -> None:
+    """Raise TypeError for a batch that was given in place of batches."""
+    if isinstance(batches, (Tensor, dict, str)):
+        raise TypeError(
+            f"{who}: batches is a {type(batches).__name__}, expected an iterable of batches; put it in a list"
+        )
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """One call of a module, as a forward hook sees it."""
+
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
 
 
-def _is_unit(module: nn.Module) -> bool:
-    return isinstance(module, StaticLayer) or isinstance(module._modules.get(RESERVED), ProgramRunner)
+def units_of(converted: nn.Module) -> dict[str, nn.Module]:
+    """Captured modules and int8 layers by dotted name; layers that a captured module's program computes are not called,
+    and so are never seen by a hook."""
+    units: dict[str, nn.Module] = {}
+    parts: set[nn.Module] = set()
+    for path, module in converted.named_modules():
+        if isinstance(module._modules.get(RESERVED), ProgramRunner):
+            units[path] = module
+            parts.update(module._modules[RESERVED].modules())  # type: ignore[union-attr]
+        elif isinstance(module, (StaticLayer, QuantModule)) and module not in parts:
+            units[path] = module
+            parts.update(module.modules())
+    return units
 
 
 @contextlib.contextmanager
-def _calls(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[dict[str, list[_Call]]]:
+def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
     """The calls of the named submodules while the context lasts."""
-    found: dict[str, list[_Call]] = {}
+    found: dict[str, list[Call]] = {}
 
     def hook(path: str) -> Callable[..., None]:
-        return lambda _, args, kwargs, output: found.setdefault(path, []).append(_Call(args, kwargs, output))
+        return lambda _, args, kwargs, output: found.setdefault(path, []).append(Call(args, kwargs, output))
 
-    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in units]
+    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in paths]
     try:
         yield found
     finally:
@@ -145,26 +177,73 @@ def _calls(model: nn.Module, units: dict[str, nn.Module]) -> Iterator[dict[str, 
             handle.remove()
 
 
-def _add_unit(path: str, model: nn.Module, unit: nn.Module, one: _Call, other: _Call, sums: dict[str, _Sums]) -> None:
-    """Add one call of a captured module, in float and in int8, to the sums of its steps."""
+def _settings(converted: nn.Module) -> dict[str, QConfig]:
+    layers = converted.__dict__.get(DESCRIPTION, {}).get("layers", {})
+    return {name: QConfig.from_dict(data) for name, data in layers.items()}
+
+
+def _unreached(units: dict[str, nn.Module], sums: Sums) -> tuple[str, ...]:
+    reached = {name.split("@")[0] for name in sums}
+    layers = [path or "(root)" for path, unit in units.items() if isinstance(unit, (StaticLayer, QuantModule))]
+    return tuple(path for path in layers if path not in reached)
+
+
+def _add_unit(
+    path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
+) -> None:
+    """Add one call of a captured module, or of a layer, in float and in int8, to the sums of its steps."""
     runner = unit._modules.get(RESERVED)
-    if not isinstance(runner, ProgramRunner):
-        sums.setdefault(path or "(root)", _Sums()).add(one.output, other.output, None)
+    if isinstance(runner, ProgramRunner):
+        _add_program(path, model, runner, one, other, sums, settings)
         return
+    kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
+    # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
+    own = _first(model.forward(*other.args, **other.kwargs))
+    known, expected, found = None, _first(one.output), _first(other.output)
+    if expected is None or own is None or found is None or expected.shape != found.shape:
+        return
+    total = sums.setdefault(path or "(root)", StepSums(kind, settings.get(path)))
+    total.add(expected, own, found, known)
+
+
+def _first(tree: Any) -> Tensor | None:
+    return next((leaf for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
+
+
+def _add_program(
+    path: str,
+    model: nn.Module,
+    runner: ProgramRunner,
+    one: Call,
+    other: Call,
+    sums: Sums,
+    settings: dict[str, QConfig],
+) -> None:
     values = _float_values(runner.graph, model, one)
     registers = runner.registers(*other.args, **other.kwargs)
     for instruction in runner.program.instructions:
-        if instruction.op in ("quantize", "dequantize", "move", "call"):
+        if instruction.op in UNCOMPARED:
             continue
-        expected, found = values[instruction.out // 2], registers[instruction.out]
-        known = runner.ranges[instruction.out // 2] if instruction.out % 2 else None
-        if known is not None:
-            found = (found.to(torch.float32) - known[1]) * known[0]
-        name = ".".join(part for part in (path, instruction.step) if part)
-        sums.setdefault(name, _Sums()).add(expected, found, known)
+        value = instruction.out // 2
+        known = Range(*runner.ranges[value]) if instruction.out % 2 else None
+        found = registers[instruction.out] if known is None else known.real(registers[instruction.out])
+        kind = _kind(instruction, runner)
+        node = runner.graph.nodes[value]
+        own = registers[2 * value] if kind == "quantize" else _own(node, runner, model, registers)
+        step = node.label if kind == "quantize" else instruction.step
+        name = ".".join(part for part in (path, step) if part)
+        total = sums.setdefault(name, StepSums(kind, settings.get(name.split("@")[0]) if kind in WEIGHTED else None))
+        total.add(values[value], own, found, known)
 
 
-def _float_values(graph: Graph, model: nn.Module, call: _Call) -> dict[int, Any]:
+WEIGHTED = {"linear", "conv", "conv_transpose"}
+
+
+def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
+    return runner.layer(instruction.target).op if instruction.op == "layer" else instruction.op
+
+
+def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     values = bound_values(graph, model, call.args, call.kwargs)
     for node in graph.nodes:
         if node.kind != "input":
@@ -175,148 +254,21 @@ def _float_values(graph: Graph, model: nn.Module, call: _Call) -> dict[int, Any]
     return values
 
 
-@dataclass
-class _Sums:
-    """What is kept of a step over all batches: sums, so that memory does not grow."""
+def _own(node: Node, runner: ProgramRunner, model: nn.Module, registers: dict[int, Any]) -> Tensor:
+    """The value of a step in float, on the inputs that the int8 step got.
 
-    signal: float = 0.0
-    other: float = 0.0
-    product: float = 0.0
-    noise: float = 0.0
-    shift: float = 0.0
-    clipped: float = 0.0
-    count: int = 0
-    largest: float = 0.0
-    scale: float = 0.0
-    channels: Tensor = field(default_factory=lambda: torch.zeros(0))
-
-    def add(self, expected: Tensor, found: Tensor, known: tuple[float, int] | None) -> None:
-        """Add one output in float and in int8; known is the scale and zero point of the latter."""
-        a, b = expected.detach().double(), found.detach().double()
-        if not a.numel():
-            return
-        error = b - a
-        self.signal += float(a.square().sum())
-        self.other += float(b.square().sum())
-        self.product += float((a * b).sum())
-        self.noise += float(error.square().sum())
-        axis = 1 if a.dim() > 2 else a.dim() - 1
-        others = [d for d in range(a.dim()) if d != axis]
-        means = error.mean(others) if others else error
-        self.shift += float(means.square().sum()) * a.numel() / means.numel()
-        self.count += a.numel()
-        self.largest = max(self.largest, float(a.abs().max()))
-        peaks = a.abs().amax(others) if others else a.abs()
-        self.channels = peaks if self.channels.shape != peaks.shape else torch.maximum(self.channels, peaks)
-        if known is not None:
-            self.scale = known[0]
-            low, high = -known[1] * known[0], (255 - known[1]) * known[0]
-            self.clipped += float(((a < low - known[0]) | (a > high + known[0])).sum())
-
-    def error(self, name: str) -> StepError:
-        """The step's line."""
-        sqnr = math.inf if not self.noise else 10 * math.log10(max(self.signal, 1e-300) / self.noise)
-        size = math.sqrt(self.signal * self.other)
-        cosine = self.product / size if size else float(self.signal == self.other)
-        return StepError(name, sqnr, cosine, self.clipped / max(self.count, 1), self._cause(sqnr))
-
-    def _cause(self, sqnr: float) -> str:
-        if sqnr > 30:
-            return ""
-        if self.clipped > MANY_CLIPPED * self.count:
-            return (
-                f"{100 * self.clipped / self.count:.2g} % of the values lie outside the range: calibrate on more data"
-            )
-        if self.shift > ONE_SIDED * self.noise:
-            return "the error is a shift of whole channels: bias correction would help"
-        rms = math.sqrt(self.signal / self.count)
-        if rms and self.largest > OUTLIERS * rms:
-            return f"outliers: the largest value is {self.largest / rms:.0f} times the root mean square"
-        live = self.channels[self.channels > 0]
-        if self.scale and live.numel() > 1 and float(live.quantile(0.25)) < FEW_STEPS * self.scale:
-            spread = float(live.max() / live.quantile(0.25))
-            return f"channels differ in range by {spread:.0f} times and share one scale"
-        return "error of the layers before"
-
-
-@dataclass(frozen=True)
-class StepParity:
-    """How one step of the int8 model differs from its simulation on the same integers.
-
-    Attributes:
-        name: of the step.
-        worst: largest difference, in steps of the output's scale; of a float output, relative to its largest value.
-        unequal: share of values that differ at all; 0.0 for a float output.
-        integer: whether the output is uint8.
+    Of calls that were folded into one step (conv, batch norm, ReLU) no register holds what lies between: they are
+    computed from the nearest values that one does hold.
     """
-
-    name: str
-    worst: float
-    unequal: float
-    integer: bool = True
-
-    @property
-    def holds(self) -> bool:
-        """Whether simulation and integers agree: within one step, or, in float, within what float sums differ by."""
-        return self.worst <= (1 if self.integer else 1e-4)
-
-
-def parity(prepared: nn.Module, converted: nn.Module, inputs: Any) -> list[StepParity]:
-    """Compare each integer step with its float simulation, given the integers that the step really got.
-
-    So a difference is the step's own and none that came down to it.
-
-    Args:
-        prepared: calibrated, from `prepare`.
-        converted: from `convert(prepared)`.
-        inputs: as example_inputs.
-
-    Raises:
-        ValueError: the two do not belong together, or the models are not captured as a whole.
-    """
-    runner, program = runners(prepared).get(""), converted._modules.get(RESERVED)
-    if runner is None or not isinstance(program, ProgramRunner):
-        raise ValueError("quant.compare.parity: expected a model that was captured as a whole, prepared and converted")
-    args, kwargs = as_arguments(inputs)
-    with torch.no_grad():
-        registers = program.registers(*args, **kwargs)
-        # What nobody reads is not computed.
-        steps = [step for step in runner.plan.steps if step.integer and _filled(step, registers)]
-        return [_step_parity(step, runner, registers) for step in steps]
-
-
-def _filled(step: Step, registers: dict[int, Any]) -> bool:
-    return 2 * step.output in registers or 2 * step.output + 1 in registers
-
-
-def _step_parity(step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
-    value = _reals(runner, registers)
-    expected = simulated(step, runner.graph, runner.root, value, *runner.input_scales(step))
-    if not isinstance(expected, Tensor):
-        return StepParity(step.name, 0.0, 0.0)
-    if not runner.plan.emits_integers(step):
-        found = registers[2 * step.output]
-        size = float(expected.abs().max().clamp(min=1e-30)) if expected.numel() else 1.0
-        return StepParity(
-            step.name, float((found - expected).abs().max()) / size if expected.numel() else 0.0, 0.0, False
-        )
-    q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
-    steps = (registers[2 * step.output + 1].int() - q_expected.int()).abs()
-    if not steps.numel():
-        return StepParity(step.name, 0.0, 0.0)
-    return StepParity(step.name, float(steps.max()), float((steps > 0).double().mean()))
-
-
-def _reals(runner: GraphRunner, registers: dict[int, Any]) -> Callable[[int], Any]:
-    """Gives the real value of a node: what its integers stand for, where it has any."""
 
     def value(index: int) -> Any:
-        found = registers.get(2 * index + 1)
-        if found is None:
-            return registers[2 * index]
-        qparams = runner.qparams(runner.plan.slot_of[index])
-        if isinstance(found, (tuple, list)):
-            return type(found)(qparams.dequantize(part) for part in found)
-        return qparams.dequantize(found)
+        if 2 * index + 1 in registers:
+            known = Range(*runner.ranges[index])
+            return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, registers[2 * index + 1])
+        if 2 * index in registers:
+            held = registers[2 * index]
+            return held.clone() if isinstance(held, Tensor) else held  # the call may change it in place
+        return evaluate(runner.graph.nodes[index], model, value)
 
-    return value
+    own: Tensor = evaluate(node, model, value)
+    return own

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quant.compare import compare, parity
+from quant.compare import compare
 from quant.convert import convert
+from quant.dynamic import quantize_dynamic
+from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 
@@ -34,39 +36,174 @@ def test_numbers_of_the_last_layer_are_those_of_the_model() -> None:
     q = converted(model, x)
     labels = torch.zeros(4)
     found = compare(model, q, [(x[:4], labels), x[4:]])
-    assert [step.name for step in sorted(found, key=lambda step: step.name)] == ["0", "2", "5"]
+    assert [step.name for step in sorted(found, key=lambda step: step.name)] == ["0", "2", "5", "input_0"]
     with torch.no_grad():
         a, b = model(x).double(), q(x).double()
     assert found["5"].sqnr == pytest.approx(
         float(10 * torch.log10(a.square().sum() / (a - b).square().sum())), abs=1e-3
     )
     assert found["5"].cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), abs=1e-6)
-    values = [step.sqnr for step in found]
+    values = [step.own_sqnr for step in found]
     assert values == sorted(values)
-    assert json.loads(json.dumps(found.to_dict()))["steps"][0]["name"] == found.steps[0].name
+    assert found.order == ("input_0", "0", "2", "5")
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["steps"][0]["name"] == found.steps[0].name
     assert "SQNR dB" in str(found)
     with pytest.raises(KeyError, match="no step '9'"):
         found["9"]
 
 
+def test_what_a_step_adds_is_told_from_what_came_down_to_it() -> None:
+    model, x = network(), torch.randn(8, 3, 8, 8)
+    bad = Recipe({"2": QConfig(weight_bits=2)}, default=QConfig(activation_observer="minmax"))
+    prepared = prepare(model, x, bad)
+    prepared(x)
+    found = compare(model, convert(prepared), [x])
+    assert found.steps[0].name == "2"
+    assert found["2"].cause == "rounding of the weights to 2 bits"
+    assert "weight_bits=8" in found["2"].advice
+    assert found["5"].own_sqnr > 35 > 20 > found["5"].sqnr
+    assert found["5"].cause == "error of the steps before"
+    assert "own dB" in str(found)
+
+
+def test_the_own_error_is_that_of_the_layer_alone() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8)).eval(), torch.randn(64, 8)
+    q = converted(model, x)
+    found = compare(model, q, [x])
+    entered = found["input_0"]
+    assert entered.kind == "quantize"
+    rounded = q[0].input_scale * ((x / q[0].input_scale + q[0].input_zero_point).round() - q[0].input_zero_point)
+    with torch.no_grad():
+        of_float, own, int8 = model(x), model(rounded), q(x)
+    assert found["0"].sqnr == pytest.approx(noise(of_float, int8), abs=1e-2)
+    assert found["0"].own_sqnr == pytest.approx(noise(own, int8), abs=1e-2)
+    assert entered.sqnr == pytest.approx(noise(x, rounded), abs=1e-2)
+
+
+def noise(one: Tensor, other: Tensor) -> float:
+    return float(10 * torch.log10(one.double().square().sum() / (one - other).double().square().sum()))
+
+
 def test_clipping_is_named() -> None:
     model, x = network(), torch.randn(8, 3, 8, 8)
     found = compare(model, converted(model, 0.05 * x), [x])
-    assert "outside the range" in found["2"].cause
-    assert found["2"].clipped > 0.01
+    assert "clipping" in found["input_0"].cause
+    assert "more data" in found["input_0"].advice
+    assert found["input_0"].clipped > 0.01
 
 
-def test_channels_that_share_a_scale_badly_are_named() -> None:
+def test_outliers_are_named() -> None:
+    model, x = network(), torch.randn(8, 3, 64, 64)
+    x[0, 0, 0, 0] = 1000.0
+    model[5] = nn.Linear(8 * 60 * 60, 4)
+    entered = compare(model, converted(model, x), [x])["input_0"]
+    assert "outliers" in entered.cause
+    assert entered.histogram is not None
+    assert entered.histogram.high == 1000.0
+    assert sum(entered.histogram.counts) == x.numel()
+
+
+def test_range_spread_is_named() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval(), torch.randn(64, 8)
+    with torch.no_grad():
+        model[0].weight *= torch.logspace(0, -3, 8)[:, None]
+        model[0].bias.zero_()
+    q = converted(model, 10 * x)
+    [step] = [step for step in compare(model, q, [x]) if step.name == "0"]
+    assert "range spread" in step.cause
+
+
+def test_one_scale_for_unlike_weights_is_named() -> None:
     model, x = network(), torch.randn(8, 3, 8, 8)
     with torch.no_grad():
-        model[0].weight[1:] *= 1e-3
-        model[0].bias[1:] *= 1e-3
-        model[2].weight[:, 1:] *= 1e3
-    found = compare(model, converted(model, x), [x])
-    assert found["2"].sqnr < 25
-    model = nn.Sequential(model[0], model[2])
-    found = compare(model, converted(model, x), [x])
-    assert found["0"].clipped == 0
+        model[2].weight[0, 0, 0, 0] = 50.0  # which meets a channel that is always zero
+        model[0].weight[0] = model[0].bias[0] = 0.0
+    prepared = prepare(model, x, Recipe({"2": QConfig(per_channel=False, activation_observer="minmax")}))
+    prepared(x)
+    step = compare(model, convert(prepared), [x])["2"]
+    assert step.cause == "one weight scale for all channels", step
+
+
+def test_dynamic_models_are_compared_too() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    torch.manual_seed(0)
+    model, x = Tagger().eval(), torch.randn(5, 2, 8)
+    found = compare(model, quantize_dynamic(model, Recipe({nn.LSTM: QConfig(weight_bits=3)})), [x])
+    assert [step.name for step in found] == ["lstm", "head"]
+    assert found["head"].own_sqnr > 30 > found["lstm"].own_sqnr
+
+
+def test_layers_that_no_batch_reached_are_listed() -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) if x.sum() > 0 else self.b(x)
+
+    torch.manual_seed(0)
+    model, x = Either().eval(), torch.rand(16, 8)
+    found = compare(model, quantize_dynamic(model), [x])
+    assert found.unreached == ("b",)
+    assert "no batch reached b" in str(found)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, x = network(), torch.randn(2, 3, 8, 8)
+    q = converted(model, x)
+    model.train()
+    model[1].eval()
+    compare(model, q, [x])
+    assert model.training
+    assert not model[1].training
+    assert not any(module._forward_hooks for module in [*model.modules(), *q.modules()])
+
+
+def test_parity_prints_the_share_of_unequal_values() -> None:
+    model, x = network(), torch.randn(8, 3, 8, 8)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    q = convert(prepared)
+    found = parity(prepared, q, [x[:4], x[4:]])
+    assert found.holds
+    assert found.unequal < 0.01
+    assert {step.name: step.values for step in found} == {"0": 8 * 8 * 36, "2": 8 * 8 * 16, "4": 8 * 128, "5": 32}
+    assert "total" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["holds"]
+    q[0].q_weight[0] += 3  # what the integers compute is no longer what was simulated
+    broken = parity(prepared, q, [x])
+    assert not broken.holds
+    assert broken.steps[0].name == "0"
+    assert broken.unequal > found.unequal
+
+
+def test_parity_of_islands() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.body = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(self.fc(x)) if x.abs().sum() > 0 else x
+
+    torch.manual_seed(0)
+    model, x = Branches().eval(), torch.randn(16, 8)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    found = parity(prepared, convert(prepared), [x])
+    assert found.holds
+    assert {step.name for step in found} >= {"body.0", "body.2"}
 
 
 def test_layers_of_islands_are_compared_too() -> None:
@@ -81,7 +218,7 @@ def test_layers_of_islands_are_compared_too() -> None:
     torch.manual_seed(0)
     model, x = Branches().eval(), torch.randn(16, 8)
     found = compare(model, converted(model, x), [x])
-    assert {step.name for step in found} == {"fc", "body.0", "body.2"}
+    assert {step.name for step in found} == {"fc", "body.0", "body.2", "body.input_0"}
     assert all(step.sqnr > 25 for step in found)
 
 
@@ -91,5 +228,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
         compare(model, model, [x])
     with pytest.raises(ValueError, match="no batch came"):
         compare(model, converted(model, x), [])
-    with pytest.raises(ValueError, match="captured as a whole"):
-        parity(model, model, x)
+    with pytest.raises(TypeError, match="put it in a list"):
+        compare(model, converted(model, x), x)
+    with pytest.raises(ValueError, match=r"expected a model from quant\.prepare"):
+        parity(model, model, [x])

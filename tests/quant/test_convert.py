@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.capture import as_arguments
-from quant.compare import parity
 from quant.convert import NotCalibrated, convert
 from quant.graph import leaves
+from quant.parity import parity
 from quant.prepare import prepare, simulating
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
@@ -35,7 +35,7 @@ def check(model: nn.Module, inputs: Any, *, sqnr: float = 25.0) -> nn.Module:
     with simulating(prepared):
         simulated = prepared(*args, **kwargs)
     converted = convert(prepared)
-    for step in parity(prepared, converted, inputs):
+    for step in parity(prepared, converted, [inputs]):
         assert step.holds, step
     got = converted(*args, **kwargs)
     assert signal_to_noise(expected, got) >= sqnr
@@ -129,7 +129,7 @@ def test_every_observer_of_activations(observer: str) -> None:
     for part in x.split(4):
         prepared(part)
     converted = convert(prepared)
-    assert all(step.holds for step in parity(prepared, converted, x))
+    assert all(step.holds for step in parity(prepared, converted, [x]))
     assert signal_to_noise(model(x), converted(x)) > 20
 
 
@@ -148,7 +148,7 @@ def test_settings(qconfig: QConfig) -> None:
     prepared = prepare(model, x, Recipe(default=qconfig))
     prepared(x)
     converted = convert(prepared)
-    assert all(step.holds for step in parity(prepared, converted, x))
+    assert all(step.holds for step in parity(prepared, converted, [x]))
     assert signal_to_noise(model(x), converted(x)) > 20
 
 
@@ -205,7 +205,7 @@ def test_fewer_weight_bits() -> None:
     prepared(x)
     converted = convert(prepared)
     assert int(converted.fc.q_weight.abs().max()) <= 7  # type: ignore[union-attr, operator]
-    assert all(step.holds for step in parity(prepared, converted, x))
+    assert all(step.holds for step in parity(prepared, converted, [x]))
 
 
 def test_activations_stay_uint8_between_layers() -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.compare import parity
 from quant.convert import convert
+from quant.parity import parity
 from quant.prepare import prepare, runners
 from quant.recipe import QConfig, Recipe
 
@@ -44,7 +44,7 @@ def run(model: nn.Module, x: Tensor, op: str | None, sqnr: float) -> None:
     prepared(x)
     converted = convert(prepared)
     got = converted(x)
-    for step in parity(prepared, converted, x):
+    for step in parity(prepared, converted, [x]):
         assert step.holds, step
     pairs = zip(expected, got, strict=True) if isinstance(expected, list) else [(expected, got)]
     for one, other in pairs:

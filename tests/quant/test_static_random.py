@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quant.compare import parity
 from quant.convert import convert
 from quant.dynamic import NothingQuantized
 from quant.graph import leaves
+from quant.parity import parity
 from quant.prepare import prepare, simulating
 from quant.recipe import QConfig, Recipe
 
@@ -175,7 +175,7 @@ def test_random_network(made: tuple[list[Any], int]) -> None:
     converted = pickle.loads(pickle.dumps(convert(prepared)))
     with torch.no_grad():
         got = converted(x)
-    for found in parity(prepared, converted, x):
+    for found in parity(prepared, converted, [x]):
         assert found.holds, found
     for one, other, float_one in zip(leaves(simulated), leaves(got), leaves(expected), strict=True):
         size = float(float_one.abs().max()) + 1e-6

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.compare import parity
 from quant.convert import convert
 from quant.graph import leaves
+from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
@@ -174,7 +174,7 @@ def test_network(kind: type[nn.Module], shape: tuple[int, ...], sqnr: float) -> 
             assert torch.allclose(one, other, atol=1e-5)
         converted = convert(prepared)
         got = converted(x)
-    for step in parity(prepared, converted, x):
+    for step in parity(prepared, converted, [x]):
         assert step.holds, step
     for one, other in zip(leaves(expected), leaves(got), strict=True):
         assert float(10 * torch.log10(one.pow(2).sum() / (one - other).pow(2).sum())) > sqnr
