@@ -1,7 +1,8 @@
 """Octet: int8 for PyTorch models on the CPUs people really have."""
 
 from quant import calibrate, kernels, observers
-from quant.artefact import ArtefactError, load, save
+from quant.artefact import load, save
+from quant.artefact_file import ArtefactError
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import NothingQuantized, quantize_dynamic

@@ -1,100 +1,109 @@
 """`save` and `load`: a quantised model as one safetensors file with a JSON manifest in its header. No pickle.
 
-The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model, the
-manifest says which float module each int8 one stands for and how it computes. Nothing packed for a CPU is saved, so
-what was quantised on one machine loads on another. Loading needs the float model: its code is the structure, its
-weights are not read.
+The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model. The
+manifest says which float module each dynamically quantised one stands for, and of a static conversion the ranges and
+the calls (`static/rebuild.py`). Nothing packed for a CPU is saved, so what was quantised on one machine loads on
+another. Loading needs the float model: its code is the structure, its weights are not read.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import importlib.metadata
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quant import dynamic
+from quant.artefact_file import ArtefactError, read, write
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
+from quant.prepare import runners
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.static.examples import CannotRebuild
+from quant.static.layers import StaticLayer
+from quant.static.program import ProgramRunner
+from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
 
-SCHEMA = 1
-"""Version of the manifest; a reader refuses what is newer than itself."""
+TABLE = "_quant_table/"
+"""Begins the names of look-up tables, which are tensors of the file and of no module's."""
 
 _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
 """Attributes of int8 modules that the float module does not tell."""
-
-
-class ArtefactError(ValueError):
-    """A file that is not an artefact, is damaged, or does not fit the model; nothing was loaded."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a quantised model to `path`; the file appears only when it is whole.
 
     Raises:
-        ArtefactError: the model holds nothing quantised.
+        ArtefactError: the model holds nothing quantised, is a part of a converted model or still being calibrated, or
+            has more in its state_dict than tensors.
     """
     modules = _int8_modules(model)
-    if not modules:
+    static = _static_models(model)
+    if not modules and not static:
         raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
-    tensors, same = _distinct(model.state_dict())
     manifest = {
-        "schema": SCHEMA,
+        "static": {name: describe(part) for name, part in static.items()},
         "modules": {name: _describe(module) for name, module in modules.items()},
-        "same": same,
-        "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
         "report": summary(model).to_dict()["modules"],
-        "versions": {name: _version(name) for name in ("octet-quant", "torch")},
     }
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        save_file(tensors, partial, metadata={"octet": json.dumps(manifest, sort_keys=True)})
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write(Path(path), _state(model, static), manifest)
 
 
-def load(path: str | os.PathLike[str], *, model: nn.Module) -> nn.Module:
+def load(
+    path: str | os.PathLike[str], *, model: nn.Module, example_inputs: Any = None, backend: str | None = None
+) -> nn.Module:
     """Read a quantised model: a copy of the float `model` with the int8 modules of the file in place.
 
     Args:
         path: what `save` wrote.
         model: the float model that was quantised, of the same structure; its weights are not read and may be random.
+        example_inputs: of a static conversion, as for `quant.prepare`; needed only where those that it was made with
+            have no JSON form, or decide by their values what the model computes.
+        backend: a name of `quant.kernels.available()`; None takes the one that the model was quantised for, if any.
 
     Raises:
         ArtefactError: the file is truncated, altered, foreign or newer, or does not fit `model`.
         OSError: the file cannot be read.
     """
-    manifest, tensors = _read(Path(path))
-    result = copy.deepcopy(model)
-    result = _rebuild(result, manifest["modules"], tensors)
+    manifest, tensors = read(Path(path))
+    tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
+    try:
+        result = _rebuild_static(copy.deepcopy(model), manifest.get("static", {}), tables, example_inputs, backend)
+        result = _rebuild(result, manifest["modules"], tensors)
+    except CannotRebuild as error:
+        raise ArtefactError(f"{path} does not fit the model: {error}") from error
     leave_fast_paths(result)
+    _fill(result, tensors, path)
+    for module in result.modules():
+        if backend is not None and isinstance(module, QuantModule):
+            module.backend = backend
+    attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    return result
+
+
+def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
+    name = type(result).__name__
     wanted, given = set(result.state_dict()), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
         raise ArtefactError(
-            f"{path} does not fit {type(model).__name__}: the model wants {missing or 'nothing'} that the file lacks, "
+            f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
             f"and the file has {extra or 'nothing'} that the model lacks"
         )
+    for key, own in result.state_dict().items():
+        if own.dtype != tensors[key].dtype:
+            raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
     try:
         result.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
-        raise ArtefactError(f"{path} does not fit {type(model).__name__}: {error}") from error
-    attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
-    return result
+        raise ArtefactError(f"{path} does not fit {name}: {error}") from error
 
 
 def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
@@ -104,6 +113,60 @@ def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
         if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in found):
             found[name] = module
     return found
+
+
+def _static_models(model: nn.Module) -> dict[str, nn.Module]:
+    """What `convert` made, by name: the model itself, or parts that the user put in a model."""
+    if runners(model):
+        raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
+    found = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
+    for name, module in model.named_modules(remove_duplicate=False):
+        inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in found)
+        if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:
+            raise ArtefactError(
+                f"{name or '(root)'} is a part of a statically quantised model, and computes only together with the "
+                "rest; save the whole that quant.convert returned"
+            )
+    return found
+
+
+def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """All that a loaded model needs to have the same numbers."""
+    state = dict(model.state_dict())
+    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ArtefactError(f"the state_dict holds {', '.join(odd[:8])}, and safetensors holds tensors alone")
+    for name, part in static.items():
+        state.update({f"{TABLE}{name}/{key}": table for key, table in tables(part).items()})
+    return state
+
+
+def _rebuild_static(
+    model: nn.Module,
+    static: Mapping[str, Any],
+    tables: Mapping[str, Tensor],
+    example_inputs: Any,
+    backend: str | None,
+) -> nn.Module:
+    """Put a converted model in place of each float one that the file names."""
+    if example_inputs is not None and set(static) - {""}:
+        raise ArtefactError(f"example_inputs would be those of {sorted(static)}, parts of the model; load them apart")
+    for name, description in static.items():
+        part = _submodule(model, name)
+        own = {key.removeprefix(f"{name}/"): table for key, table in tables.items() if key.startswith(f"{name}/")}
+        made = rebuild(part, description, own, example_inputs, backend)
+        if not name:
+            return made
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, made)
+    return model
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise ArtefactError(f"the file quantises {name!r}, which {type(model).__name__} does not have") from error
 
 
 def _describe(module: QuantModule) -> dict[str, Any]:
@@ -117,69 +180,15 @@ def _describe(module: QuantModule) -> dict[str, Any]:
     }
 
 
-def _distinct(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor once, contiguous, and the names that share another's (tied weights)."""
-    tensors: dict[str, Tensor] = {}
-    same: dict[str, str] = {}
-    seen: dict[tuple[int, torch.Size, torch.dtype], str] = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
-        if tensor.numel() and key in seen:
-            same[name] = seen[key]
-            continue
-        seen[key] = name
-        tensors[name] = tensor.detach().contiguous()
-    return tensors, same
-
-
-def _checksum(tensor: Tensor) -> str:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return hashlib.sha256(data).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get("octet")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except safetensors.SafetensorError as error:
-        raise ArtefactError(f"{path} is not a whole safetensors file: {error}") from error
-    if header is None:
-        raise ArtefactError(f"{path} is a safetensors file that quant.save did not write")
-    try:
-        manifest: dict[str, Any] = json.loads(header)
-        schema = int(manifest["schema"])
-        checksums: dict[str, str] = manifest["checksums"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArtefactError(f"{path} has a damaged manifest: {error}") from error
-    if schema > SCHEMA:
-        raise ArtefactError(f"{path} has manifest version {schema}, this library reads up to {SCHEMA}: upgrade it")
-    wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
-    if wrong:
-        raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
-    return manifest, {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
-
-
-def _differs(tensor: Tensor | None, checksum: str | None) -> bool:
-    return tensor is None or checksum is None or _checksum(tensor) != checksum
-
-
 def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """Put an int8 module, of the file's shapes and settings, in place of each float one that the file names."""
     made: dict[int, QuantModule] = {}
     for name, entry in modules.items():
-        try:
-            old = model.get_submodule(name)
-        except AttributeError as error:
-            raise ArtefactError(f"the file quantises {name!r}, which {type(model).__name__} does not have") from error
+        old = _submodule(model, name)
         new = made.get(id(old))
+        if new is None and isinstance(old, QuantModule) and type(old).__name__ == entry["class"]:
+            new = made[id(old)] = old  # a static conversion made it
+            _restore(new, name, entry["inner"], tensors)
         if new is None:
             new = _stand_in(name, old, entry, tensors)
             adopt(new, old, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import glob
 from dataclasses import replace
 
 import torch
@@ -23,6 +24,7 @@ from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.recognise import OPERATORS
+from quant.static.signature import signature
 from quant.static.weights import quantized
 
 
@@ -51,6 +53,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
+    calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made: dict[int, StaticLayer] = {}
     entries: dict[str, tuple[str, str]] = {}
     with torch.no_grad():
@@ -58,7 +61,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
     layers = _settings(found)
     model = _make_rest_dynamic(model, info, backend, entries, layers)
-    model.__dict__[DESCRIPTION] = make_description(info.example, ranges, layers, backend)
+    model.__dict__[DESCRIPTION] = make_description(info.example, ranges, calls, layers, backend)
     attach_report(model, _report(model, sizes, kinds, entries, info))
     return model
 
@@ -93,7 +96,7 @@ def _convert_unit(
 ) -> nn.Module:
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
-    context = Context(plan, root, ranges)
+    context = Context(plan, root, ranges, runner.tables)
     layers, sites = _layers(plan, root, ranges, backend, made, entries, path)
     _note_floats(plan, root, entries, path)
     steps = plan.steps
@@ -263,22 +266,26 @@ def _make_rest_dynamic(
 ) -> nn.Module:
     """Recurrent layers, attention and embeddings have no static kernel yet; their weights become int8 all the same."""
     rest: dict[Pattern, QConfig | None] = {}
+    names: list[str] = []
     for name, module in model.named_modules():
         if name not in info.called or not is_dynamic(module):
             continue
         qconfig = info.recipe.resolve(name, module)[0]
         if qconfig is not None:
             layers[name] = qconfig
-            rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
+            names.append(name)
+            rest[glob.escape(name)] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
     if not rest:
         return model
     try:
         model = quantize_dynamic(model, Recipe(rest, default=None), backend=backend, inplace=True)
     except ValueError as error:
-        entries.update({str(name): ("float", str(error)) for name in rest})
+        for name in names:
+            entries[name] = ("float", str(error))
+            del layers[name]
         return model
     made = summary(model)
-    for name in map(str, rest):
+    for name in names:
         entries[name] = (made[name].outcome, f"no static kernel, so dynamic: {made[name].detail}")
     return model
 

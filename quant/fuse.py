@@ -154,7 +154,7 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        if step.attrs.get("batch_norm") and _takes_batch_norm(before, step, graph, root):
+        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, step, graph, root):
             before.attrs["batch_norm"] = step.nodes[0]
         elif step.attrs.get("clamp") and _takes_clamp(before, step):
             before.attrs["clamp"] = step.attrs["clamp"]

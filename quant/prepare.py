@@ -57,6 +57,7 @@ class GraphRunner(nn.Module):
         plan: steps and ranges.
         points: an observer per slot; keys are the slots' names with '/' for '.'.
         simulate: compute what the integers will, instead of observing.
+        tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
     plan: Plan
@@ -67,6 +68,7 @@ class GraphRunner(nn.Module):
         self.plan = plan
         self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
         self.simulate = False
+        self.tables: dict[str, Tensor] = {}
         # Not a child: root holds this module, and a module that holds itself has no end.
         object.__setattr__(self, "root", root)
         self._last = last_uses(plan.graph)

@@ -5,7 +5,7 @@ Registers: value v of the graph in float is register 2 * v, in uint8 register 2 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ class Context:
     plan: Plan
     root: nn.Module
     qparams: dict[str, QParams]
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """Look-up tables that are known, by step; the others are computed from the step's own function."""
 
     @property
     def graph(self) -> Graph:
@@ -91,7 +93,8 @@ def sizes(tree: Any) -> Any:
 
 
 def _lookup(step: Step, context: Context) -> Lowered:
-    return "lookup", (q(step.inputs[0]), lookup_table(step, context)), {}
+    known = context.tables.get(step.name)
+    return "lookup", (q(step.inputs[0]), lookup_table(step, context) if known is None else known), {}
 
 
 def lookup_table(step: Step, context: Context) -> Tensor:

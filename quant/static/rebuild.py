@@ -1,21 +1,27 @@
 """What must be known of a static conversion to make it again from the float model, without data: plain JSON.
 
-The user's own code says what the graph is, so no code and no graph is stored: capture runs again on example inputs of
-the same shapes, the ranges are the stored ones, and the weights come from a state_dict.
+The user's own code says what the graph is, so no code is stored: capture runs again on example inputs of the same
+shapes, the ranges are the stored ones, and the weights come from a state_dict. What capture found then is stored as
+text, so that another model is refused even where its tensors would fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import glob
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.prepare import RESERVED, prepare, runners
+from quant.prepare import RESERVED, GraphRunner, prepare, runners
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
+from quant.static.parts import Part
+from quant.static.program import Program, ProgramRunner
+from quant.static.signature import signature
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
@@ -24,7 +30,7 @@ VERSION = 1
 
 
 def describe(converted: nn.Module) -> dict[str, Any]:
-    """The JSON-ready description of a model from `convert`: everything but the tensors of its state_dict.
+    """The JSON-ready description of a model from `convert`: everything but its tensors.
 
     Raises:
         ValueError: the model is not from `convert`.
@@ -38,50 +44,136 @@ def describe(converted: nn.Module) -> dict[str, Any]:
 
 
 def make_description(
-    example: Any, ranges: Mapping[str, Mapping[str, QParams]], layers: Mapping[str, QConfig], backend: str | None
+    example: Any,
+    ranges: Mapping[str, Mapping[str, QParams]],
+    calls: Mapping[str, list[str]],
+    layers: Mapping[str, QConfig],
+    backend: str | None,
 ) -> dict[str, Any]:
-    """The description of a conversion; `example` is None where it cannot be written in JSON."""
+    """The description of a conversion.
+
+    Args:
+        example: from `encode`; None where the example inputs cannot be written in JSON.
+        ranges: per captured unit and slot.
+        calls: per captured unit its signature.
+        layers: settings by full name; layers that have none are float.
+    """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
         for unit, slots in ranges.items()
     }
-    settings = {name: qconfig.to_dict() for name, qconfig in layers.items()}
-    return {"version": VERSION, "example": example, "ranges": numbers, "layers": settings, "backend": backend}
+    return {
+        "version": VERSION,
+        "example": example,
+        "ranges": numbers,
+        "calls": dict(calls),
+        "layers": {name: qconfig.to_dict() for name, qconfig in layers.items()},
+        "backend": backend,
+    }
 
 
-def rebuild(model: nn.Module, description: Mapping[str, Any], example_inputs: Any = None) -> nn.Module:
-    """The converted model that `description` is of, with weights made from `model`; load its state_dict afterwards.
+def tables(converted: nn.Module) -> dict[str, Tensor]:
+    """The look-up tables of a model from `convert`, by "unit/step"; no part of its state_dict.
+
+    They are computed from float functions and parameters, which two machines may round differently: so they are kept.
+    """
+    return {f"{unit}/{step}": table for unit, step, table in _lookups(converted)}
+
+
+def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for unit, module in converted.named_modules():
+        runner = module._modules.get(RESERVED)
+        if not isinstance(runner, ProgramRunner):
+            continue
+        for program in [runner.program, *_part_programs(module, runner)]:
+            for one in program.instructions:
+                if one.op == "lookup":
+                    yield unit, one.step, one.args[1]
+
+
+def _part_programs(unit: nn.Module, runner: ProgramRunner) -> Iterator[Program]:
+    for module in unit.modules():
+        part = getattr(module.__dict__.get("forward"), "__self__", None)
+        if isinstance(part, Part) and part.runner is runner and isinstance(part.program, Program):
+            yield part.program
+
+
+def rebuild(
+    model: nn.Module,
+    description: Mapping[str, Any],
+    tables: Mapping[str, Tensor],
+    example_inputs: Any = None,
+    backend: str | None = None,
+) -> nn.Module:
+    """The converted model that `description` is of, all its weights 1: load its state_dict afterwards.
 
     Args:
-        model: the float model, of the same code.
+        model: the float model, of the same code; left as it is, and its weights do not matter.
+        description: from `describe`.
+        tables: from `tables`.
         example_inputs: as for `prepare`; None takes tensors of ones in the shapes that the description has.
+        backend: instead of the description's.
 
     Raises:
-        CannotRebuild: the model's layers or ranges are not those of the description.
+        CannotRebuild: the model's layers, calls or ranges are not those of the description.
     """
     from quant.convert import convert  # which writes descriptions, and so needs this module
 
     if description.get("version") != VERSION:
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
-    if example_inputs is None:
-        example_inputs = decode(description["example"])
-    layers = {name: QConfig.from_dict(data) for name, data in description["layers"].items()}
-    try:
-        prepared = prepare(model, example_inputs, Recipe(dict(layers), default=None))
-    except ValueError as error:
-        raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+    prepared = _prepared(model, description, example_inputs)
     found = runners(prepared)
+    _check_units(model, found, description)
+    _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
-        have = set(found[unit].plan.slots) if unit in found else set()
-        if have != set(slots):
-            raise CannotRebuild(
-                f"{type(model).__name__}{'.' + unit if unit else ''}: ranges differ from the description's in "
-                f"{sorted(have ^ set(slots))}; is it the model that was converted? Where its forward depends on the "
-                "data, give example_inputs"
-            )
         for name, (scale, zero_point) in slots.items():
             found[unit].set_point(name, Known(scale, zero_point))
-    return convert(prepared, description["backend"])
+    for name, table in tables.items():
+        unit, _, step = name.partition("/")
+        if unit in found:
+            found[unit].tables[step] = table
+    result = convert(prepared, backend or description["backend"])
+    result.__dict__[DESCRIPTION] = {**description, "backend": backend or description["backend"]}
+    return result
+
+
+def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
+    # Weights are forgotten, so how they were rounded does not matter; min-max costs least.
+    layers = {
+        glob.escape(name): QConfig.from_dict({**data, "weight_observer": "minmax"})
+        for name, data in description["layers"].items()
+    }
+    if example_inputs is None:
+        example_inputs = decode(description["example"])
+    try:
+        return prepare(model, example_inputs, Recipe(layers, default=None))
+    except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
+        raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+
+
+def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:
+    hint = "is it the model that was converted? Where its forward depends on the data, give example_inputs"
+    if set(found) != set(description["ranges"]):
+        odd = sorted(set(found) ^ set(description["ranges"]))
+        names = ", ".join(name or "(root)" for name in odd)
+        raise CannotRebuild(f"{type(model).__name__}: {names} was captured in one of the two and not in both; {hint}")
+    for unit, runner in found.items():
+        where = ".".join((type(model).__name__, *([unit] if unit else [])))
+        pairs = zip_longest(description["calls"][unit], signature(runner.graph, runner.root), fillvalue="nothing more")
+        for index, (expected, got) in enumerate(pairs):
+            if expected != got:
+                raise CannotRebuild(f"{where}: call {index} is {got}, expected {expected}; {hint}")
+        have, slots = set(runner.plan.slots), set(description["ranges"][unit])
+        if have != slots:
+            raise CannotRebuild(f"{where}: ranges differ from the description's in {sorted(have ^ slots)}; {hint}")
+
+
+def _forget_weights(model: nn.Module) -> None:
+    """Ones for whatever a state_dict brings: a model that was made without values may hold NaN, or none that fold."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and 0 not in tensor.stride():
+                tensor.fill_(1.0)
 
 
 class Known(nn.Module):

@@ -269,7 +269,9 @@ def _batch_norm(call: Call) -> Meaning:
     module: Any = call.module
     if module.running_mean is None:
         raise StaysFloat("it normalises by the statistics of each batch")
-    return Meaning("lookup", (call.activation(),), {"fixed": None, "channels": True, "clamp": None, "batch_norm": True})
+    return Meaning(
+        "lookup", (call.activation(),), {"fixed": None, "channels": True, "clamp": None, "is_batch_norm": True}
+    )
 
 
 def _prelu(call: Call) -> Meaning:

@@ -14,7 +14,7 @@ from quant.convert import convert
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode, encode
-from quant.static.rebuild import describe, rebuild
+from quant.static.rebuild import describe, rebuild, tables
 
 
 class Model(nn.Module):
@@ -53,26 +53,51 @@ def test_the_same_integers_come_back() -> None:
     prepared(**inputs)
     converted = convert(prepared)
     description = json.loads(json.dumps(describe(converted)))
-    again = rebuild(made(1), description)
+    again = rebuild(made(1), description, tables(converted))
     again.load_state_dict(converted.state_dict())
     assert torch.equal(again(**inputs)["y"], converted(**inputs)["y"])
     assert describe(again) == describe(converted)
 
 
-def test_another_model_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+LAYERS = [nn.Linear(4, 4), nn.LeakyReLU(0.2), nn.Linear(4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (LAYERS[:2], r"recipe: no module matches '2'"),
+        ([*LAYERS, nn.Linear(2, 2)], r"Sequential: call 4 is 3: Linear.*, expected nothing more"),
+        (
+            [LAYERS[0], nn.Tanh(), LAYERS[2]],
+            r"call 2 is 1: Tanh\(%1\), expected 1: LeakyReLU\[negative_slope=0\.2\]\(%1\)",
+        ),
+        ([LAYERS[0], nn.LeakyReLU(0.3), LAYERS[2]], r"call 2 is 1: LeakyReLU\[negative_slope=0\.3\]"),
+        (
+            [nn.Linear(4, 6), nn.LeakyReLU(0.2), nn.Linear(6, 2)],
+            r"call 1 is 0: Linear\[in_features=4, out_features=6\]",
+        ),
+        ([nn.Linear(5, 4), *LAYERS[1:]], r"does not fit the description: mat1 and mat2 shapes"),
+    ],
+    ids=["fewer layers", "more layers", "another activation", "another slope", "another width", "another input"],
+)
+def test_another_model_is_refused(layers: list[nn.Module], message: str) -> None:
+    model = nn.Sequential(*LAYERS)
     x = torch.randn(3, 4)
     prepared = prepare(model, x, Recipe(default=QConfig(activation_observer="minmax")))
     prepared(x)
-    description = describe(convert(prepared))
-    with pytest.raises(CannotRebuild, match="does not fit the description: recipe: no module matches '2'"):
-        rebuild(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), description)
-    with pytest.raises(CannotRebuild, match="ranges differ from the description's in"):
-        rebuild(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), description)
+    converted = convert(prepared)
+    with pytest.raises(CannotRebuild, match=message):
+        rebuild(nn.Sequential(*layers), describe(converted), tables(converted))
+
+
+def test_another_version_is_refused() -> None:
     with pytest.raises(CannotRebuild, match="version 2, expected 1"):
-        rebuild(model, {**description, "version": 2})
+        rebuild(nn.Linear(2, 2), {"version": 2}, {})
+
+
+def test_a_float_model_has_no_description() -> None:
     with pytest.raises(ValueError, match=r"expected a model from quant\.convert"):
-        describe(model)
+        describe(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

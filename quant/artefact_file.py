@@ -1,0 +1,121 @@
+"""The file of a quantised model: tensors in safetensors, a JSON manifest in its header, and a checksum of each.
+
+Here is what any such file has; what the manifest says of a model is `artefact.py`'s. A file is written whole or not at
+all, and read whole or refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+SCHEMA = 2
+"""Version of the manifest; a reader refuses what is newer than itself. 2 added static conversions and a digest."""
+
+MANIFEST = "octet"
+"""Where a safetensors file has the manifest, in its metadata."""
+
+
+class ArtefactError(ValueError):
+    """A file that is not an artefact, is damaged, or does not fit the model; nothing was loaded."""
+
+
+def write(path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
+    """Write tensors, each once, and the manifest; what is at `path` is replaced when all is written."""
+    tensors, same = _distinct(state)
+    whole = {
+        **manifest,
+        "schema": SCHEMA,
+        "same": same,
+        "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
+        "versions": {name: _version(name) for name in ("octet-quant", "torch")},
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        text = json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)
+        save_file(tensors, partial, metadata={MANIFEST: text})
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The manifest and the tensors, under all their names.
+
+    Raises:
+        ArtefactError: the file is truncated, altered, foreign or newer.
+        OSError: it cannot be read.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except safetensors.SafetensorError as error:
+        raise ArtefactError(f"{path} is not a whole safetensors file: {error}") from error
+    header = metadata.get(MANIFEST)
+    if header is None:
+        raise ArtefactError(f"{path} is a safetensors file that quant.save did not write")
+    try:
+        manifest: dict[str, Any] = json.loads(header)
+        schema = int(manifest["schema"])
+        checksums: dict[str, str] = manifest["checksums"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{path} has a damaged manifest: {error}") from error
+    if schema > SCHEMA:
+        raise ArtefactError(f"{path} has manifest version {schema}, this library reads up to {SCHEMA}: upgrade it")
+    if schema > 1 and manifest.get("digest") != _digest(manifest):
+        raise ArtefactError(f"{path} was altered or damaged: its manifest does not match its checksum")
+    wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
+    if wrong:
+        raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
+    return manifest, {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
+
+
+def _differs(tensor: Tensor | None, checksum: str | None) -> bool:
+    return tensor is None or checksum is None or _checksum(tensor) != checksum
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in manifest.items() if name != "digest"}
+    return _sha256(json.dumps(rest, sort_keys=True).encode())
+
+
+def _distinct(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor once, contiguous, and the names that share another's (tied weights)."""
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    seen: dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in seen:
+            same[name] = seen[key]
+            continue
+        seen[key] = name
+        tensors[name] = tensor.detach().contiguous()
+    return tensors, same
+
+
+def _checksum(tensor: Tensor) -> str:
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return _sha256(data)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,66 @@
+"""A captured graph as lines of text: what tells a model's code from another's, and says to people where they part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import Attr, Graph, Node, Ref, attribute, map_leaves
+from quant.static.leaves import base_layer
+
+IGNORED = {"inplace", "p"}
+"""Settings of torch's layers that change nothing at inference."""
+
+
+def signature(graph: Graph, root: nn.Module) -> list[str]:
+    """A line per call: what is called, with which settings and on which values. No shapes, which inputs decide."""
+    return [f"{_target(node, root)}({_arguments(node)})" for node in graph.nodes]
+
+
+def _target(node: Node, root: nn.Module) -> str:
+    if node.kind == "module":
+        module = attribute(root, node.target)
+        return f"{node.target or '(root)'}: {(base_layer(module) or type(module)).__name__}{_settings(module)}"
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", type(node.target).__name__)
+
+
+def _settings(module: nn.Module) -> str:
+    """What a layer of torch's declares as constant (stride, eps, ...); not extra_repr, which is for people to read."""
+    names = [name for name in getattr(type(module), "__constants__", ()) if name not in IGNORED]
+    shown = [f"{name}={_text(getattr(module, name))}" for name in sorted(names) if hasattr(module, name)]
+    return f"[{', '.join(shown)}]" if shown else ""
+
+
+def _arguments(node: Node) -> str:
+    if node.kind == "guard":  # on a size, which other example inputs may give otherwise
+        return f"%{node.args[0].index}" if isinstance(node.args[0], Ref) else ""
+    named = [f"{name}={_text(value)}" for name, value in node.kwargs.items()]
+    return ", ".join([*map(_text, node.args), *named])
+
+
+class _Word:
+    """Its repr is the word."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def __repr__(self) -> str:
+        return self.word
+
+
+def _text(tree: Any) -> str:
+    return repr(map_leaves(_leaf, tree))
+
+
+def _leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Ref):
+        return _Word(f"%{leaf.index}")
+    if isinstance(leaf, Attr):
+        return _Word(leaf.path)
+    if isinstance(leaf, Tensor):
+        return _Word(f"tensor{tuple(leaf.shape)}")
+    if leaf is None or leaf is ... or isinstance(leaf, (bool, int, float, complex, str, torch.dtype, torch.device)):
+        return leaf
+    return _Word(type(leaf).__name__)  # a repr may hold an address, which differs from run to run

@@ -1,0 +1,315 @@
+"""`quant.save` and `quant.load` of statically quantised models, alone and beside dynamic layers."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import quant
+from quant.graph import leaves
+from quant.static.layers import StaticLayer
+
+
+class Everything(nn.Module):
+    """Static and dynamic layers, folded and free batch norms, look-up tables with parameters, functional weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.conv = nn.Conv1d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.conv2 = nn.Conv1d(8, 8, 3, padding=1)
+        self.act = nn.PReLU(8)
+        self.conv3 = nn.Conv1d(8, 8, 1)
+        self.free = nn.BatchNorm1d(8)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.layer_norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.matrix = nn.Parameter(torch.randn(8, 8))
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("offset", torch.randn(3), persistent=False)
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        x = F.relu(self.norm(self.conv(self.embedding(tokens).transpose(1, 2))))
+        x = self.conv3(self.free(self.act(self.conv2(x)) + x))
+        y = self.layer_norm(self.rnn(x.transpose(1, 2))[0])
+        y = F.linear(y + self.attention(y, y, y, need_weights=False)[0], self.matrix)
+        return {"scores": self.head(y).sigmoid() + self.offset, "maps": x}
+
+
+class Small(nn.Module):
+    def __init__(self, width: int = 4, slope: float = 0.1) -> None:
+        super().__init__()
+        self.conv, self.act, self.fc = nn.Conv2d(3, width, 3), nn.LeakyReLU(slope), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.act(self.conv(x)).mean((2, 3)))
+        return out
+
+
+class Branching(nn.Module):
+    """An island: its forward branches on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Small(), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.one(x)
+        return self.two(y) if bool(y.isfinite().all()) else y
+
+
+class Holder(nn.Module):
+    """A quantised model as a part of another."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.outer = inner, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.outer(self.inner(x))
+        return out
+
+
+TOKENS = torch.arange(36).reshape(4, 9) % 10
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "everything": (Everything, TOKENS),
+    "island": (Branching, IMAGES),
+    "a layer": (lambda: nn.Linear(8, 4), IMAGES),
+    "sequential": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU6(), nn.Flatten()), IMAGES),
+}
+MINMAX = quant.QConfig(activation_observer="minmax")
+
+
+def made(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A model of which nothing has the value that its constructor gives everyone, but for what no file holds."""
+    torch.manual_seed(seed)
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.4)
+        for buffer in model.buffers():
+            if buffer.is_floating_point() and buffer.dim():
+                buffer.uniform_(0.5, 1.5)
+        if isinstance(model, Everything):
+            model.offset.fill_(0.5)
+    return model
+
+
+def quantized(make: Callable[[], nn.Module], x: Tensor, recipe: quant.Recipe | None = None) -> nn.Module:
+    return quant.quantize_static(made(make), [x], recipe or quant.Recipe(default=MINMAX), progress=False)
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = zip(leaves(one), leaves(other), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_is_loaded_computes_the_same(case: str, tmp_path: Path) -> None:
+    make, x = CASES[case]
+    q = quantized(make, x)
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=made(make, seed=1))
+    assert same(loaded(x), q(x))
+    assert quant.summary(loaded) == quant.summary(q)
+    assert loaded.state_dict().keys() == q.state_dict().keys()
+    quant.save(loaded, tmp_path / "again.q8")
+    assert (tmp_path / "again.q8").read_bytes() == (tmp_path / "model.q8").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        quant.Recipe({"conv2": None, "rnn": None}, default=MINMAX),
+        quant.Recipe(default=quant.QConfig(weight_bits=4, weight_observer="mse")),
+        quant.Recipe({"embedding": quant.QConfig(weight_bits=5)}, default=MINMAX),
+        quant.Recipe(default=quant.QConfig(activation_symmetric=True, per_channel=False, activation_observer="minmax")),
+    ],
+    ids=["some float", "4 bits", "a table that cannot", "symmetric per tensor"],
+)
+def test_recipes_come_back(recipe: quant.Recipe, tmp_path: Path) -> None:
+    q = quantized(Everything, TOKENS, recipe)
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=made(Everything, seed=1))
+    assert same(loaded(TOKENS), q(TOKENS))
+    assert quant.summary(loaded) == quant.summary(q)
+
+
+def test_the_float_weights_do_not_matter_and_are_left_alone(tmp_path: Path) -> None:
+    q = quantized(Everything, TOKENS)
+    quant.save(q, tmp_path / "model.q8")
+    model = made(Everything, seed=1)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+    before = copy.deepcopy(model.state_dict())
+    assert same(quant.load(tmp_path / "model.q8", model=model)(TOKENS), q(TOKENS))
+    assert all(torch.equal(before[name].nan_to_num(7), now.nan_to_num(7)) for name, now in model.state_dict().items())
+    assert not any(isinstance(module, StaticLayer) for module in model.modules())
+
+
+def test_parts_of_the_loaded_model_can_be_called(tmp_path: Path) -> None:
+    q = quantized(Branching, IMAGES)
+    quant.save(q, tmp_path / "model.q8")
+    loaded: Any = quant.load(tmp_path / "model.q8", model=Branching())
+    assert torch.equal(loaded.one(IMAGES), q.one(IMAGES))  # type: ignore[operator]
+
+
+def test_a_quantised_model_inside_another(tmp_path: Path) -> None:
+    holder = quant.quantize_dynamic(Holder(quantized(Small, IMAGES)))
+    quant.save(holder, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=Holder(Small()))
+    assert torch.equal(loaded(IMAGES), holder(IMAGES))
+    with pytest.raises(quant.ArtefactError, match=r"those of \['inner'\], parts of the model"):
+        quant.load(tmp_path / "model.q8", model=Holder(Small()), example_inputs=IMAGES)
+
+
+def test_a_part_of_a_converted_model_is_not_saved(tmp_path: Path) -> None:
+    q = quantized(Small, IMAGES)
+    with pytest.raises(quant.ArtefactError, match="save the whole"):
+        quant.save(q.fc, tmp_path / "model.q8")  # type: ignore[arg-type]
+
+
+def test_a_prepared_model_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(quant.ArtefactError, match=r"call quant\.convert first"):
+        quant.save(quant.prepare(Small(), IMAGES), tmp_path / "model.q8")
+
+
+def test_extra_state_is_refused(tmp_path: Path) -> None:
+    class Odd(Small):
+        def get_extra_state(self) -> str:
+            return "a string"
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    with pytest.raises(quant.ArtefactError, match="_extra_state, and safetensors holds tensors alone"):
+        quant.save(quantized(Odd, IMAGES), tmp_path / "model.q8")
+
+
+class Mode(enum.Enum):
+    """What a user may give as an argument, and JSON does not have."""
+
+    PLAIN = 1
+
+
+class TakesMode(Small):
+    def forward(self, mode: Mode, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def test_inputs_that_cannot_be_made_again_are_asked_for(tmp_path: Path) -> None:
+    inputs = (Mode.PLAIN, IMAGES)
+    prepared = quant.prepare(made(TakesMode), inputs, quant.Recipe(default=MINMAX))
+    prepared(*inputs)
+    q = quant.convert(prepared)
+    quant.save(q, tmp_path / "model.q8")
+    with pytest.raises(quant.ArtefactError, match="holds no example inputs; give example_inputs"):
+        quant.load(tmp_path / "model.q8", model=TakesMode())
+    loaded = quant.load(tmp_path / "model.q8", model=TakesMode(), example_inputs=inputs)
+    assert torch.equal(loaded(*inputs), q(*inputs))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    quant.save(quantized(Small, IMAGES), tmp_path / "model.q8")
+    return tmp_path / "model.q8"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Small(width=5), r"call 1 is conv: Conv2d.*out_channels=5.*expected conv: Conv2d.*out_channels=4"),
+        (Small(slope=0.3), r"call 2 is act: LeakyReLU\[negative_slope=0\.3\]"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.1)), "no module matches"),
+        (Holder(Small()), "no module matches"),
+        (nn.LSTM(3, 4), "does not fit"),
+        (Small().half(), "does not fit"),
+    ],
+    ids=["width", "slope", "fewer layers", "inside another", "another class", "float16"],
+)
+def test_another_model_is_refused(path: Path, model: nn.Module, message: str) -> None:
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(quant.ArtefactError, match=message):
+        quant.load(path, model=model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_an_altered_range_is_refused(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata())
+    manifest = json.loads(metadata["octet"])
+    slots = manifest["static"][""]["ranges"][""]
+    slots[next(iter(slots))][0] *= 1.5
+    save_file(load_file(path), path, metadata={**metadata, "octet": json.dumps(manifest)})
+    with pytest.raises(quant.ArtefactError, match="its manifest does not match its checksum"):
+        quant.load(path, model=Small())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(quant.ArtefactError, match="not a whole safetensors file"):
+        quant.load(path, model=Small())
+
+
+def test_every_altered_byte_is_noticed(path: Path) -> None:
+    data = path.read_bytes()
+    for place in range(8, len(data), max(len(data) // 40, 1)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with pytest.raises(quant.ArtefactError):
+            quant.load(path, model=Small())
+
+
+def test_another_backend_can_be_asked_for(path: Path, tmp_path: Path) -> None:
+    loaded: Any = quant.load(path, model=Small(), backend="reference")
+    assert loaded.conv.backend == "reference"
+    torch.testing.assert_close(loaded(IMAGES), quant.load(path, model=Small())(IMAGES))
+    quant.save(quant.quantize_dynamic(Small(), backend="reference"), tmp_path / "dynamic.q8")
+    other: Any = quant.load(tmp_path / "dynamic.q8", model=Small(), backend="native")
+    assert other.fc.backend == "native"
+
+
+SCRIPT = """
+import sys
+import torch
+from safetensors.torch import load_file, save_file
+import quant
+from test_artefact_static import Everything, IMAGES, Small, TOKENS, leaves
+path, expected = sys.argv[1:]
+small = quant.load(f"{path}/small.q8", model=Small())
+for index, leaf in enumerate(leaves(small(IMAGES))):
+    assert torch.equal(leaf, load_file(expected)[str(index)]), index
+"""
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "reference"])
+def test_a_lesser_machine_gives_the_same_numbers(isa: str, tmp_path: Path) -> None:
+    """Products are exact on every instruction set, so the bytes of the output are the same too."""
+    q = quantized(Small, IMAGES)
+    quant.save(q, tmp_path / "small.q8")
+    save_file({str(i): leaf.contiguous() for i, leaf in enumerate(leaves(q(IMAGES)))}, tmp_path / "expected")
+    lesser = {"QUANT_BACKEND": "reference"} if isa == "reference" else {"QUANT_ISA": isa}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONSAFEPATH": "1", **lesser}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(tmp_path / "expected")],
+        capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
