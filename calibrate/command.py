@@ -102,9 +102,9 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
         if options.out is not None and not Path(options.out).resolve().parent.is_dir():
             raise DataError(f"--out {options.out}: there is no such folder")  # said before the work, not after
         model = verbs.load_model(options.model, options.weights)
-        batches = _read(options, (rank, ranks))
-        example, batches = _example(model, options, batches)
-        prepared = verbs.prepare(model, example, options.observer)
+        batches = read(options, (rank, ranks))
+        inputs, batches = example(model, options, batches)
+        prepared = verbs.prepare(model, inputs, options.observer)
         done = run(
             prepared,
             batches,
@@ -129,7 +129,8 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
         return 0
 
 
-def _read(options: argparse.Namespace, shard: tuple[int, int]) -> Iterable[Any]:
+def read(options: argparse.Namespace, shard: tuple[int, int] = (0, 1)) -> Iterable[Any]:
+    """The batches that the arguments ask for; this rank's share of them."""
     return readers.read(
         options.data,
         batch_size=options.batch_size,
@@ -146,7 +147,7 @@ def _read(options: argparse.Namespace, shard: tuple[int, int]) -> Iterable[Any]:
     )
 
 
-def _example(model: nn.Module, options: argparse.Namespace, batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+def example(model: nn.Module, options: argparse.Namespace, batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     """Inputs to prepare with, and the batches with none of them lost.
 
     Raises:
@@ -156,7 +157,7 @@ def _example(model: nn.Module, options: argparse.Namespace, batches: Iterable[An
     for first in iterator:
         return _inputs(model, first), _Peeked(first, iterator, batches)
     # A rank whose share is empty still prepares the model, with the first sample of all.
-    for other in _read(options, (0, 1)):
+    for other in read(options):
         return _inputs(model, other), []
     raise DataError(f"--data {options.data}: it gave no batches")
 

@@ -6,6 +6,7 @@ from quant.artefact_file import ArtefactError
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import NothingQuantized, quantize_dynamic
+from quant.page import report_html
 from quant.parity import parity
 from quant.post_training import quantize_static
 from quant.prepare import prepare
@@ -32,6 +33,7 @@ __all__ = [
     "quantize_dynamic",
     "quantize_static",
     "register_leaf",
+    "report_html",
     "save",
     "summary",
 ]

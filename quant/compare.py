@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller
-from quant.diagnosis import Range, StepError, StepSums
+from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.prepare import RESERVED, bound_values
@@ -83,7 +83,7 @@ class Comparison:
 
 def _cells(step: StepError) -> tuple[str, ...]:
     why = "; ".join(part for part in (step.cause, step.advice) if part)
-    numbers = (f"{step.own_sqnr:.1f}", f"{step.sqnr:.1f}", f"{step.cosine:.5f}", f"{100 * step.clipped:.2f}%")
+    numbers = (f"{step.own_sqnr:.1f}", f"{step.sqnr:.1f}", f"{step.cosine:.5f}", percent(step.clipped))
     return (step.name, step.kind, *numbers, why)
 
 

@@ -12,8 +12,10 @@ so each part is measured and none is guessed. Nothing here runs a model; `compar
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,6 +70,7 @@ class StepError:
         clipped: share of the float values that lie outside the int8 range; 0.0 for a float output.
         cause: the likely one in words, or "" where the step is healthy.
         advice: what to try, or "".
+        rule: the same as a rule of a `Recipe`, where one would do it: '"features.3": None'.
         low, high: the int8 range; None for a float output.
         histogram: of the float output's values; None where there was no finite one.
     """
@@ -80,6 +83,7 @@ class StepError:
     clipped: float
     cause: str
     advice: str
+    rule: str = ""
     low: float | None = None
     high: float | None = None
     histogram: Histogram | None = None
@@ -195,7 +199,7 @@ class StepSums:
         """The step's line."""
         size = math.sqrt(self.signal * self.other)
         cosine = self.product / size if size else float(self.signal == self.other)
-        cause, advice = self._cause()
+        cause, advice, change = self._cause()
         return StepError(
             name,
             self.kind,
@@ -205,48 +209,83 @@ class StepSums:
             self.clipped / max(self.count, 1),
             cause,
             advice,
+            _rule(name, self.qconfig, change),
             None if self.known is None else self.known.low,
             None if self.known is None else self.known.high,
             condensed(self.seen),
         )
 
-    def _cause(self) -> tuple[str, str]:
+    def _cause(self) -> Finding:
         own = self.own
         if decibels(own.signal, own.noise) > HEALTHY:
             inherited = decibels(self.signal, self.noise) <= HEALTHY
-            return ("error of the steps before", "look at those above in this list") if inherited else ("", "")
+            return Finding("error of the steps before" if inherited else "")
         largest = max(own.clipping, own.rounding, own.weights)
         if largest == own.clipping:
-            share = f"clipping: {self.clipped / max(self.count, 1):.2%} of the values lie outside the range"
-            return share, "calibrate on more data, or on data like this; or activation_observer='minmax' for it"
+            cause = f"clipping: {percent(self.clipped / max(self.count, 1))} of the values lie outside the range"
+            advice = "calibrate on more data, or on data like this, or let its range take in all that was seen"
+            return Finding(cause, advice, {"activation_observer": "minmax"})
         if own.shift > ONE_SIDED * own.noise:
-            return "a shift of whole channels", self._of_weights()[1] if self.qconfig else "leave it float"
+            return (
+                self._of_weights("a shift of whole channels") if self.qconfig else Finding("a shift of whole channels")
+            )
         if largest == own.weights and self.qconfig is not None:
-            return self._of_weights()
+            return self._of_weights("")
         return self._of_rounding()
 
-    def _of_weights(self) -> tuple[str, str]:
+    def _of_weights(self, cause: str) -> Finding:
         assert self.qconfig is not None
-        if self.qconfig.weight_bits < 8:
-            bits = self.qconfig.weight_bits
-            return f"rounding of the weights to {bits} bits", "QConfig(weight_bits=8) for this layer"
+        bits = self.qconfig.weight_bits
+        if bits < 8:
+            found = f"rounding of the weights to {bits} bits"
+            return Finding(cause or found, "give its weights 8 bits", {"weight_bits": 8})
         if not self.qconfig.per_channel:
-            return "one weight scale for all channels", "QConfig(per_channel=True) for this layer"
-        return "rounding of the weights", "QConfig(weight_observer='mse'), or None: leave it float"
+            found = "one weight scale for all channels"
+            return Finding(cause or found, "give each channel a scale", {"per_channel": True})
+        return Finding(cause or "rounding of the weights", "leave it float", None)
 
-    def _of_rounding(self) -> tuple[str, str]:
+    def _of_rounding(self) -> Finding:
         widest = int(self.peaks.argmax())
         rms = math.sqrt(float(self.squares[widest]) / max(self.count / self.peaks.numel(), 1))
         largest = float(self.peaks[widest])
+        other = {"activation_observer": "histogram"}
+        histogram = self.qconfig is not None and self.qconfig.activation_observer == "histogram"
+        advice = "leave it float" if histogram else "choose its range by the histogram, or leave it float"
+        change = None if histogram else other
         if largest > OUTLIERS * rms:
-            text = f"outliers: the largest value is {largest / rms:.0f} times the root mean square of its channel"
-            return text, "activation_observer='histogram' or 'percentile'; None: leave it float"
+            cause = f"outliers: the largest value is {largest / rms:.0f} times the root mean square of its channel"
+            return Finding(cause, advice, change)
         usual = float(self.peaks[self.peaks > 0].quantile(0.25)) if largest else 0.0
         if self.peaks.numel() > 1 and self.known is not None and usual < FEW_STEPS * self.known.scale:
-            text = f"range spread: channels differ by {largest / usual:.0f} times and share one scale"
-            return text, "None: leave it float, or scale its channels alike in the float model"
-        text = "a range much wider than most of its values"
-        return text, "activation_observer='histogram', or None: leave it float"
+            cause = f"range spread: channels differ by {largest / usual:.0f} times and share one scale"
+            return Finding(cause, "leave it float, or scale its channels alike in the float model", None)
+        return Finding("a range much wider than most of its values", advice, change)
+
+
+class Finding(NamedTuple):
+    """A cause, what to try, and the settings to change for that: None leaves the layer float, {} is no change."""
+
+    cause: str
+    advice: str = ""
+    change: dict[str, Any] | None = {}  # noqa: RUF012 - never written to
+
+
+def _rule(name: str, qconfig: QConfig | None, change: dict[str, Any] | None) -> str:
+    """The rule of a `Recipe` that makes the change; "" for steps that no rule names."""
+    if qconfig is None or change == {}:
+        return ""
+    module = json.dumps(name.split("@")[0], ensure_ascii=False)
+    if change is None:
+        return f"{module}: None"
+    wanted, usual = {**qconfig.to_dict(), **change}, QConfig().to_dict()
+    settings = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value != usual[key])
+    return f"{module}: quant.QConfig({settings})"
+
+
+def percent(share: float) -> str:
+    """A share for people, two digits of it."""
+    text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.0f}"
+    return f"{text} %" if "e" not in text else f"{100 * share:.5f} %"
 
 
 def power(x: Tensor) -> float:

@@ -2,6 +2,7 @@
 
     quant dynamic --model package.module:factory --weights model.safetensors --out int8.safetensors
     quant summary int8.safetensors
+    quant report --model package.module:factory --data photos/ --out report.html
     quant doctor
 
 Here are the arguments and what becomes of errors; `commands.py` does the work. Exit status: 0, or 2 with one line on
@@ -15,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+from quant.cli import report_command
 from quant.cli.errors import UserError
 
 MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
@@ -67,6 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
     summary.add_argument("file", nargs="?", metavar="FILE", help="a file that `quant dynamic --out` wrote")
     _add_model(summary, required=False)
     summary.add_argument("--json", action="store_true", help="print the report as JSON")
+
+    report_command.add_parser(verbs)
 
     doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from quant.cli.errors import UserError
+from quant.cli.report_command import report
 
 
 def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
@@ -67,6 +68,9 @@ def build(options: argparse.Namespace, rest: list[str]) -> int:
         return 2 if main(rest) else 0
     except OSError as error:  # a compiler or a torch folder that was named and is not there
         raise UserError(str(error)) from error
+
+
+__all__ = ["build", "doctor", "dynamic", "report", "summary"]
 
 
 def _print_report(report: object, *, as_json: bool) -> None:

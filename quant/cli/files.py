@@ -167,14 +167,14 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     return (tensor.data_ptr() or id(tensor), tensor.shape)
 
 
-def writable(path: Path) -> Path:
+def writable(path: Path, suffix: str = ".safetensors") -> Path:
     """The path, if a file can be written there: known before the work rather than after.
 
     Raises:
-        UserError: it cannot, or it has another suffix than .safetensors.
+        UserError: it cannot, or it has another suffix.
     """
-    if path.suffix != ".safetensors":
-        raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected .safetensors")
+    if path.suffix != suffix:
+        raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected {suffix}")
     if path.is_dir():
         raise UserError(f"--out: {path} is a folder")
     try:

@@ -61,7 +61,8 @@ def test_what_a_step_adds_is_told_from_what_came_down_to_it() -> None:
     found = compare(model, convert(prepared), [x])
     assert found.steps[0].name == "2"
     assert found["2"].cause == "rounding of the weights to 2 bits"
-    assert "weight_bits=8" in found["2"].advice
+    assert found["2"].advice == "give its weights 8 bits"
+    assert found["2"].rule == '"2": quant.QConfig()'
     assert found["5"].own_sqnr > 35 > 20 > found["5"].sqnr
     assert found["5"].cause == "error of the steps before"
     assert "own dB" in str(found)
@@ -125,6 +126,7 @@ def test_one_scale_for_unlike_weights_is_named() -> None:
     prepared(x)
     step = compare(model, convert(prepared), [x])["2"]
     assert step.cause == "one weight scale for all channels", step
+    assert step.rule == "\"2\": quant.QConfig(activation_observer='minmax')"
 
 
 def test_dynamic_models_are_compared_too() -> None:

@@ -1,0 +1,71 @@
+"""`quant report`: calibrate, convert, compare with float, and write what was found as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+
+from quant.cli.errors import UserError
+
+COMPARED = 4
+"""Batches to compare on: each runs four times, in float, in int8, and step by step in both."""
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The arguments: those of `quant calibrate`, and a few."""
+    from quant.calibrate.command import add_arguments
+
+    parser = verbs.add_parser("report", help="calibrate, compare int8 with float, write one HTML page about it")
+    add_arguments(parser)
+    parser.set_defaults(out="report.html")
+    parser.add_argument(
+        "--keep-float",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="leave the modules of this name float; shell wildcards; may be given several times",
+    )
+    parser.add_argument(
+        "--compare",
+        type=int,
+        default=COMPARED,
+        metavar="N",
+        help=f"compare with float on the first N batches (default: {COMPARED})",
+    )
+    parser.add_argument(
+        "--compare-data",
+        metavar="FOLDER|FILE|PACKAGE.MODULE:LOADER",
+        help="compare on other data than that of the ranges, read by the same options",
+    )
+
+
+def report(options: argparse.Namespace, rest: list[str]) -> int:
+    """Write the page to --out; with --json print the comparison."""
+    import quant
+    from quant.calibrate import CalibrationError, CheckpointError, command, run
+    from quant.cli import files
+
+    out = files.writable(Path(options.out), ".html")
+    if options.compare < 1:
+        raise UserError(f"--compare is {options.compare}, expected at least 1 batch")
+    model = files.load_model(options.model, options.weights).eval()
+    # RecipeError, NothingQuantized and DataError are ValueErrors.
+    try:
+        inputs, batches = command.example(model, options, command.read(options))
+        default = quant.QConfig(activation_observer=options.observer)
+        recipe = quant.Recipe([(pattern, None) for pattern in options.keep_float], default=default)
+        prepared = quant.prepare(model, inputs, recipe)
+        every = options.checkpoint_every
+        run(prepared, batches, progress=not options.quiet, checkpoint=options.checkpoint, checkpoint_every=every)
+        converted = quant.convert(prepared)
+        options.data = options.compare_data or options.data
+        found = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
+    except (CalibrationError, CheckpointError, TypeError, ValueError) as error:
+        raise UserError(str(error)) from error
+    out.write_text(quant.report_html(converted, found, prepared=prepared), encoding="utf-8")
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    if not options.json:
+        print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
+    return 0
