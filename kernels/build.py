@@ -37,6 +37,7 @@ FILE_FLAGS = {
     "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
     "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
     "fake_quantize.cpp": ["-fopenmp"],
+    "histogram.cpp": ["-fopenmp"],
 }
 X86_ONLY = ("avx",)
 TORCH_FILES = (
@@ -44,6 +45,7 @@ TORCH_FILES = (
     "embedding.cpp",
     "fake_quantize.cpp",
     "gemm_fbgemm.cpp",
+    "histogram.cpp",
     "ops.cpp",
     "ops_conv.cpp",
     "packed.cpp",
