@@ -23,7 +23,7 @@ CHECKS := lint types test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo test test-no-compiler test-arm lint types format check bench-dynamic bench-calibration install build clean FORCE
+.PHONY: help demo test test-random test-no-compiler test-arm lint types format check bench-dynamic install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -37,6 +37,10 @@ test: build ## All tests, on every backend of this machine
 	@$(say) "running the tests"
 	@[[ -f kernels/_octet.so ]] || export QUANT_EXTENSION=none; \
 	    $(in_venv) $(PYTEST) --junitxml=$(RESULTS)/test.xml $(ARGS)
+
+test-random: build ## 500 random networks through static quantisation, saving and loading (minutes)
+	@$(say) "drawing random networks"
+	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"
@@ -72,9 +76,6 @@ check: install ## What CI runs: lint, types, all tests, with and without the com
 
 bench-dynamic: build $(STAMPS)/bench ## Dynamic quantisation against torch.ao and float: time and error, in one interleaved run
 	@$(in_venv) python benchmarks/bench_dynamic.py $(ARGS)
-
-bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
-	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
 

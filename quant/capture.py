@@ -29,7 +29,7 @@ def capture(model: nn.Module, example_inputs: Any) -> Capture:
     """
     found = Capture()
     args, kwargs = as_arguments(example_inputs)
-    with _evaluating(model), torch.no_grad():
+    with _evaluating(model), _keeping(model), torch.no_grad():
         _capture_unit(model, "", args, kwargs, found)
     return found
 
@@ -81,3 +81,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextlib.contextmanager
+def _keeping(model: nn.Module) -> Iterator[None]:
+    """A forward may note on the module what it saw (`self.attention = weights`), which under capture is no tensor."""
+    stores = ("_parameters", "_buffers", "_modules")
+    kept = [(module, dict(vars(module)), [dict(vars(module)[name]) for name in stores]) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, content in zip(stores, contents, strict=True):
+                vars(module)[name].clear()
+                vars(module)[name].update(content)

@@ -98,7 +98,8 @@ class Traced:
         raise Untraceable("looks for a value in a tensor")
 
     def __hash__(self) -> int:
-        return id(self)
+        # A size may be a dictionary's key, `{3: "linear", 4: "bilinear"}[x.dim()]`; a tensor is itself and no other.
+        return id(self) if isinstance(self._value, Tensor) else hash(self._tracer.concrete(self, "looks up by"))
 
     def __repr__(self) -> str:
         return f"traced {self._value!r}"

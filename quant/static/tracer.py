@@ -74,6 +74,7 @@ class Tracer:
         self._overwritten: set[int] = set()
         self._sites: dict[str, int] = {}
         self._running: list[str] = []
+        self._islands_before = dict(found.islands)
         self._concrete = False
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -92,7 +93,14 @@ class Tracer:
 
     def forget(self) -> None:
         """Drop what was noted of a forward that failed."""
-        self.nodes, self.values, self.regions, self.opaque = [], [], [], []
+        self.nodes, self.values, self.regions, self.opaque, self.calls = [], [], [], [], {}
+        self._forget_islands(self._islands_before)
+
+    def _forget_islands(self, before: dict[str, str]) -> None:
+        """Islands inside of an island are looked at again, with what the outer one calls them with."""
+        for path in set(self.found.islands) - set(before):
+            del self.found.islands[path]
+            self.calls.pop(path, None)
 
     def full_name(self, name: str) -> str:
         """The dotted name in the user's model of a submodule of root."""
@@ -219,6 +227,7 @@ class Tracer:
         """See through a container, or make it an island and undo what was noted of it."""
         start = len(self.nodes)
         saved = dict(self._replaced), set(self._overwritten), dict(self._sites), len(self.regions), len(self.opaque)
+        islands = dict(self.found.islands)
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self.owners.append(name)
         try:
@@ -228,6 +237,7 @@ class Tracer:
             self.owners.pop()
             self._replaced, self._overwritten, self._sites = saved[0], saved[1], saved[2]
             del self.nodes[start:], self.values[start:], self.regions[saved[3] :], self.opaque[saved[4] :]
+            self._forget_islands(islands)
             return self._island(module, name, args, kwargs, error)
         self.owners.pop()
         self.regions.append(region)
@@ -252,7 +262,7 @@ class Tracer:
         )
         self.found.islands[path] = f"its forward {reason}"
         self.found.called.add(path)
-        call = self.calls.setdefault(path, Called(module, ((), {})))
+        call = self.calls.setdefault(path, Called(module, (copied(args), copied(kwargs))))
         call.children = []
         self._running.append(path)
         try:

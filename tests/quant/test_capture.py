@@ -196,6 +196,58 @@ def test_an_error_of_the_users_own_is_raised() -> None:
         capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 3)), torch.randn(2, 4))
 
 
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) if bool(x.isfinite().all()) else x
+
+
+class Outer(nn.Module):
+    """An island that is found out after the island inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.fc = Inner(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(self.inner(x))
+        return y if float(y.sum()) < 1e9 else x
+
+
+@pytest.mark.parametrize("path", ["", "0."], ids=["root", "part"])
+def test_the_layers_of_an_island_inside_an_island_are_captured(path: str) -> None:
+    model = nn.Sequential(Outer(), nn.ReLU()) if path else Outer()
+    found = capture(model, torch.ones(2, 4))
+    assert set(found.islands) == {path.rstrip("."), f"{path}inner"}
+    assert set(found.graphs) - {""} == {f"{path}inner.fc", f"{path}fc"}
+
+
+class Notes(nn.Module):
+    """Notes what it saw, as code that shows attention maps does, and looks up by the number of dimensions."""
+
+    seen: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x * 2
+        self.last = self.seen
+        return self.seen + {2: 1.0, 3: 2.0}[x.dim()]
+
+
+def test_what_a_forward_notes_on_the_module_is_not_left_there() -> None:
+    model = Notes()
+    graph = whole(model, torch.ones(2, 4))
+    assert model.seen is None
+    assert torch.equal(model.last, torch.zeros(2, 4))
+    assert torch.equal(replay(graph, model, torch.full((2, 4), 3.0)), torch.full((2, 4), 7.0))
+
+
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
