@@ -1,6 +1,7 @@
 """The command line `quant`: the verbs of the package for somebody with a model factory and a file of weights.
 
     quant dynamic --model package.module:factory --weights model.safetensors --out int8.safetensors
+    quant calibrate --model package.module:factory --data photos/ --out model.q8
     quant summary int8.safetensors
     quant report --model package.module:factory --data photos/ --out report.html
     quant doctor
@@ -16,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from quant.cli import report_command
+from quant.cli import calibrate_command, report_command
 from quant.cli.errors import UserError
 
 MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
@@ -66,10 +67,13 @@ def make_parser() -> argparse.ArgumentParser:
     dynamic.add_argument("--json", action="store_true", help="print the report as JSON")
 
     summary = verbs.add_parser("summary", help="what became of each module, and why")
-    summary.add_argument("file", nargs="?", metavar="FILE", help="a file that `quant dynamic --out` wrote")
+    summary.add_argument(
+        "file", nargs="?", metavar="FILE", help="a file that `quant dynamic` or `quant calibrate` wrote"
+    )
     _add_model(summary, required=False)
     summary.add_argument("--json", action="store_true", help="print the report as JSON")
 
+    calibrate_command.add_parser(verbs)
     report_command.add_parser(verbs)
 
     doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")

@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from quant.cli.calibrate_command import calibrate
 from quant.cli.errors import UserError
 from quant.cli.report_command import report
 
@@ -35,12 +36,15 @@ def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def summary(options: argparse.Namespace, rest: list[str]) -> int:
-    """Print what became of each module: of a file that `dynamic` wrote, or of a model."""
+    """Print what became of each module: of a file that `dynamic` or `calibrate` wrote, or of a model."""
     import quant
     from quant.cli import files
 
     if (options.file is None) == (options.model is None):
-        raise UserError("expected either a file that `quant dynamic --out` wrote, or --model PACKAGE.MODULE:FACTORY")
+        raise UserError(
+            "expected either a file that `quant dynamic --out` or `quant calibrate --out` wrote, or --model "
+            "PACKAGE.MODULE:FACTORY"
+        )
     if options.file is not None:
         if options.weights is not None:
             raise UserError("--weights goes with --model, not with a file that is already quantised")
@@ -70,7 +74,7 @@ def build(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(str(error)) from error
 
 
-__all__ = ["build", "doctor", "dynamic", "report", "summary"]
+__all__ = ["build", "calibrate", "doctor", "dynamic", "report", "summary"]
 
 
 def _print_report(report: object, *, as_json: bool) -> None:

@@ -167,13 +167,13 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     return (tensor.data_ptr() or id(tensor), tensor.shape)
 
 
-def writable(path: Path, suffix: str = ".safetensors") -> Path:
+def writable(path: Path, suffix: str | None = ".safetensors") -> Path:
     """The path, if a file can be written there: known before the work rather than after.
 
     Raises:
-        UserError: it cannot, or it has another suffix.
+        UserError: it cannot, or it has another suffix; None takes any.
     """
-    if path.suffix != suffix:
+    if suffix is not None and path.suffix != suffix:
         raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected {suffix}")
     if path.is_dir():
         raise UserError(f"--out: {path} is a folder")
@@ -209,7 +209,9 @@ def read_report(path: Path) -> Report:
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a safetensors file: {_one_line(error)}") from error
     if MANIFEST not in metadata:
-        raise UserError(f"{path} holds no report; `quant dynamic --out` and `quant.save` write files that do")
+        raise UserError(
+            f"{path} holds no report; files of `quant dynamic --out`, `quant calibrate --out` and `quant.save` do"
+        )
     entries = json.loads(metadata[MANIFEST])["report"]
     return Report(tuple(ReportEntry(**entry) for entry in entries))
 

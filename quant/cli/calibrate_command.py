@@ -1,0 +1,91 @@
+"""`quant calibrate`: ranges from a folder or file of data, and with --out a statically quantised model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The arguments: those of `quant.calibrate.command`, and what the recipe is made of."""
+    from quant.calibrate.command import add_arguments
+
+    parser = verbs.add_parser("calibrate", help="run data through a model for its ranges, and make it int8 with them")
+    add_arguments(parser)
+    parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
+    parser.add_argument(
+        "--keep-float",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="leave the modules of this name float; shell wildcards; may be given several times",
+    )
+
+
+def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
+    """Print the ranges and what is suspicious about them and, with --out, write what `quant.load` reads."""
+    import quant
+    from quant.calibrate import CalibrationError, command
+    from quant.cli import files
+
+    if options.out is not None:
+        files.writable(Path(options.out), suffix=None)
+    if options.backend is not None:
+        _check_backend(options.backend)
+
+    def prepare(model: nn.Module, inputs: Any, observer: str) -> nn.Module:
+        _try(model, inputs)
+        default = quant.QConfig(activation_observer=observer)
+        rules = [(pattern, None) for pattern in options.keep_float]
+        return quant.prepare(model, inputs, quant.Recipe(rules, default=default, backend=options.backend))
+
+    def save(model: nn.Module, path: str) -> None:
+        files.save(model, Path(path))
+        if not options.json:
+            print(str(quant.summary(model)).splitlines()[-1])
+
+    verbs = command.Verbs(
+        load_model=lambda name, weights: files.load_model(name, weights).eval(),
+        prepare=prepare,
+        convert=quant.convert,
+        save=save,
+    )
+    # DataError, CheckpointError, NothingQuantized, NotCalibrated, RecipeError and ArtefactError are ValueErrors.
+    try:
+        return command.calibrate(options, verbs)
+    except (CalibrationError, TypeError, ValueError, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def _try(model: nn.Module, inputs: Any) -> None:
+    """One plain run, so that data which the model does not take is told from what prepare has to say."""
+    import torch
+
+    from quant.calibrate.batches import describe
+    from quant.capture import as_arguments
+
+    args, kwargs = as_arguments(inputs)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        raise UserError(
+            f"the model fails on the first batch, {describe(inputs)}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+
+
+def _check_backend(name: str) -> None:
+    """Before the data is run, not after."""
+    from quant.kernels import dispatch
+
+    try:
+        dispatch.find(name)
+    except ValueError as error:
+        raise UserError(f"--backend: {error}") from error
