@@ -23,13 +23,13 @@ SOURCES = Path(__file__).resolve().parent / "csrc"
 DEFAULT_OUTPUT = Path(__file__).resolve().parent / "_octet.so"
 
 COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-# No contraction: a fused multiply-add rounds once where the reference rounds twice. No errno and no traps: rint and the
-# selects then vectorise. None of these changes a value.
+# No contraction: a fused multiply-add rounds once where the reference rounds twice, so those that are meant are in
+# the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
 ROW_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 FILE_FLAGS = {
     "rows_portable.cpp": ROW_FLAGS,
-    "rows_avx2.cpp": [*ROW_FLAGS, "-mavx2"],
+    "rows_avx2.cpp": [*ROW_FLAGS, "-mavx2", "-mfma"],
     "rows_avx512.cpp": [*ROW_FLAGS, *AVX512],
     "native_avx2.cpp": ["-mavx2"],
     "native_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
@@ -37,6 +37,7 @@ FILE_FLAGS = {
     "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
     "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
     "fake_quantize.cpp": ["-fopenmp"],
+    "histogram.cpp": ["-fopenmp"],
 }
 X86_ONLY = ("avx",)
 TORCH_FILES = (
@@ -44,6 +45,7 @@ TORCH_FILES = (
     "embedding.cpp",
     "fake_quantize.cpp",
     "gemm_fbgemm.cpp",
+    "histogram.cpp",
     "ops.cpp",
     "ops_conv.cpp",
     "packed.cpp",

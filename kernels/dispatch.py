@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
-from quant.kernels import ops
+from quant.kernels import ops, reference_histogram
 from quant.kernels.backend import Backend
 from quant.kernels.backends.compiled import CompiledBackend
 from quant.kernels.backends.onednn import OneDnnBackend
@@ -159,3 +159,10 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
     """`reference.requantize`."""
     q: Tensor = torch.ops.octet.requantize(sums, multiplier, zero_point, quant_min, quant_max)
     return q
+
+
+def histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`reference_histogram.histogram`, on the device of x."""
+    found: tuple[Tensor, Tensor, Tensor]
+    found = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
+    return found

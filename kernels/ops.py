@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quant.kernels import reference, reference_conv, reference_training, tables
+from quant.kernels import reference, reference_conv, reference_histogram, reference_training, tables
 from torch import Tensor
 
 _CONV = (
@@ -46,11 +46,12 @@ SCHEMAS = {
     "fake_quantize": "(Tensor x, Tensor scale, Tensor zero_point, int? axis, int quant_min, int quant_max, float low, "
     "float high, bool with_mask) -> (Tensor, Tensor)",
     "masked_gradient": "(Tensor grad, Tensor mask) -> Tensor",
+    "histogram": "(Tensor x, float width, int bins) -> (Tensor, Tensor, Tensor)",
     "embedding": "(Tensor rows, Tensor indices, int bits, int dim, str backend) -> Tensor",
     "embedding_bag": "(Tensor rows, Tensor indices, Tensor offsets, Tensor? weights, int bits, int dim, str mode, "
     "bool include_last_offset, int padding_idx, str backend) -> Tensor",
 }
-"""Every operator. Shapes, dtypes and meaning: the function of the same name in `reference.py`."""
+"""Every operator. Shapes, dtypes and meaning: the function of the same name in the references."""
 
 WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend" in schema)
 """The operators that a backend computes; the others are element by element and the same everywhere."""
@@ -103,6 +104,7 @@ def _register() -> None:
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
     torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
     torch.library.register_fake("octet::masked_gradient", _fake_masked_gradient, lib=_library)
+    torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
     if extension_problem():
@@ -113,6 +115,7 @@ def _register() -> None:
 ELSEWHERE = {
     "embedding": tables,
     "conv": reference_conv,
+    "histogram": reference_histogram,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
 }
@@ -264,6 +267,10 @@ def _fake_fake_quantize(
 
 def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(mask, dtype=torch.float32)
+
+
+def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
 
 
 def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:

@@ -10,6 +10,9 @@ truncating are exact, and trunc(trunc(x / w) / 2) = trunc(x / 2w), so widening m
 Therefore the state depends only on the multiset of values seen: in any order, any batches, any shards merged, it is
 the same bit for bit. At least bins / 4 bins lie between zero and the largest magnitude.
 
+The operator `histogram` finds the extremes and counts in the same pass, on the grid known so far; only a value that
+does not fit that grid costs a second pass.
+
 What is lost is where within its bin a value lies: less than w, which is at most 4 / bins of the largest magnitude.
 """
 
@@ -18,9 +21,9 @@ from __future__ import annotations
 import math
 
 import torch
-from quant.kernels import ACTIVATION_U8, QScheme
+from quant.kernels import ACTIVATION_U8, QScheme, histogram
 from quant.observers._state import fresh
-from quant.observers.base import FiniteRange, Observer
+from quant.observers.base import Observer
 from torch import Tensor
 
 BINS = 4096
@@ -28,9 +31,6 @@ BINS = 4096
 
 EXPONENT_MIN = -126
 """Of the bin width: the reciprocal of a smaller one overflows float32."""
-
-CHUNK = 65536
-"""Values counted at a time: the temporaries (6 bytes a value) stay in a core's L2 cache."""
 
 
 class HistogramStore(Observer):
@@ -72,13 +72,34 @@ class HistogramStore(Observer):
     def range(self) -> tuple[Tensor, Tensor]:
         return super().range()
 
-    def _update(self, rows: Tensor, seen: FiniteRange) -> None:
-        exponents = self._grow(seen.low, seen.high)
-        for row, counts, exponent in zip(rows, self.counts, exponents, strict=True):
-            if exponent is None:
-                continue
-            limit = self.bins // 2 * 2.0**exponent
-            count_into(row if seen.all_finite else row[torch.isfinite(row)], -limit, limit, counts)
+    def _add(self, rows: Tensor) -> None:
+        exponents = self.exponents()
+        seen = [
+            self._count(row, exponent, counts)
+            for row, exponent, counts in zip(rows, exponents, self.counts, strict=True)
+        ]
+        low, high = torch.stack(seen).unbind(1)
+        torch.minimum(self.low, low, out=self.low)
+        torch.maximum(self.high, high, out=self.high)
+
+    def _count(self, row: Tensor, exponent: int | None, counts: Tensor) -> Tensor:
+        """Add one row to its counts, widened to a grid that it fits; returns its extremes."""
+        extremes, non_finite, fresh_counts = histogram(
+            row, 2.0 ** (EXPONENT_MIN if exponent is None else exponent), self.bins
+        )
+        low, high = extremes.tolist()
+        needed = grid_exponent(max(-low, high), self.bins) if low <= high else None
+        if needed is not None and (exponent is None or needed > exponent):
+            # Seldom: the first batch, and one that holds values of a size not seen before.
+            fresh_counts = histogram(row, 2.0**needed, self.bins)[2]
+            if exponent is not None:
+                counts.copy_(widen(counts, needed - exponent))
+        counts += fresh_counts
+        nan_count, inf_count = non_finite.tolist()
+        if nan_count or inf_count:
+            self.nan_count += nan_count
+            self.inf_count += inf_count
+        return extremes
 
     def _grow(self, low: Tensor, high: Tensor) -> list[int | None]:
         """Include [low, high] in the extremes and widen each row's bins until it fits; returns the new exponents()."""
@@ -195,23 +216,3 @@ def widen(counts: Tensor, doublings: int) -> Tensor:
     # Beyond log2(bins) doublings everything is in bin 0, and a larger shift would leave int64.
     target = torch.div(s, 2 ** min(doublings, 32), rounding_mode="trunc") + half
     return torch.zeros_like(counts).index_add_(0, target, counts)
-
-
-def count_into(x: Tensor, low: float, high: float, counts: Tensor) -> None:
-    """counts[trunc(v / w) + bins / 2] += 1 for every v of x, where w = (high - low) / bins.
-
-    The one loop over the data, apart from the extremes; all else here is per tensor. About 0.6 ns a value, 1.1 where
-    most values fall into one bin.
-
-    Args:
-        x: (n,), finite, low < v < high.
-        low, high: -high and bins / 2 * w, w a power of two and at least 2**EXPONENT_MIN. Doubles: high can be 2**128.
-        counts: int64 (bins,), added to in place.
-    """
-    bins = counts.numel()
-    half = bins // 2
-    inverse = half / high  # a power of two: the product below is exact, or so small that it truncates to 0 anyway
-    for chunk in torch.split(x, CHUNK):
-        # int16 converts and counts two to four times faster than int32 or int64, and torch.histc is five times slower.
-        index = (chunk * inverse).to(torch.int16).add_(half)
-        counts += torch.bincount(index, minlength=bins)

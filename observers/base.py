@@ -125,9 +125,17 @@ class Observer(Stateful, ABC):
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self._settings().items())
 
-    @abstractmethod
+    def _add(self, rows: Tensor) -> None:
+        """Add `rows`, float32 (rows, n), to the statistics and what is not finite to its counts."""
+        seen = finite_range(rows)
+        if not seen.all_finite:
+            self.nan_count += seen.nan
+            self.inf_count += seen.inf
+        self._update(rows, seen)
+
     def _update(self, rows: Tensor, seen: FiniteRange) -> None:
-        """Add `rows`, float32 (rows, n), to the statistics; NaN and inf are to be left out where not all_finite."""
+        """Add `rows`, whose extremes are known, to the statistics; where not all_finite, NaN and inf are left out."""
+        raise NotImplementedError
 
     def _range(self) -> tuple[Tensor, Tensor]:
         """The chosen (low, high), each (rows,), from statistics in which every row has data."""
@@ -146,11 +154,7 @@ class Observer(Stateful, ABC):
             return
         rows = to_rows(x, self.scheme.axis)
         self._allocate(rows.shape[0], x.device)
-        seen = finite_range(rows)
-        if not seen.all_finite:
-            self.nan_count += seen.nan
-            self.inf_count += seen.inf
-        self._update(rows, seen)
+        self._add(rows)
 
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point():

@@ -154,7 +154,7 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
     for path, module in converted.named_modules():
         if isinstance(module._modules.get(RESERVED), ProgramRunner):
             units[path] = module
-            parts.update(module._modules[RESERVED].modules())  # type: ignore[union-attr]
+            parts.update(module._modules[RESERVED].modules())
         elif isinstance(module, (StaticLayer, QuantModule)) and module not in parts:
             units[path] = module
             parts.update(module.modules())

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import glob
+import warnings
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from quant.calibrate import CalibrationWarning
 from quant.dynamic import quantize_dynamic
-from quant.fuse import FLOAT, SHAPE, Plan, Step
+from quant.fuse import FLOAT, SHAPE, Plan, Step, make_plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
 from quant.recipe import Pattern, QConfig, Recipe
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
+from quant.static.beyond import beyond_eight_bits
 from quant.static.layers import StaticLayer
 from quant.static.leaves import is_dynamic
 from quant.static.lower import Context
@@ -42,14 +45,19 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     Raises:
         ValueError: `prepared` was not made by `prepare`.
         NotCalibrated: some observers saw no data; all are listed.
+
+    Warns:
+        CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
     """
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
-    ranges = _calibrated(prepared)
+    _calibrated(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
     model.eval()
+    _leave_float(model, info.recipe)
+    ranges = _calibrated(model)
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
@@ -83,6 +91,20 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
             "through the prepared model first, or leave these layers float by the recipe"
         )
     return ranges
+
+
+def _leave_float(model: nn.Module, recipe: Recipe) -> None:
+    """Plan anew without the layers that 8 bits cannot hold, and say which."""
+    for path, runner in runners(model).items():
+        floats = beyond_eight_bits(runner)
+        if not floats:
+            continue
+        plan = make_plan(runner.graph, runner.root, recipe, floats)
+        points = {name: runner.point(runner.plan.slot_of[slot.values[0]]) for name, slot in plan.slots.items()}
+        runner.replan(plan, points)
+        for name, reason in floats.items():
+            full = ".".join(part for part in (path, name) if part)
+            warnings.warn(f"quant.convert: layer {full!r} stays float: {reason}", CalibrationWarning, stacklevel=3)
 
 
 def _convert_unit(

@@ -6,6 +6,7 @@ Nothing here computes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,21 +105,22 @@ class Plan:
         return step.integer and step.output in self.slot_of
 
 
-def make_plan(graph: Graph, root: nn.Module, recipe: Recipe) -> Plan:
+def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None) -> Plan:
     """Read a captured graph.
 
     Args:
         root: the captured module.
         recipe: decides on weighted layers by their full names; what stands between them follows.
+        floats: layers that stay float whatever the recipe says, by their names within root, and why.
     """
     users = graph.users()
-    steps = _fuse(_steps(graph, root, recipe), graph, root, users)
+    steps = _fuse(_steps(graph, root, recipe, floats or {}), graph, root, users)
     _choose_domains(steps, graph, users)
     slot_of, slots = _share_ranges(steps, graph, recipe)
     return Plan(graph, steps, slots, slot_of)
 
 
-def _steps(graph: Graph, root: nn.Module, recipe: Recipe) -> list[Step]:
+def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:
     steps = []
     for node in graph.nodes:
         if node.kind in ("input", "guard") or reads_only_shape(node):
@@ -126,17 +128,21 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe) -> list[Step]:
             continue
         try:
             meaning = recognise(node, graph, root)
-            qconfig = _qconfig(node, meaning, graph, root, recipe)
+            qconfig = _qconfig(node, meaning, graph, root, recipe, floats)
             steps.append(Step(meaning.op, (node.index,), meaning.inputs, meaning.attrs, node.label, qconfig=qconfig))
         except StaysFloat as reason:
             steps.append(Step(FLOAT, (node.index,), name=node.label, reason=str(reason)))
     return steps
 
 
-def _qconfig(node: Node, meaning: Meaning, graph: Graph, root: nn.Module, recipe: Recipe) -> QConfig | None:
+def _qconfig(
+    node: Node, meaning: Meaning, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
+) -> QConfig | None:
     if not OPERATORS[meaning.op].anchor:
         return None
     name = node.target if node.kind == "module" else node.owner
+    if name in floats:
+        raise StaysFloat(floats[name])
     full_name = ".".join(part for part in (graph.path, name) if part)
     qconfig, index = recipe.resolve(full_name, attribute(root, name))
     if qconfig is None:

@@ -136,12 +136,14 @@ def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: An
     program = unit._modules.get(RESERVED)
     if isinstance(program, ProgramRunner):
         registers = program.registers(*args, **kwargs)
+        computed = {one.out for one in program.program.instructions if one.op not in ("call", "quantize", "dequantize")}
     else:
         assert isinstance(unit, StaticLayer)
         registers = _layer_registers(unit, runner, *args, **kwargs)
+        computed = set(registers)
     for step in runner.plan.steps:
-        # What nobody reads is not computed.
-        if step.integer and (2 * step.output in registers or 2 * step.output + 1 in registers):
+        # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
+        if step.integer and not computed.isdisjoint({2 * step.output, 2 * step.output + 1}):
             yield _step(".".join(part for part in (path, step.name) if part), step, runner, registers)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class GraphRunner(nn.Module):
     plan: Plan
     root: nn.Module
 
-    def __init__(self, root: nn.Module, plan: Plan, points: dict[str, nn.Module]) -> None:
+    def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.plan = plan
         self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
@@ -72,6 +72,7 @@ class GraphRunner(nn.Module):
         # Not a child: root holds this module, and a module that holds itself has no end.
         object.__setattr__(self, "root", root)
         self._last = last_uses(plan.graph)
+        self._columns: dict[int, str] = {}
         self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
 
     @property
@@ -86,6 +87,25 @@ class GraphRunner(nn.Module):
     def set_point(self, slot: str, point: nn.Module) -> None:
         """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
         self.points[key_of(slot)] = point
+
+    def replan(self, plan: Plan, points: Mapping[str, nn.Module]) -> None:
+        """Run another plan of the same graph, with an observer for each of its slots."""
+        self.plan = plan
+        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+        self._columns = {}
+
+    def watch_columns(self, value: int, point: nn.Module) -> None:
+        """Let an observer per channel see a value as well, for `input_peaks`."""
+        self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
+        self.points[self._columns[value]] = point
+
+    def input_peaks(self, step: Step) -> Tensor | None:
+        """The largest magnitude seen of each channel of a step's input; None where nobody looked, or saw anything."""
+        key = self._columns.get(step.inputs[0])
+        point = None if key is None else self.points[key]
+        if not isinstance(point, Observer) or not point.low.numel() or bool((point.low > point.high).all()):
+            return None
+        return torch.maximum(-point.low, point.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
         """The range that calibration chose for a slot."""
@@ -115,6 +135,8 @@ class GraphRunner(nn.Module):
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
             if node.index in observed:
                 values[node.index] = self.point(observed[node.index])(values[node.index])
+            if node.index in self._columns:
+                self.points[self._columns[node.index]](values[node.index])
             for dead in self._last.get(node.index, ()):
                 del values[dead]
         return output_of(self.graph, values)
@@ -172,6 +194,7 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
     modules = dict(prepared.named_modules())
     for path, graph in found.graphs.items():
         install(modules[path], make_plan(graph, modules[path], recipe))
+        _watch_suspects(modules[path])
     refuse_nothing(prepared, found.islands)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, encode(example_inputs))
     return prepared
@@ -179,25 +202,35 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
 
 def install(module: nn.Module, plan: Plan) -> None:
     """Let `module` run `plan`."""
-    runner = GraphRunner(module, plan, {slot.name: make_point(slot, plan.graph.path) for slot in plan.slots.values()})
+    points = {slot.name: make_point(slot) for slot in plan.slots.values()}
+    for name, point in points.items():
+        point.name = _full(plan.graph.path, name)
+    runner = GraphRunner(module, plan, points)
     runner.train(module.training)
     module.add_module(RESERVED, runner)
     module.__dict__["forward"] = runner.run
 
 
-def make_point(slot: Slot, path: str) -> Observer:
-    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand.
+def _full(path: str, name: str) -> str:
+    return ".".join(part for part in (path, name) if part)
 
-    Args:
-        path: of the captured module; with the slot's name it is what messages call the observer.
-    """
+
+def _watch_suspects(module: nn.Module) -> None:
+    from quant.static.beyond import suspects  # which reads runners, and so needs this module
+
+    runner = module._modules[RESERVED]
+    assert isinstance(runner, GraphRunner)
+    for step, observer in suspects(runner):
+        observer.name = _full(runner.graph.path, f"{step.name} (input by channel)")
+        runner.watch_columns(step.inputs[0], observer)
+
+
+def make_point(slot: Slot) -> Observer:
+    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
     scheme = SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
     if slot.fixed is not None:
-        point: Observer = FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
-    else:
-        point = make_observer(slot.qconfig.activation_observer, scheme)
-    point.name = ".".join(part for part in (path, slot.name) if part)
-    return point
+        return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
+    return make_observer(slot.qconfig.activation_observer, scheme)
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:

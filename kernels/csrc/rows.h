@@ -54,6 +54,10 @@ struct RowKernels {
   // x[offsets[t] + c] * weight[t * channels + c].
   void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
                     int32_t* sums);
+  // For a histogram (reference.histogram): index[i] = trunc(x[i] * inverse), at most half - 1 and at least -half, plus
+  // half; inverse is a power of two. Also the extremes of x; false where a value is NaN or inf, and then neither the
+  // extremes nor the index of such a value means anything. n >= 1.
+  bool (*bin_indices)(const float* x, int64_t n, float inverse, int32_t half, uint16_t* index, float* low, float* high);
   // One packed row of an embedding table (kernels/tables.py) of `bits` per value as `dim` reals.
   void (*table_row)(const uint8_t* row, int bits, int64_t dim, float* out);
   // Equations 2 and 1 of x clamped to (low, high), without leaving float32; `inside`, which may be null, says where

@@ -102,6 +102,7 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
         lambda: (torch.randn(2, 5), torch.rand(2), torch.zeros(2, dtype=torch.int32), 0, -7, 7, -1e9, 1e9, False),
     ),
     "masked gradient": ("masked_gradient", lambda: (torch.randn(4, 5), torch.randn(4, 5) > 0)),
+    "histogram": ("histogram", lambda: (torch.randn(99, generator=generator()), 2.0**-4, 64)),
     "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
     "bags": (
         "embedding_bag",

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant.observers import HistogramObserver
-from quant.observers._histogram_store import CHUNK, EXPONENT_MIN, RowView, count_into, grid_exponent, widen
+from quant.observers._histogram_store import EXPONENT_MIN, RowView, grid_exponent, widen
 
 EXAMPLES = 20 if os.environ.get("OCTET_FAST_TESTS") == "1" else 100
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -70,18 +70,23 @@ def test_widening_moves_every_count(doublings: int) -> None:
     assert torch.equal(wide, expected)
 
 
-def test_counting_is_the_same_in_chunks() -> None:
-    x = torch.linspace(-0.999, 0.999, 2 * CHUNK + 17)
-    counts = torch.zeros(4096, dtype=torch.int64)
-    count_into(x, -1.0, 1.0, counts)
-    assert torch.equal(counts, counts_ref(x.tolist(), 2.0 / 4096, 4096))
-
-
 def test_counts_beyond_what_float32_can_count() -> None:
-    counts = torch.zeros(64, dtype=torch.int64)
-    counts[32] = 2**24
-    count_into(torch.zeros(3), -1.0, 1.0, counts)
-    assert int(counts[32]) == 2**24 + 3
+    observer = HistogramObserver(bins=64)
+    observer(torch.ones(1))
+    observer.counts[0, 32] = 2**24
+    observer(torch.zeros(3))
+    assert int(observer.counts[0, 32]) == 2**24 + 3
+
+
+def test_a_wider_batch_with_values_that_are_not_finite() -> None:
+    observer = HistogramObserver(bins=64)
+    observer(torch.tensor([0.5, math.nan]))
+    observer(torch.tensor([math.inf, -40.0, math.nan, -math.inf, 0.5]))
+    expected = HistogramObserver(bins=64)
+    expected(torch.tensor([0.5, -40.0, 0.5]))
+    assert torch.equal(observer.counts, expected.counts)
+    assert (float(observer.low), float(observer.high)) == (-40.0, 0.5)
+    assert (int(observer.nan_count), int(observer.inf_count)) == (2, 2)
 
 
 def test_a_dynamic_range_of_80_octaves_loses_no_value() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from quant.calibrate import CalibrationWarning
+from quant.kernels import available
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from quant.artefact import load, save
+from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
 from quant.graph import leaves
+from quant.parity import parity
 from quant.prepare import prepare, runners
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
+from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
+from quant.static.leaves import register_leaf
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 
@@ -128,6 +136,222 @@ def test_a_mask_does_not_eat_the_range_of_the_scores() -> None:
     mask[:, 4:] = 0
     converted = static(model, x, mask)
     assert noise(model(x, mask), converted(x, mask)) > 25
+
+
+class Residual(nn.Module):
+    """Scores handed on from layer to layer after the mask, as RealFormer does, so that a sum of integers reads them."""
+
+    def __init__(self, mask: float) -> None:
+        super().__init__()
+        self.mask = mask
+        self.first, self.second, self.out = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        q, k = self.first(x).chunk(2, -1)
+        scores = (q @ k.transpose(1, 2)).masked_fill(seen[:, None, :] == 0, self.mask)
+        x = scores.softmax(-1) @ x
+        q, k = self.second(x).chunk(2, -1)
+        return self.out((q @ k.transpose(1, 2) + scores).softmax(-1) @ x)
+
+
+class Fused(nn.Module):
+    def __init__(self, mask: float) -> None:
+        super().__init__()
+        self.mask = mask
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.zeros_like(seen).masked_fill(seen == 0, self.mask)[:, None, :].expand(-1, x.shape[1], -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+@pytest.mark.parametrize("mask", [-1e4, float("-inf")], ids=["-10000", "-inf"])
+@pytest.mark.parametrize("kind", [Residual, Fused], ids=["scores handed on", "fused attention"])
+def test_other_masks_do_not_either(kind: Any, mask: float) -> None:
+    torch.manual_seed(0)
+    model, x, seen = kind(mask), torch.randn(4, 6, 8), torch.ones(4, 6)
+    seen[:, 4:] = 0
+    converted = static(model, x, seen)
+    assert noise(model(x, seen), converted(x, seen)) > 25
+    assert summary(converted)["out"].outcome == "int8"
+
+
+class SamePadding(nn.Conv2d):
+    """Padding computed from the input's size: EfficientNet's habit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (kernel, stride), sizes = (self.kernel_size[0], self.stride[0]), x.shape[-2:]
+        wanted = [max((-(-size // stride) - 1) * stride + kernel - size, 0) for size in sizes]
+        sides = [side for pad in reversed(wanted) for side in (pad // 2, pad - pad // 2)]
+        return F.conv2d(F.pad(x, sides), self.weight, self.bias, self.stride)
+
+
+def test_padding_computed_from_the_size_is_seen_through() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(SamePadding(3, 8, 3, stride=2), nn.ReLU(), SamePadding(8, 8, 3, stride=2))
+    x = torch.randn(4, 3, 17, 17)
+    converted = static(model, x)
+    assert noise(model(x), converted(x)) > 25
+    assert [summary(converted)[name].outcome for name in ("0", "2")] == ["int8", "int8"]
+
+
+class Opaque(nn.Linear):
+    """A forward that decides by values, and cannot be seen through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0)
+
+
+def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(leaf_types, "_REGISTERED", set())
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Opaque(8, 8), nn.Linear(8, 4)), torch.randn(16, 8)
+    register_leaf(Opaque)
+    converted = static(model, x)
+    assert noise(model(x), converted(x)) > 30
+    assert isinstance(converted[2], Opaque)
+    report = summary(converted)
+    assert [report[name].outcome for name in ("0", "2", "3")] == ["int8", "float", "int8"]
+    assert "registered" in report["2"].detail
+
+
+class Strict(nn.Module):
+    """Checks shapes and dtypes, and takes integers beside reals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc, self.out = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, tokens: Tensor, offset: int = 1) -> Tensor:
+        if x.dim() != 3 or x.shape[-1] != 8:
+            raise ValueError(f"expected (batch, steps, 8), got {tuple(x.shape)}")
+        assert tokens.dtype == torch.int64
+        assert x.shape[:2] == tokens.shape
+        return self.out(F.relu(self.fc(x)) + self.words((tokens + offset) % 10))
+
+
+def test_a_forward_that_checks_shapes_and_takes_integers() -> None:
+    torch.manual_seed(0)
+    model, x, tokens = Strict(), torch.randn(4, 5, 8), torch.randint(10, (4, 5))
+    converted = static(model, x, tokens)
+    assert noise(model(x, tokens), converted(x, tokens)) > 25
+    more = torch.randn(9, 5, 8), torch.randint(10, (9, 5))
+    assert converted(*more).shape == (9, 5, 4)
+    with pytest.raises((ValueError, RuntimeError)):
+        converted(x[0], tokens)
+
+
+@pytest.mark.parametrize("backend", [name for name, missing in available().items() if not missing])
+def test_the_real_kernels_do_not_saturate(backend: str) -> None:
+    """Every pair of products overflows 16 bits, on CPUs where vpmaddubsw adds them there."""
+    model, x = nn.Sequential(nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, 4)), torch.rand(16, 256) * 0.1 + 0.9
+    with torch.no_grad():
+        model[0].weight.copy_(torch.rand(8, 256) * 0.1 + 0.9)
+        model[2].weight.copy_(torch.rand(4, 8) * 0.1 + 0.9)
+    prepared = prepare(model.eval(), x, RECIPE)
+    prepared(x)
+    converted = convert(prepared, backend)
+    assert all(step.own_sqnr > 40 for step in compare(model, converted, [x]))
+    assert noise(model(x), converted(x)) > 40
+
+
+def decades(bands: int = 64, count: int = 8) -> Tensor:
+    """(bands,): what a band of mel power is multiplied by; eight decades from first to last."""
+    return torch.logspace(count / 2, -count / 2, bands)
+
+
+class Loudness(nn.Module):
+    """Raw power in; the first layer's weights make up for eight decades, as those of a trained network do."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 32) if kind == "linear" else nn.Conv1d(64, 32, 3)
+        self.second = nn.Linear(32, 4) if kind == "linear" else nn.Conv1d(32, 4, 1)
+        with torch.no_grad():
+            self.first.weight.div_(decades() if kind == "linear" else decades()[:, None])
+
+    def forward(self, power: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(power)))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+@pytest.mark.parametrize("observer", ["histogram", "minmax", "percentile"])
+def test_eight_decades_that_weights_make_up_for_are_said_and_kept_in_float(
+    kind: str, observer: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Loudness(kind).eval()
+    power = torch.randn(128, 64).exp() * decades() if kind == "linear" else torch.randn(8, 64, 32).exp()
+    power = power if kind == "linear" else power * decades()[:, None]
+    prepared = prepare(model, power, Recipe(default=QConfig(activation_observer=observer)))
+    prepared(power)
+    with pytest.warns(CalibrationWarning, match=r"layer 'first' stays float: .* cosine of 0\.0.* decades"):
+        converted = convert(prepared)
+    report = summary(converted)
+    assert report["first"].outcome == "float"
+    assert "cosine" in report["first"].detail
+    assert report["second"].outcome == "int8"
+    with torch.no_grad():
+        assert noise(model(power), converted(power)) > 30
+    assert parity(prepared, converted, [power]).holds
+    save(converted, tmp_path / "model.safetensors")  # and is loaded as it was, without another warning
+    assert torch.equal(load(tmp_path / "model.safetensors", model=model)(power), converted(power))
+
+
+def test_loud_bands_alone_are_no_reason_to_stay_float() -> None:
+    """Weights that do not make up for the decades hear the loud bands, in float too; int8 does as well."""
+    torch.manual_seed(0)
+    model, power = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(128, 64).exp() * decades()
+    converted = static(model, power)
+    assert noise(model(power), converted(power)) > 30
+
+
+def test_dead_channels_are_no_reason_to_stay_float() -> None:
+    """Channels that training switched off have vanishing weights, and inputs that are not large."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 3)), torch.randn(8, 16, 8, 8)
+    with torch.no_grad():
+        model[0].weight[4:12] *= 1e-9
+        model[0].bias[4:12] = 0
+        model[2].weight[:, 4:14] *= 1e-9
+    converted = static(model, x)
+    assert noise(model(x), converted(x)) > 25
+    assert [summary(converted)[name].outcome for name in ("0", "2")] == ["int8", "int8"]
+
+
+class LogMel(nn.Module):
+    """A filter bank over power, and its logarithm: what is small counts as much as what is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank, self.out = nn.Linear(64, 64, bias=False), nn.Linear(64, 4)
+        with torch.no_grad():
+            self.bank.weight.copy_(torch.eye(64) + 0.1 * torch.eye(64).roll(1, 0))
+
+    def forward(self, power: Tensor) -> Tensor:
+        return self.out(torch.log(self.bank(power) + 1e-6))
+
+
+def test_eight_decades_before_a_logarithm_are_said_and_kept_in_float() -> None:
+    torch.manual_seed(0)
+    model, power = LogMel().eval(), torch.randn(128, 64).exp() * decades()
+    prepared = prepare(model, power)
+    prepared(power)
+    with pytest.warns(
+        CalibrationWarning, match=r"layer 'bank' stays float: \d+% of its input's values would round to zero"
+    ):
+        converted = convert(prepared)
+    assert summary(converted)["out"].outcome == "int8"
+    with torch.no_grad():
+        assert noise(model(power), converted(power)) > 30
+
+
+def test_a_logarithm_of_an_ordinary_range_leaves_int8_alone() -> None:
+    torch.manual_seed(0)
+    model, power = LogMel().eval(), torch.rand(128, 64) + 0.5
+    converted = static(model, power)
+    assert summary(converted)["bank"].outcome == "int8"
 
 
 def plan_of(model: nn.Module, *args: Any) -> Plan:

