@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "native.h"
 #include "workspace.h"
 
 namespace octet {
@@ -18,15 +19,21 @@ class PaddedInput {
       padded |= shape.padding[axis] > 0;
     }
     if (!padded) return;
-    copy_.assign(shape.batch * size_[0] * size_[1] * size_[2] * shape.channels, static_cast<uint8_t>(zero_point));
+    const int64_t bytes = shape.batch * size_[0] * size_[1] * size_[2] * shape.channels;
+    uint8_t* copy = workspace().padded.get(bytes);
+    std::memset(copy, zero_point, bytes);
     const int64_t line = shape.in[2] * shape.channels;
     for (int64_t n = 0; n < shape.batch; ++n)
       for (int64_t d = 0; d < shape.in[0]; ++d)
         for (int64_t h = 0; h < shape.in[1]; ++h)
-          std::memcpy(copy_.data() + offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]),
+          std::memcpy(copy + offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]),
                       q_x + ((n * shape.in[0] + d) * shape.in[1] + h) * line, line);
-    data_ = copy_.data();
+    data_ = copy;
+    copied_ = true;
   }
+
+  // Whether kSlack bytes around it may be read.
+  bool copied() const { return copied_; }
 
   // Bytes from a pixel's first tap to tap (d, h, w).
   int64_t tap_offset(int64_t d, int64_t h, int64_t w) const {
@@ -58,7 +65,7 @@ class PaddedInput {
 
   const ConvShape& shape_;
   int64_t size_[3];
-  std::vector<uint8_t> copy_;
+  bool copied_ = false;
   const uint8_t* data_;
 };
 
@@ -84,65 +91,205 @@ std::vector<Run> runs_of(const ConvShape& shape, const PaddedInput& input) {
   return runs;
 }
 
-// Weights of a depthwise convolution as [tap][channel], and their sums.
-struct Depthwise {
-  std::vector<int8_t> weight;
-  std::vector<int32_t> row_sums;
-  std::vector<int64_t> offsets;
-
-  Depthwise(const ConvShape& shape, const PaddedInput& input, const int8_t* by_channel)
-      : weight(shape.taps() * shape.channels), row_sums(shape.channels, 0) {
-    const int64_t taps = shape.taps();
-    for (int64_t c = 0; c < shape.channels; ++c)
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        weight[tap * shape.channels + c] = by_channel[c * taps + tap];
-        row_sums[c] += by_channel[c * taps + tap];
-      }
-    for (const Run& run : runs_of(shape, input))
-      for (int64_t from = run.from; from < run.from + run.bytes; ++from) offsets.push_back(from);
+// Past its end too, up to 15 bytes, where `slack`: short copies are most of the time of a layer with few channels.
+inline void copy_run(uint8_t* to, const uint8_t* from, int64_t bytes, bool slack) {
+  if (!slack || bytes > 64) {
+    std::memcpy(to, from, bytes);
+    return;
   }
+  for (int64_t i = 0; i < bytes; i += 16) std::memcpy(to + i, from + i, 16);
+}
+
+// What a call of conv_static works on.
+struct Call {
+  const ConvShape& shape;
+  const uint8_t* q_x;
+  int32_t zero_point;
+  const int32_t* bias;
+  const StaticOutput& output;
+
+  int64_t k() const { return shape.taps() * shape.channels / shape.groups; }
+  int64_t products() const { return shape.pixels() * shape.out_channels * k(); }
 };
 
+// Offset and multiplier of every channel in the calling thread's workspace, with `room` values past them.
+Requantize requantize_of(const Call& call, const int32_t* row_sums, int64_t room) {
+  const int64_t n = call.shape.out_channels;
+  int32_t* offset = workspace().offset.get(2 * (n + room));
+  float* multiplier = workspace().multiplier.get(2 * (n + room));
+  for (int64_t j = 0; j < n; ++j) offset[j] = (call.bias ? call.bias[j] : 0) - call.zero_point * row_sums[j];
+  std::copy_n(call.output.multiplier, n, multiplier);
+  return {offset, multiplier, call.output.zero_point, call.output.bottom, call.output.top};
+}
+
+std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  std::vector<int32_t> all;
+  for (const auto& group : groups) all.insert(all.end(), group->row_sums(), group->row_sums() + group->n());
+  return all;
+}
+
+// Rows of the product for output pixels [first, first + rows) of group g.
+void gather(const ConvShape& shape, const PaddedInput& input, const std::vector<Run>& runs, int64_t g, int64_t first,
+            int64_t rows, uint8_t* q, int64_t ldq) {
+  const int64_t skip = g * (shape.channels / shape.groups);
+  input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
+    for (const Run& run : runs) copy_run(q + i * ldq + run.to, pixel + skip + run.from, run.bytes, input.copied());
+  });
+}
+
+// Whether the pixels of the input are the rows of the product as they lie.
+bool is_product(const Call& call) {
+  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.k() % 4 == 0;
+  for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.padding[axis] == 0;
+  return plain;
+}
+
+// To uint8 by kernels that requantise tile by tile.
+void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  const ConvShape& shape = call.shape;
+  const int64_t outputs = shape.out_channels, group_outputs = outputs / shape.groups;
+  const Requantize by = requantize_of(call, all_row_sums(groups).data(), kSlack);
+  uint8_t* const out = call.output.quantized;
+  if (is_product(call)) {
+    each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+      groups[0]->run_u8(call.q_x + first * shape.channels, shape.channels, rows, by, out + first * outputs, outputs);
+    });
+    return;
+  }
+  const PaddedInput input(shape, call.q_x, call.zero_point);
+  const std::vector<Run> runs = runs_of(shape, input);
+  const int64_t ldq = padded_row(call.k());
+  each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+    uint8_t* q = workspace().q.get(rows * ldq);
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      const int64_t skip = g * group_outputs;
+      const Requantize part{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top};
+      gather(shape, input, runs, g, first, rows, q, ldq);
+      groups[g]->run_u8(q, ldq, rows, part, out + first * outputs + skip, outputs);
+    }
+  });
+}
+
+// `products(first, rows, sums)` leaves the raw sums of output pixels [first, first + rows).
+template <class Products>
+void convolve_sums(const Call& call, const int32_t* row_sums, Products products) {
+  const int64_t outputs = call.shape.out_channels;
+  each_block(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+    int32_t* sums = call.output.sums ? call.output.sums + first * outputs : workspace().sums.get(rows * outputs);
+    products(first, rows, sums);
+    for (int64_t i = 0; i < rows; ++i)
+      finish_row(call.output, sums + i * outputs, first + i, outputs, call.zero_point, row_sums, call.bias);
+  });
+}
+
+void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  const ConvShape& shape = call.shape;
+  const PaddedInput input(shape, call.q_x, call.zero_point);
+  const std::vector<Run> runs = runs_of(shape, input);
+  const int64_t ldq = padded_row(call.k()), group_outputs = shape.out_channels / shape.groups;
+  convolve_sums(call, all_row_sums(groups).data(), [&](int64_t first, int64_t rows, int32_t* sums) {
+    uint8_t* q = workspace().q.get(rows * ldq);
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      gather(shape, input, runs, g, first, rows, q, ldq);
+      groups[g]->run(q, ldq, rows, sums + g * group_outputs, shape.out_channels, 0, 1);
+    }
+  });
+}
+
+// The input pixels under a row of output pixels, as NativeDepthwise::row wants them; `border` is a pixel of zero points.
+void find_columns(const Call& call, int64_t plane, int64_t row, const uint8_t* border, const uint8_t** columns) {
+  const ConvShape& shape = call.shape;
+  const int64_t count = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2], rows = (shape.kernel[1] + 3) / 4 * 4;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t tap = std::min(r, shape.kernel[1] - 1);
+    const int64_t h = row * shape.stride[1] - shape.padding[1] + tap * shape.dilation[1];
+    const bool inside = h >= 0 && h < shape.in[1];
+    const uint8_t* line = call.q_x + (plane * shape.in[1] + h) * shape.in[2] * shape.channels;
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t w = c - shape.padding[2];
+      columns[c * rows + r] = inside && w >= 0 && w < shape.in[2] ? line + w * shape.channels : border;
+    }
+  }
+}
+
+// Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
+bool in_planes(const Call& call) {
+  const ConvShape& shape = call.shape;
+  return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.padding[0] == 0 &&
+         shape.dilation[2] == 1;
+}
+
+void depthwise_u8(const Call& call, const PackedDepthwise& layer) {
+  const ConvShape& shape = call.shape;
+  const NativeDepthwise& kernel = *native_depthwise();
+  const int64_t channels = shape.channels, lines = shape.batch * shape.out[0] * shape.out[1];
+  const Requantize plain = requantize_of(call, layer.row_sums(), kSlack);
+  int32_t* offset = const_cast<int32_t*>(plain.offset) + channels + kSlack;
+  float* multiplier = const_cast<float*>(plain.multiplier) + channels + kSlack;
+  kernel.arrange(plain.offset, channels, offset);
+  kernel.arrange(plain.multiplier, channels, multiplier);
+  const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top};
+  uint8_t* border = workspace().border.get(channels);
+  std::memset(border, call.zero_point, channels);
+  const int64_t most = ((shape.out[2] - 1) * shape.stride[2] + shape.kernel[2]) * ((shape.kernel[1] + 3) / 4 * 4);
+  each_block(lines, call.products(), [&](int64_t first, int64_t count, int64_t) {
+    const uint8_t** columns = workspace().columns.get(most);
+    for (int64_t line = first; line < first + count; ++line) {
+      find_columns(call, line / shape.out[1], line % shape.out[1], border, columns);
+      kernel.row(columns, shape.out[2], channels, shape.kernel[1], shape.kernel[2], shape.stride[2], layer.native(), by,
+                 call.output.quantized + line * shape.out[2] * channels);
+    }
+  });
+}
+
+void depthwise(const Call& call, const PackedDepthwise& layer) {
+  const ConvShape& shape = call.shape;
+  const PaddedInput input(shape, call.q_x, call.zero_point);
+  std::vector<int64_t> offsets;
+  for (int64_t d = 0; d < shape.kernel[0]; ++d)
+    for (int64_t h = 0; h < shape.kernel[1]; ++h)
+      for (int64_t w = 0; w < shape.kernel[2]; ++w) offsets.push_back(input.tap_offset(d, h, w));
+  convolve_sums(call, layer.row_sums(), [&](int64_t first, int64_t rows, int32_t* sums) {
+    input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
+      row_kernels().depthwise(pixel, offsets.data(), shape.taps(), layer.by_tap(), shape.channels,
+                              sums + i * shape.channels);
+    });
+  });
+}
+
 }  // namespace
+
+PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const int64_t (&kernel)[3])
+    : by_tap_(channels * kernel[0] * kernel[1] * kernel[2]), row_sums_(channels, 0) {
+  const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      by_tap_[tap * channels + c] = weight[c * taps + tap];
+      row_sums_[c] += weight[c * taps + tap];
+    }
+  const NativeDepthwise* table = native_depthwise();
+  if (!table || kernel[0] != 1 || channels < kDepthwiseLeast) return;
+  native_.resize(table->packed_bytes(channels, kernel[1], kernel[2]));
+  table->pack(weight, channels, kernel[1], kernel[2], native_.data());
+}
+
+void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
+                 const PackedDepthwise* layer, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
+                 const StaticOutput& output) {
+  if (shape.pixels() == 0 || shape.out_channels == 0) return;
+  const Call call{shape, q_x, zero_point, bias, output};
+  if (shape.depthwise()) return layer->native() && in_planes(call) ? depthwise_u8(call, *layer) : depthwise(call, *layer);
+  const bool direct = std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
+  return output.quantized && direct ? convolve_u8(call, groups) : convolve(call, groups);
+}
 
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
                  const int8_t* weight, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output) {
-  const int64_t pixels = shape.pixels(), outputs = shape.out_channels, width = shape.channels / shape.groups;
-  if (pixels == 0 || outputs == 0) return;
-  const PaddedInput input(shape, q_x, zero_point);
-  const int64_t k = shape.taps() * width, ldq = padded_row(k), group_outputs = outputs / shape.groups;
-
-  // `products(first, rows, sums)` leaves the raw sums of output pixels [first, first + rows).
-  const auto convolve = [&](const int32_t* row_sums, auto products) {
-    each_block(pixels, pixels * outputs * k, [&](int64_t first, int64_t rows, int64_t) {
-      int32_t* sums = output.sums ? output.sums + first * outputs : workspace().sums.get(rows * outputs);
-      products(first, rows, sums);
-      for (int64_t i = 0; i < rows; ++i)
-        finish_row(output, sums + i * outputs, first + i, outputs, zero_point, row_sums, bias);
-    });
-  };
-  if (shape.depthwise()) {
-    const Depthwise layer(shape, input, weight);
-    return convolve(layer.row_sums.data(), [&](int64_t first, int64_t rows, int32_t* sums) {
-      input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
-        row_kernels().depthwise(pixel, layer.offsets.data(), shape.taps(), layer.weight.data(), shape.channels,
-                                sums + i * shape.channels);
-      });
-    });
-  }
-  const std::vector<Run> runs = runs_of(shape, input);
-  std::vector<int32_t> row_sums;
-  for (const auto& group : groups) row_sums.insert(row_sums.end(), group->row_sums(), group->row_sums() + group->n());
-  convolve(row_sums.data(), [&](int64_t first, int64_t rows, int32_t* sums) {
-    uint8_t* q = workspace().q.get(rows * ldq);
-    for (int64_t g = 0; g < shape.groups; ++g) {
-      input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
-        for (const Run& run : runs) std::memcpy(q + i * ldq + run.to, pixel + g * width + run.from, run.bytes);
-      });
-      groups[g]->run(q, ldq, rows, sums + g * group_outputs, outputs, 0, 1);
-    }
-  });
+  if (!shape.depthwise())
+    return conv_static(shape, groups, static_cast<const PackedDepthwise*>(nullptr), q_x, zero_point, bias, output);
+  const PackedDepthwise layer(weight, shape.channels, shape.kernel);
+  conv_static(shape, groups, &layer, q_x, zero_point, bias, output);
 }
 
 }  // namespace octet

@@ -20,8 +20,28 @@ struct ConvShape {
   bool depthwise() const { return groups == channels && channels == out_channels && groups > 1; }
 };
 
+// The weight of a depthwise convolution, int8 (channels, 1, *kernel), as this CPU's kernel reads it.
+class PackedDepthwise {
+ public:
+  PackedDepthwise(const int8_t* weight, int64_t channels, const int64_t (&kernel)[3]);
+  // [tap][channel], for the plain loops.
+  const int8_t* by_tap() const { return by_tap_.data(); }
+  const int32_t* row_sums() const { return row_sums_.data(); }
+  // For native_depthwise(); null where that has no kernel for this shape.
+  const int8_t* native() const { return native_.empty() ? nullptr : native_.data(); }
+
+ private:
+  std::vector<int8_t> by_tap_, native_;
+  std::vector<int32_t> row_sums_;
+};
+
 // q_x (batch, *in, channels), out (batch, *out, out_channels). `groups` holds a packed weight (out_channels / groups,
-// taps * channels / groups) per group; for a depthwise convolution it is empty and `weight` (channels, taps) is read.
+// taps * channels / groups) per group; for a depthwise convolution it is empty and `depthwise` is used.
+void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
+                 const PackedDepthwise* depthwise, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
+                 const StaticOutput& output);
+
+// The same from a depthwise weight (channels, taps) that is packed at every call.
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
                  const int8_t* weight, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output);

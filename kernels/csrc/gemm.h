@@ -19,6 +19,8 @@ constexpr int64_t kSlack = 64;
 // Largest K whose sums fit int32 with room for a bias of up to 2**30: (2**31 - 1 - 2**30) / (255 * 127).
 constexpr int64_t kMaxK = (2147483647LL - (1LL << 30)) / (255 * 127);
 
+struct Requantize;  // native.h
+
 class PackedGemm {
  public:
   PackedGemm(const int8_t* weight, int64_t n, int64_t k);
@@ -31,6 +33,15 @@ class PackedGemm {
   // the shares are disjoint and no thread waits for another.
   virtual void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
                    int threads) const = 0;
+
+  // out[m * ldout + j] = equation 7 of the same sums, for all n, by this thread alone. x needs no bytes around it where
+  // K is a multiple of 4. False where the library has no such kernel, and then nothing was written.
+  virtual bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout) const {
+    (void)x, (void)ldx, (void)m, (void)by, (void)out, (void)ldout;
+    return false;
+  }
+  // Whether run_u8 computes.
+  virtual bool requantizes() const { return false; }
 
   // How the products are formed, for the report: "vnni", "pairwise", "wide", "split", ...
   virtual std::string route() const = 0;

@@ -27,6 +27,26 @@ const NativeGemm& choose(const int8_t* weight, int64_t n, int64_t k) {
   return kPortableGemm;
 }
 
+}  // namespace
+
+const NativeDepthwise* native_depthwise() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512Vnni:
+      return &kAvx512VnniDepthwise;
+    case Isa::kAvxVnni:
+      return &kAvxVnniDepthwise;
+    case Isa::kAvx2:
+      return &kAvx2Depthwise;
+    case Isa::kPortable:
+      break;
+  }
+#endif
+  return nullptr;
+}
+
+namespace {
+
 struct Free {
   void operator()(int8_t* memory) const { std::free(memory); }
 };
@@ -46,6 +66,15 @@ class NativePacked final : public PackedGemm {
     gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, groups * thread / threads,
               groups * (thread + 1) / threads);
   }
+
+  bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out,
+              int64_t ldout) const override {
+    if (!gemm_.run_u8) return false;
+    gemm_.run_u8(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, 0, gemm_.groups(n()));
+    return true;
+  }
+
+  bool requantizes() const override { return gemm_.run_u8 != nullptr; }
 
   std::string route() const override { return gemm_.route; }
 

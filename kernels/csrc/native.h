@@ -5,6 +5,18 @@
 
 namespace octet {
 
+// Equation 7, with what equation 6 adds to the raw sums of a channel in one number. Both arrays have room for a whole
+// vector past their end.
+struct Requantize {
+  const int32_t* offset;    // bias - input zero point * row_sum
+  const float* multiplier;
+  int32_t zero_point, bottom, top;
+
+  // Bounds before the output's zero point is added, where all still is float: rounding keeps whole numbers apart.
+  float low() const { return static_cast<float>(bottom - zero_point); }
+  float high() const { return static_cast<float>(top - zero_point); }
+};
+
 // A weight is packed in groups of outputs; a group is the unit of work that threads share.
 struct NativeGemm {
   const char* route;
@@ -14,7 +26,26 @@ struct NativeGemm {
   // Sums of groups [first, last) for rows [0, m); x, ldx and acc as in PackedGemm::run.
   void (*run)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
               int64_t ldacc, int64_t first, int64_t last);
+  // The same, requantised tile by tile; null where there is no such kernel.
+  void (*run_u8)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+                 const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last);
 };
+
+// Depthwise convolutions, 16 channels and more at a time, requantised from registers.
+struct NativeDepthwise {
+  int64_t (*packed_bytes)(int64_t channels, int64_t height, int64_t width);
+  // weight (channels, height, width)
+  void (*pack)(const int8_t* weight, int64_t channels, int64_t height, int64_t width, int8_t* packed);
+  // Values of 4 bytes per channel in the order of the kernel's registers, (channels + 64) of them at most.
+  void (*arrange)(const void* by_channel, int64_t channels, void* out);
+  // A row of output pixels. columns[c * rows + r] is the input pixel under row r of the kernel in column c, whose
+  // `rows` are a multiple of 4 (those past the height repeat another one: their weights are 0). Output pixel i sees the
+  // columns from i * stride on. offset and multiplier of `by` are arranged.
+  void (*row)(const uint8_t* const* columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+              int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out);
+};
+
+constexpr int64_t kDepthwiseLeast = 16;  // channels
 
 extern const NativeGemm kPortableGemm;
 #if defined(__x86_64__)
@@ -22,6 +53,12 @@ extern const NativeGemm kAvx2PairwiseGemm;  // only for weights that pass pairs_
 extern const NativeGemm kAvx2WideGemm;
 extern const NativeGemm kAvxVnniGemm;
 extern const NativeGemm kAvx512VnniGemm;
+extern const NativeDepthwise kAvx2Depthwise;
+extern const NativeDepthwise kAvxVnniDepthwise;
+extern const NativeDepthwise kAvx512VnniDepthwise;
 #endif
+
+// The kernel for this CPU, or null.
+const NativeDepthwise* native_depthwise();
 
 }  // namespace octet

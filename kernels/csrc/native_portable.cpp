@@ -24,6 +24,6 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
 
 }  // namespace
 
-extern const NativeGemm kPortableGemm = {"portable", &groups, &packed_bytes, &pack, &run};
+extern const NativeGemm kPortableGemm = {"portable", &groups, &packed_bytes, &pack, &run, nullptr};
 
 }  // namespace octet

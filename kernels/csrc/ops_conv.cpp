@@ -14,8 +14,9 @@ using at::Tensor;
 
 struct ConvCall {
   ConvShape shape{};
-  Tensor input, weight, bias;
+  Tensor input, bias;
   std::vector<std::shared_ptr<const PackedGemm>> groups;
+  std::shared_ptr<const PackedDepthwise> depthwise;
   std::vector<int64_t> out_sizes;
 };
 
@@ -59,14 +60,13 @@ ConvCall conv_call(const Tensor& q_x, const Tensor& q_weight, const std::optiona
   call.out_sizes.push_back(outputs);
   // Channels last inside; no copy where the tensor is in that memory format already.
   call.input = q_x.movedim(1, -1).contiguous();
-  call.weight = q_weight;
   if (q_bias && q_bias->defined()) {
     TORCH_CHECK_VALUE(q_bias->dim() == 1 && q_bias->size(0) == outputs && q_bias->scalar_type() == at::kInt,
                       "q_bias must be Int of shape (", outputs, ",), got ", q_bias->scalar_type(), " ", q_bias->sizes());
     call.bias = q_bias->contiguous();
   }
   if (shape.depthwise())
-    call.weight = q_weight.contiguous();
+    call.depthwise = packed_depthwise(q_weight);
   else
     for (int64_t g = 0; g < groups; ++g) call.groups.push_back(packed_conv(q_weight, g, groups, backend));
   return call;
@@ -88,7 +88,7 @@ Tensor run(const ConvCall& call, int64_t zero_point, at::ScalarType dtype, Stati
   if (dtype == at::kInt) output.sums = y.mutable_data_ptr<int32_t>();
   if (dtype == at::kFloat) output.reals = y.mutable_data_ptr<float>();
   if (dtype == at::kByte) output.quantized = y.mutable_data_ptr<uint8_t>();
-  conv_static(call.shape, call.groups, call.weight.const_data_ptr<int8_t>(), call.input.const_data_ptr<uint8_t>(),
+  conv_static(call.shape, call.groups, call.depthwise.get(), call.input.const_data_ptr<uint8_t>(),
               static_cast<int32_t>(zero_point), call.bias.defined() ? call.bias.const_data_ptr<int32_t>() : nullptr,
               output);
   return y.movedim(-1, 1);

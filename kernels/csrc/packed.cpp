@@ -63,7 +63,7 @@ struct Entry {
   // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   uint32_t version;
-  std::shared_ptr<const PackedGemm> gemm;
+  std::shared_ptr<const void> packed;  // a PackedGemm, or a PackedDepthwise where the key's library is null
 };
 
 struct Cache {
@@ -83,32 +83,42 @@ uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0
 
 namespace {
 
-// The packed form of n * k weights at `data` inside `owner`, made from what `rows` returns, int8 (n, k) contiguous.
-template <class Rows>
-std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
-                                               c10::string_view backend, Rows rows) {
-  const Library& lib = library(backend);
+// What `pack()` makes of n * k weights at `data` inside `owner`, once for each version of the weights.
+template <class Packed, class Pack>
+std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
+                                           const Library* lib, Pack pack) {
   const c10::Storage& storage = owner.storage();
-  const Key key{storage.unsafeGetStorageImpl(), data, &lib, n, k};
+  const Key key{storage.unsafeGetStorageImpl(), data, lib, n, k};
   const uint32_t version = version_of(owner);
   Cache& known = cache();
   {
     std::shared_lock lock(known.mutex);
     const auto found = known.entries.find(key);
-    if (found != known.entries.end() && found->second.version == version) return found->second.gemm;
+    if (found != known.entries.end() && found->second.version == version)
+      return std::static_pointer_cast<const Packed>(found->second.packed);
   }
-  const std::string reason = lib.why_not();
-  TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
-  TORCH_CHECK_VALUE(k <= kMaxK, "K is ", k, "; the sums of more than ", kMaxK, " products may overflow int32");
-  // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
-  const auto pack = k == 0 ? &pack_native : lib.pack;
-  const at::Tensor weight = rows();
-  std::shared_ptr<const PackedGemm> gemm = pack(weight.const_data_ptr<int8_t>(), n, k);
+  std::shared_ptr<const Packed> made = pack();
   std::unique_lock lock(known.mutex);
   for (auto it = known.entries.begin(); it != known.entries.end();)
     it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
-  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, gemm});
-  return gemm;
+  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made});
+  return made;
+}
+
+// `rows` returns the weight as int8 (n, k), contiguous.
+template <class Rows>
+std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
+                                               c10::string_view backend, Rows rows) {
+  const Library& lib = library(backend);
+  return find_or_make<PackedGemm>(owner, data, n, k, &lib, [&] {
+    const std::string reason = lib.why_not();
+    TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
+    TORCH_CHECK_VALUE(k <= kMaxK, "K is ", k, "; the sums of more than ", kMaxK, " products may overflow int32");
+    // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
+    const auto pack = k == 0 ? &pack_native : lib.pack;
+    const at::Tensor weight = rows();
+    return pack(weight.template const_data_ptr<int8_t>(), n, k);
+  });
 }
 
 }  // namespace
@@ -126,6 +136,15 @@ std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t 
   const int64_t n = part.size(0), k = n ? part.numel() / n : 0;
   return find_or_pack(weight, part.const_data_ptr(), n, k, backend,
                       [&] { return part.movedim(1, -1).contiguous(); });
+}
+
+std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight) {
+  const int64_t channels = weight.size(0), taps = channels ? weight.numel() / channels : 0;
+  return find_or_make<PackedDepthwise>(weight, weight.const_data_ptr(), channels, taps, nullptr, [&] {
+    int64_t kernel[3] = {1, 1, 1};
+    for (int64_t axis = 2; axis < weight.dim(); ++axis) kernel[axis + 3 - weight.dim()] = weight.size(axis);
+    return std::make_shared<PackedDepthwise>(weight.contiguous().const_data_ptr<int8_t>(), channels, kernel);
+  });
 }
 
 std::string why_not(c10::string_view backend) { return library(backend).why_not(); }

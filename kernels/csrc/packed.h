@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 
+#include "conv.h"
 #include "gemm.h"
 
 namespace octet {
@@ -24,6 +25,9 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
 // (out / groups, taps * channels / groups), the channels last, as the gathered rows of activations have them.
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
                                               c10::string_view backend);
+
+// The weight of a depthwise convolution, int8 (channels, 1, *kernel).
+std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight);
 
 // "" where the backend can be used here, else why not.
 std::string why_not(c10::string_view backend);

@@ -1,9 +1,11 @@
 // The register-tiled GEMM, written once over the instruction set's three operations.
 //
+// Where a tile's sums go is an `Out`: to memory as they are, or requantised on the way.
+//
 // An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
 // outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
 // X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
-// add, store. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+// add, store, requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
 #pragma once
 
 #include <algorithm>
@@ -49,12 +51,43 @@ void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
   }
 }
 
+// Sums as they are.
+template <class A>
+struct Sums {
+  int32_t* acc;
+  int64_t ld;
+  Sums at(int64_t rows, int64_t columns) const { return {acc + rows * ld + columns, ld}; }
+  int32_t* whole_rows() const { return acc; }
+  void put(int64_t row, const int32_t* sums, int64_t columns) const {
+    std::memcpy(acc + row * ld, sums, columns * sizeof(int32_t));
+  }
+};
+
+// Equation 7, while the sums are in the L1 cache. Not from registers: with its code behind the loop, g++ 12 keeps the
+// accumulators in memory inside it, at half the speed.
+template <class A>
+struct Bytes {
+  const Requantize* by;
+  uint8_t* out;
+  int64_t ld, channel = 0;
+  Bytes at(int64_t rows, int64_t columns) const { return {by, out + rows * ld + columns, ld, channel + columns}; }
+  int32_t* whole_rows() const { return nullptr; }
+  void put(int64_t row, const int32_t* sums, int64_t columns) const {
+    for (int64_t j = 0; j < columns; j += A::kLanes) {
+      uint8_t lanes[A::kLanes], *to = out + row * ld + j;
+      const bool whole = columns - j >= A::kLanes;
+      A::requantize(sums + j, by->offset + channel + j, by->multiplier + channel + j, *by, whole ? to : lanes);
+      if (!whole) std::memcpy(to, lanes, columns - j);
+    }
+  }
+};
+
 // The accumulators must live in registers, so every loop over them is unrolled.
 #define OCTET_UNROLL _Pragma("GCC unroll 16")
 
+// acc (M, B * kLanes), whole vectors.
 template <class A, int M, int B>
-void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
-          int64_t columns) {
+void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc) {
   constexpr int kBytes = A::kLanes * A::kStep;
   constexpr int kSets = M * B * 2 <= A::kAccSets ? 2 : 1;
   typename A::Acc sums[kSets][M][B];
@@ -91,39 +124,39 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
     for (int b = 0; b < B; ++b) {
       typename A::Acc sum = sums[0][m][b];
       if constexpr (kSets == 2) sum = A::add(sum, sums[1][m][b]);
-      int32_t* out = acc + m * ldacc + b * A::kLanes;
-      const int64_t left = columns - b * A::kLanes;
-      if (left >= A::kLanes) {
-        A::store(out, sum);
-      } else {
-        int32_t lanes[A::kLanes];
-        A::store(lanes, sum);
-        std::memcpy(out, lanes, left * sizeof(int32_t));
-      }
+      A::store(acc + m * ldacc + b * A::kLanes, sum);
     }
 }
 
 #undef OCTET_UNROLL
 
-template <class A, int B, int M = A::kRows>
-void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
-          int64_t columns) {
-  for (; m >= M; m -= M, x += M * ldx, acc += M * ldacc) tile<A, M, B>(x, ldx, w, steps, acc, ldacc, columns);
+template <class A, int M, int B, class Out>
+void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns) {
+  constexpr int64_t kColumns = B * A::kLanes;
+  if (columns >= kColumns && out.whole_rows()) return tile<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld);
+  alignas(64) int32_t sums[M * kColumns];
+  tile<A, M, B>(x, ldx, w, steps, sums, kColumns);
+  for (int64_t m = 0; m < M; ++m) out.put(m, sums + m * kColumns, std::min(columns, kColumns));
+}
+
+template <class A, int B, class Out, int M = A::kRows>
+void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, Out out, int64_t columns) {
+  for (; m >= M; m -= M, x += M * ldx, out = out.at(M, 0)) tile_to<A, M, B>(x, ldx, w, steps, out, columns);
   if constexpr (M > 1) {
-    if (m) rows<A, B, M - 1>(x, ldx, m, w, steps, acc, ldacc, columns);
+    if (m) rows<A, B, Out, M - 1>(x, ldx, m, w, steps, out, columns);
   }
 }
 
-template <class A, int B = A::kBlocks>
-void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, int32_t* acc,
-           int64_t ldacc, int64_t columns) {
-  if (blocks == B) return rows<A, B>(x, ldx, m, w, steps, acc, ldacc, columns);
-  if constexpr (B > 1) group<A, B - 1>(blocks, x, ldx, m, w, steps, acc, ldacc, columns);
+template <class A, class Out, int B = A::kBlocks>
+void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, const Out& out,
+           int64_t columns) {
+  if (blocks == B) return rows<A, B, Out>(x, ldx, m, w, steps, out, columns);
+  if constexpr (B > 1) group<A, Out, B - 1>(blocks, x, ldx, m, w, steps, out, columns);
 }
 
-template <class A>
-void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
-         int64_t ldacc, int64_t first, int64_t last) {
+template <class A, class Out>
+void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+            int64_t first, int64_t last) {
   const int64_t steps = ceil_div(k, A::kStep);
   const typename A::X* rows_x;
   int64_t rows_ld = ldx;
@@ -140,13 +173,25 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
   for (int64_t g = first; g < last; ++g) {
     const int64_t n0 = g * kGroup<A>;
     const int8_t* w = packed + n0 * steps * A::kStep;
-    group<A>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, acc + n0, ldacc, n - n0);
+    group<A, Out>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, out.at(0, n0), n - n0);
   }
 }
 
 template <class A>
+void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
+         int64_t ldacc, int64_t first, int64_t last) {
+  run_to<A>(Sums<A>{acc, ldacc}, x, ldx, m, packed, n, k, first, last);
+}
+
+template <class A>
+void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
+            uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
+  run_to<A>(Bytes<A>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
+}
+
+template <class A>
 constexpr NativeGemm table(const char* route) {
-  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>};
+  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>};
 }
 
 }  // namespace octet::tile

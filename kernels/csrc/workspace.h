@@ -44,6 +44,11 @@ struct Workspace {
   Scratch<int32_t> sums, sums_low;
   Scratch<RowRange> ranges;
   Scratch<float> hidden;
+  // Of a convolution: its padded input, what requantises a channel, and where the columns of a row lie.
+  Scratch<uint8_t> padded, border;
+  Scratch<int32_t> offset;
+  Scratch<float> multiplier;
+  Scratch<const uint8_t*> columns;
 };
 
 // The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.

@@ -64,6 +64,17 @@ CASES = {
     "depthwise-strided-dilated": Case(channels=16, outputs=16, groups=16, stride=2, dilation=2, padding=3),
     "depthwise-1d": Case(dims=1, channels=70, outputs=70, groups=70, kernel=5),
     "depthwise-3d": Case(dims=3, channels=5, outputs=5, groups=5, size=4),
+    "depthwise-16": Case(channels=16, outputs=16, groups=16, size=5),
+    "depthwise-strided": Case(channels=112, outputs=112, groups=112, stride=2),
+    "depthwise-64-and-a-rest": Case(channels=145, outputs=145, groups=145, size=11),
+    "depthwise-5x5": Case(channels=48, outputs=48, groups=48, kernel=5, padding=2),
+    "depthwise-5x5-strided": Case(channels=96, outputs=96, groups=96, kernel=5, padding=2, stride=2),
+    "depthwise-7x7": Case(channels=40, outputs=40, groups=40, kernel=7, padding=3),
+    "depthwise-2x2-stride-3": Case(channels=32, outputs=32, groups=32, kernel=2, padding=0, stride=3),
+    "depthwise-padding-alone": Case(channels=17, outputs=17, groups=17, size=1, kernel=3, padding=3),
+    "pointwise-odd": Case(channels=7, outputs=5, kernel=1, padding=0),
+    "pointwise-wide": Case(channels=20, outputs=150, kernel=1, padding=0),
+    "pointwise-strided": Case(channels=20, outputs=16, kernel=1, padding=0, stride=2),
     "one-channel": Case(channels=1, outputs=1),
     "rgb": Case(channels=3, outputs=17, kernel=7, stride=2, padding=3, size=21),
     "kernel-of-the-input": Case(kernel=9, padding=0),
@@ -96,6 +107,30 @@ def test_outputs_are_those_of_the_reference(compiled: Backend, case: Case) -> No
     assert torch.equal(f32.movedim(1, -1), sums.float() * factors)
 
 
+@cases
+def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case) -> None:
+    x, weight = case.operands()
+    bias = torch.arange(case.outputs, dtype=torch.int32) * 2**20 - 2**22
+    factors = torch.logspace(-4, 6, case.outputs)
+    sums = case.exact(x, 7, weight, bias).movedim(1, -1)
+    u8 = compiled.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
+    assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
+
+
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (5, 3), (2, 5)], ids=str)
+@pytest.mark.parametrize("depth", [0, 2], ids=["2d", "3d"])
+def test_depthwise_kernels_that_are_not_square(compiled: Backend, kernel: tuple[int, int], depth: int) -> None:
+    generator = torch.Generator().manual_seed(8)
+    planes = (depth,) if depth else ()
+    x = torch.randint(0, 256, (2, 50, *planes, 8, 13), generator=generator).byte()
+    weight = torch.randint(-127, 128, (50, 1, *(1 for _ in planes), *kernel), generator=generator).char()
+    ones, padding = [1] * (len(planes) + 2), [0] * len(planes) + [kernel[0] // 2, kernel[1] // 2]
+    factors = torch.full((50,), 1e-3)
+    u8 = compiled.conv_u8s8_u8(x, 9, weight, None, ones, padding, ones, 50, factors, 60, 0, 255)  # type: ignore[attr-defined]
+    exact = CONVOLUTIONS[len(ones)](x.double() - 9, weight.double(), None, ones, padding, ones, 50).int()
+    assert torch.equal(u8.movedim(1, -1), reference.requantize(exact.movedim(1, -1), factors, 60, 0, 255))
+
+
 @pytest.mark.parametrize("groups", [1, 2, 16], ids=["full", "grouped", "depthwise"])
 def test_sums_are_exact_where_int16_pairs_would_saturate(compiled: Backend, groups: int) -> None:
     case = Case(channels=16, outputs=16, groups=groups)
@@ -107,6 +142,9 @@ def test_sums_are_exact_where_int16_pairs_would_saturate(compiled: Backend, grou
         weight = weight.view(16, 16 // groups, 3, 3)
         sums = compiled.conv_u8s8_s32(x, 0, weight, None, *case.geometry())  # type: ignore[attr-defined]
         assert torch.equal(sums, case.exact(x, 0, weight, None))
+        factors = torch.full((16,), 1e-4)
+        u8 = compiled.conv_u8s8_u8(x, 0, weight, None, *case.geometry(), factors, 99, 0, 255)  # type: ignore[attr-defined]
+        assert torch.equal(u8.movedim(1, -1), reference.requantize(sums.movedim(1, -1), factors, 99, 0, 255))
 
 
 @pytest.mark.parametrize("kind", ["channels-last", "transposed", "sliced", "expanded"])

@@ -1,0 +1,46 @@
+// Depthwise convolution on AVX2 without VNNI: even and odd bytes as int16, in vpmaddwd, exact for every weight.
+#include "depthwise_vec.h"
+
+namespace octet {
+namespace depthwise {
+namespace {
+
+// A lane of four taps is two pairs of int16: taps 0 and 2, and taps 1 and 3.
+template <class Vec>
+struct Pairs : Vec {
+  static constexpr int kDotBytes = 2 * Vec::kWidth;
+  static void pack_weight(const int8_t (&taps)[4], int lane, int8_t* packed) {
+    const int16_t even[2] = {taps[0], taps[2]}, odd[2] = {taps[1], taps[3]};
+    std::memcpy(packed + lane * 4, even, sizeof even);
+    std::memcpy(packed + Vec::kWidth + lane * 4, odd, sizeof odd);
+  }
+};
+
+struct Narrow : Pairs<Vec16> {
+  struct Dots {
+    Acc even, odd;
+  };
+  static Dots dots(Acc lanes) { return {_mm_and_si128(lanes, _mm_set1_epi16(255)), _mm_srli_epi16(lanes, 8)}; }
+  static Acc dot(Acc sum, Dots x, const int8_t* w) {
+    sum = _mm_add_epi32(sum, _mm_madd_epi16(x.even, weights(w)));
+    return _mm_add_epi32(sum, _mm_madd_epi16(x.odd, weights(w + kWidth)));
+  }
+};
+
+struct Wide : Pairs<Vec32> {
+  struct Dots {
+    Acc even, odd;
+  };
+  static Dots dots(Acc lanes) { return {_mm256_and_si256(lanes, _mm256_set1_epi16(255)), _mm256_srli_epi16(lanes, 8)}; }
+  static Acc dot(Acc sum, Dots x, const int8_t* w) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, weights(w)));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, weights(w + kWidth)));
+  }
+};
+
+}  // namespace
+}  // namespace depthwise
+
+extern const NativeDepthwise kAvx2Depthwise = depthwise::table<2, depthwise::Wide, depthwise::Narrow>();
+
+}  // namespace octet
