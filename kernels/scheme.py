@@ -195,10 +195,18 @@ def quantize_weight(weight: Tensor, *, bits: int = 8, axis: int = 0) -> tuple[Te
     Returns:
         (q_weight int8 of the same shape and contiguous, scale float32 (channels,)). A channel of zeros has scale 1.
     """
-    scheme = weight_scheme(bits, axis)
-    flat = weight.detach().to(torch.float32).transpose(0, axis).flatten(1) if weight.dim() > 1 else weight[:, None]
+    weight = weight.detach().to(torch.float32)
+    scale = weight_scale(weight, bits=bits, axis=axis)
+    zero_point = torch.zeros_like(scale, dtype=torch.int32)
+    return QParams(scale, zero_point, weight_scheme(bits, axis)).quantize(weight).contiguous(), scale
+
+
+def weight_scale(weight: Tensor, *, bits: int = 8, axis: int = 0) -> Tensor:
+    """The scale that `quantize_weight` takes, float32 (channels,), in one look at the float32 weight.
+
+    A channel that holds NaN or inf has such a scale.
+    """
+    flat = weight.transpose(0, axis).flatten(1) if weight.dim() > 1 else weight[:, None]
     bound = flat.abs().amax(dim=1) if flat.shape[1] else flat.new_zeros(flat.shape[0])
-    qparams = choose_qparams(-bound, bound, scheme)
-    scale = torch.where(bound == 0, torch.ones_like(bound), qparams.scale)
-    q_weight = QParams(scale, qparams.zero_point, scheme).quantize(weight.detach().to(torch.float32))
-    return q_weight.contiguous(), scale
+    scale = (bound / (2 ** (bits - 1) - 1)).clamp(min=SCALE_MIN)
+    return torch.where(bound == 0, torch.ones_like(bound), scale)

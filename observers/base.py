@@ -197,6 +197,12 @@ class RangeObserver(Observer):
         super().__init__(scheme)
         self.distributed = distributed
 
+    def start(self, low: Tensor, high: Tensor) -> None:
+        """Begin with the range [low, high], float32 () or (channels,), as if it had been seen."""
+        self._allocate(low.numel(), low.device)
+        self.low.copy_(low.reshape(-1))
+        self.high.copy_(high.reshape(-1))
+
     def _observe(self, x: Tensor) -> None:
         if x.numel() == 0 and not self.distributed:
             return

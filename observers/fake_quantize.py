@@ -94,6 +94,10 @@ class FakeQuantizeBase(Stateful, ABC):
             ScaleCollapsed: a learned scale is not positive and finite.
         """
 
+    @abstractmethod
+    def start(self, low: Tensor, high: Tensor) -> None:
+        """Begin with the range [low, high], float32 () or (channels,), that calibration found."""
+
     def set_observing(self, on: bool) -> None:
         """Let ranges follow the data, or freeze them."""
         self.observing.fill_(on)
@@ -181,23 +185,27 @@ class FakeQuantize(FakeQuantizeBase):
         if not isinstance(observer, RangeObserver):
             self._refresh()  # a fixed range is known without data
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Observe and round as the switches say; x's dtype, shape and device."""
+    def forward(self, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
+        """Observe and round as the switches say; x's dtype, shape and device.
+
+        Args:
+            clamp: (low, high) to clamp x to first: a ReLU that needs no pass over memory, and no memory, of its own.
+        """
         self._check(x)
         quantizing = self._is_on("quantizing")
         if (self.training or self.observe_in_eval) and self._is_on("observing") and not _recomputing():
-            self.observer(x)
+            self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
             self._warn_of_non_finite()
             if quantizing:
                 self._refresh()
         if not quantizing or x.numel() == 0:
-            return x
+            return x if clamp == NO_CLAMP else x.clamp(*clamp)
         if not torch.compiler.is_compiling() and not self._has_range():
             raise NoDataSeen(
                 f"{self._where()}: has to quantise but has seen no finite value; run training batches through the "
                 "model with observing on, or load a checkpoint that has ranges"
             )
-        return fake_quantize(x, self.scale, self.zero_point, self.scheme)
+        return fake_quantize(x, self.scale, self.zero_point, self.scheme, clamp)
 
     def qparams(self) -> QParams:
         if self._is_on("observing"):
@@ -207,6 +215,13 @@ class FakeQuantize(FakeQuantizeBase):
             self.observer.range()  # raises with what is known: channels, NaN counts
             raise NoDataSeen(f"{self._where()}: ranges were frozen before any data was seen")
         return QParams(self.scale.clone(), self.zero_point.clone(), self.scheme)
+
+    def start(self, low: Tensor, high: Tensor) -> None:
+        """Begin with this range; an observer that searches (a histogram) replaces it at the next batch."""
+        if isinstance(self.observer, RangeObserver):
+            self.observer.start(low, high)
+        with torch.no_grad():
+            self._store(*scale_and_zero_point(low, high, self.scheme))
 
     def set_observing(self, on: bool) -> None:
         """Let ranges follow the data, or freeze them as they are.

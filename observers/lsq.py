@@ -111,6 +111,15 @@ class LSQFakeQuantize(FakeQuantizeBase):
         scale, zero_point = floored(self.scale.detach()), self._zero_point()
         return QParams(self._shaped(scale).clone(), self._shaped(zero_point).clone(), self.scheme)
 
+    def start(self, low: Tensor, high: Tensor) -> None:
+        """Begin with the scale and zero point of this range."""
+        with torch.no_grad():
+            scale, zero_point = scale_and_zero_point(low, high, self.scheme)
+            self.scale.copy_(_or_one(scale).reshape(-1))
+            self.zero_point.copy_(zero_point.reshape(-1))
+        self.initialised.fill_(True)
+        self._known["initialised"] = True
+
     def reset(self) -> None:
         """Set scales anew at the next batch."""
         self.initialised.fill_(False)
@@ -200,6 +209,12 @@ class LSQPlusFakeQuantize(LSQFakeQuantize):
         super().__init__(scheme, channels=channels, per_sample=per_sample, distributed=distributed)
         offset = None if scheme.symmetric else nn.Parameter(torch.zeros_like(self.scale))
         self.register_parameter("offset", offset)
+
+    def start(self, low: Tensor, high: Tensor) -> None:
+        super().start(low, high)
+        if self.offset is not None:
+            with torch.no_grad():
+                self.offset.copy_((self.scheme.quant_min - self.zero_point) * self.scale)
 
     def _zero_point(self) -> Tensor:
         if self.offset is None:

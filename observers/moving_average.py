@@ -43,6 +43,10 @@ class MovingAverageObserver(RangeObserver):
         super().reset()
         self.batches.zero_()
 
+    def start(self, low: Tensor, high: Tensor) -> None:
+        super().start(low, high)
+        self.batches.fill_(1)
+
     def _update(self, rows: Tensor, seen: FiniteRange) -> None:
         if seen.all_finite and not torch.compiler.is_compiling() and self.low.max().item() < math.inf:
             # Every row has data now and before: the same values, by a third of the operations.

@@ -60,6 +60,12 @@ class PACTFakeQuantize(FakeQuantizeBase):
         self._check_alpha()
         return QParams(*self._parameters_of_rounding(), self.scheme)
 
+    def start(self, low: Tensor, high: Tensor) -> None:
+        """Begin with alpha at the upper end, or at the larger one with a symmetric scheme."""
+        with torch.no_grad():
+            end = torch.maximum(-low, high) if self.scheme.symmetric else high
+            self.alpha.copy_(torch.where(end > 0, end, self.alpha.reshape(end.shape)).reshape(1))
+
     def penalty(self) -> Tensor:
         """alpha squared, to be added to the loss with a factor of the user's (the paper's lambda)."""
         return self.alpha.square().sum()

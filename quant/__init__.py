@@ -10,6 +10,7 @@ from quant.page import report_html
 from quant.parity import parity
 from quant.post_training import quantize_static
 from quant.prepare import prepare
+from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, summary
 from quant.static.leaves import register_leaf
@@ -18,18 +19,22 @@ __all__ = [
     "ArtefactError",
     "NotCalibrated",
     "NothingQuantized",
+    "QATSchedule",
     "QConfig",
     "Recipe",
     "RecipeError",
     "Report",
     "calibrate",
+    "check_optimizer",
     "compare",
     "convert",
+    "distill_loss",
     "kernels",
     "load",
     "observers",
     "parity",
     "prepare",
+    "prepare_qat",
     "quantize_dynamic",
     "quantize_static",
     "register_leaf",

@@ -17,6 +17,7 @@ from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
+from quant.qat.checks import check_trained
 from quant.recipe import Pattern, QConfig, Recipe
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 from quant.static.beyond import beyond_eight_bits
@@ -52,6 +53,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _calibrated(prepared)
+    check_trained(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
@@ -119,7 +121,7 @@ def _convert_unit(
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
     context = Context(plan, root, ranges, runner.tables)
-    layers, sites = _layers(plan, root, ranges, backend, made, entries, path)
+    layers, sites = _layers(runner, ranges, backend, made, entries, path)
     _note_floats(plan, root, entries, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
@@ -146,8 +148,7 @@ def _convert_unit(
 
 
 def _layers(
-    plan: Plan,
-    root: nn.Module,
+    runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
     made: dict[int, StaticLayer],
@@ -155,6 +156,7 @@ def _layers(
     path: str,
 ) -> tuple[dict[str, StaticLayer], dict[int, Site]]:
     """An int8 layer per weighted module (or functional call), with a site per call."""
+    plan, root = runner.plan, runner.root
     layers: dict[str, StaticLayer] = {}
     sites: dict[int, Site] = {}
     for step in plan.steps:
@@ -167,7 +169,8 @@ def _layers(
         if identity not in made:
             settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
             smallest = torch.stack([ranges[plan.slot_of[twin.inputs[0]]].scale for twin in plan.twins(step)]).amin()
-            made[identity] = StaticLayer(step.op, quantized(step, plan.graph, root, smallest), settings, backend)
+            weight = quantized(step, plan.graph, root, smallest, runner.learned(step))
+            made[identity] = StaticLayer(step.op, weight, settings, backend)
         layer = layers[key] = made[identity]
         y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
         x = ranges[plan.slot_of[step.inputs[0]]]

@@ -156,7 +156,8 @@ def _layer_registers(layer: StaticLayer, runner: GraphRunner, input: Tensor) -> 
 
 
 def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
-    expected = simulated(step, runner.graph, runner.root, _reals(runner, registers), *runner.input_scales(step))
+    scales, learned = runner.input_scales(step), runner.learned(step)
+    expected = simulated(step, runner.graph, runner.root, _reals(runner, registers), *scales, learned=learned)
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     if not runner.plan.emits_integers(step):

@@ -119,6 +119,10 @@ class GraphRunner(nn.Module):
         scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
         return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
 
+    def learned(self, step: Step) -> Tensor | None:
+        """The scale that training learned for a step's weight, float32 (out,); None where it follows the weight."""
+        return None
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
@@ -146,7 +150,8 @@ class GraphRunner(nn.Module):
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
                 scales = self.input_scales(step)
-                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, *scales)
+                value = simulated(step, self.graph, self.root, values.__getitem__, *scales, learned=self.learned(step))
+                values[step.output] = value
             if slot is not None:
                 values[step.output] = map_leaves(_rounding(self.qparams(slot)), values[step.output])
             if watch is not None:
@@ -172,17 +177,32 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
         RecipeError: a rule matches no module.
         NothingQuantized: no layer of the model can be, or may be, quantised; with the reasons.
     """
+    return planned(model, example_inputs, recipe or Recipe(), _install_watching, "quant.prepare")
+
+
+def planned(
+    model: nn.Module,
+    example_inputs: Any,
+    recipe: Recipe,
+    install: Callable[[nn.Module, Plan], None],
+    verb: str,
+) -> nn.Module:
+    """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
+
+    Args:
+        install: puts a runner of the plan into a captured module.
+        verb: how errors call what the user called.
+    """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"quant.prepare: expected an nn.Module, got {type(model).__name__}")
+        raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
-        raise ValueError("quant.prepare: the model is prepared already; prepare the float model it came from")
+        raise ValueError(f"{verb}: the model is prepared already; prepare the float model it came from")
     taken = [name for name, module in model.named_modules() if hasattr(module, RESERVED)]
     if taken:
         raise ValueError(
-            f"quant.prepare: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
+            f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
-    recipe = recipe or Recipe()
     unmatched = recipe.unmatched(model.named_modules())
     if unmatched:
         raise RecipeError(
@@ -194,8 +214,7 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
     modules = dict(prepared.named_modules())
     for path, graph in found.graphs.items():
         install(modules[path], make_plan(graph, modules[path], recipe))
-        _watch_suspects(modules[path])
-    refuse_nothing(prepared, found.islands)
+    refuse_nothing(prepared, found.islands, verb)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, encode(example_inputs))
     return prepared
 
@@ -215,6 +234,11 @@ def _full(path: str, name: str) -> str:
     return ".".join(part for part in (path, name) if part)
 
 
+def _install_watching(module: nn.Module, plan: Plan) -> None:
+    install(module, plan)
+    _watch_suspects(module)
+
+
 def _watch_suspects(module: nn.Module) -> None:
     from quant.static.beyond import suspects  # which reads runners, and so needs this module
 
@@ -227,10 +251,15 @@ def _watch_suspects(module: nn.Module) -> None:
 
 def make_point(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
-    scheme = SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
+    scheme = scheme_of(slot)
     if slot.fixed is not None:
         return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
     return make_observer(slot.qconfig.activation_observer, scheme)
+
+
+def scheme_of(slot: Slot) -> QScheme:
+    """The integers that a slot's values become."""
+    return SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
@@ -243,7 +272,7 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     return found
 
 
-def refuse_nothing(prepared: nn.Module, islands: dict[str, str]) -> None:
+def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
     found = runners(prepared)
     if any(step.integer for runner in found.values() for step in runner.plan.steps):
@@ -255,7 +284,7 @@ def refuse_nothing(prepared: nn.Module, islands: dict[str, str]) -> None:
         for step in runner.plan.steps:
             if step.reason:
                 reasons.append(f"{'.'.join(part for part in (path, step.name) if part)}: {step.reason}")
-    raise NothingQuantized("quant.prepare: no layer can be quantised; " + "; ".join(reasons[:20]))
+    raise NothingQuantized(f"{verb}: no layer can be quantised; " + "; ".join(reasons[:20]))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from quant.fuse import Step
 from quant.graph import Attr, Graph, Ref, attribute, evaluate
-from quant.kernels import QParams, quantize_weight, weight_scheme
+from quant.kernels import QParams, weight_scheme
+from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 
 BIAS_LIMIT = 2**30
@@ -67,44 +68,63 @@ def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:
     return parts.reshape(-1, *parts.shape[2:])
 
 
-def quantized(step: Step, graph: Graph, root: nn.Module, input_scale: Tensor | None) -> QWeight:
+def quantized(
+    step: Step, graph: Graph, root: nn.Module, input_scale: Tensor | None, learned: Tensor | None = None
+) -> QWeight:
     """The int8 weight of a step, by its QConfig.
 
     Args:
         input_scale: float32 (), the smallest that the layer is called with; None leaves the bias out of account.
+        learned: float32 (out,), the scale that training learned; None chooses one for the weight.
     """
     assert step.qconfig is not None
     weight, bias = folded(step, graph, root)
-    weight = weight.detach().to(torch.float32)
-    if not bool(torch.isfinite(weight).all()):
+    bias = None if bias is None else bias.detach().to(torch.float32)
+    rows = output_first(weight.detach().to(torch.float32), step)
+    scale = row_scale(rows, bias, input_scale, step, learned)
+    q_rows = QParams(scale, torch.zeros_like(scale, dtype=torch.int32), weight_scheme(step.qconfig.weight_bits))
+    q_weight = output_first(q_rows.quantize(rows), step, back=True).contiguous()
+    return QWeight(q_weight, scale, None if bias is None else bias.clone())
+
+
+def row_scale(
+    rows: Tensor, bias: Tensor | None, input_scale: Tensor | None, step: Step, learned: Tensor | None = None
+) -> Tensor:
+    """The scale of each output channel, float32 (out,): training and conversion both ask here.
+
+    Args:
+        rows: float32 (out, ...), the folded weight.
+        bias: float32 (out,), folded.
+        input_scale, learned: as for `quantized`.
+
+    Raises:
+        ValueError: the weight holds NaN or inf; with the layer's name.
+    """
+    scale = _chosen_scale(rows, step) if learned is None else learned
+    if not bool(torch.isfinite(scale).all()) or (learned is not None and not bool(torch.isfinite(rows).all())):
         raise ValueError(
             f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
         )
-    rows = output_first(weight, step)
-    q_rows, scale = _quantized_rows(rows, step)
-    if bias is not None and input_scale is not None:
-        q_rows, scale = _room_for_bias(rows, q_rows, scale, bias.detach().to(torch.float32), input_scale, step)
-    q_weight = output_first(q_rows, step, back=True).contiguous()
-    return QWeight(q_weight, scale, None if bias is None else bias.detach().to(torch.float32).clone())
+    if bias is None or input_scale is None:
+        return scale
+    return _room_for_bias(scale, bias, input_scale, step)
 
 
-def _quantized_rows(rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+def _chosen_scale(rows: Tensor, step: Step) -> Tensor:
     qconfig = step.qconfig
     assert qconfig is not None
     if not qconfig.per_channel:
-        q_flat, scale = quantize_weight(rows.reshape(1, -1), bits=qconfig.weight_bits)
-        return q_flat.reshape(rows.shape), scale.expand(rows.shape[0]).clone()
+        return weight_scale(rows.reshape(1, -1), bits=qconfig.weight_bits).expand(rows.shape[0]).clone()
     if qconfig.weight_observer == "minmax":
-        return quantize_weight(rows, bits=qconfig.weight_bits)
+        return weight_scale(rows, bits=qconfig.weight_bits)
     observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits))
     observer(rows)
-    qparams = observer.qparams()
-    return qparams.quantize(rows).contiguous(), qparams.scale
+    if int(observer.nan_count) or int(observer.inf_count):
+        return rows.new_full((rows.shape[0],), torch.nan)
+    return observer.qparams().scale
 
 
-def _room_for_bias(
-    rows: Tensor, q_rows: Tensor, scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step
-) -> tuple[Tensor, Tensor]:
+def _room_for_bias(scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step) -> Tensor:
     """A coarser weight scale for channels whose bias would not fit int32 at scale s_x * s_w.
 
     Such a channel has weights that hardly matter beside its bias (a batch norm that training switched off, an input
@@ -113,13 +133,9 @@ def _room_for_bias(
     assert step.qconfig is not None
     least = bias.abs() / BIAS_LIMIT / input_scale
     if not bool((least > scale).any()):
-        return q_rows, scale
+        return scale
     scale = torch.maximum(scale, least)
-    if not step.qconfig.per_channel:
-        scale = scale.amax().expand_as(scale).clone()
-    scheme = weight_scheme(step.qconfig.weight_bits)
-    qparams = QParams(scale, torch.zeros_like(scale, dtype=torch.int32), scheme)
-    return qparams.quantize(rows).contiguous(), scale
+    return scale if step.qconfig.per_channel else scale.amax().expand_as(scale).clone()
 
 
 def dequantized(q: QWeight, step: Step) -> Tensor:

@@ -1,0 +1,63 @@
+"""The four phases of training, by hand; QATSchedule calls these by the number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from quant.observers.fake_quantize import FakeQuantizeBase
+from quant.prepare import runners
+from quant.qat.runner import TrainingRunner
+
+
+def observe_only(prepared: nn.Module) -> None:
+    """Train in float and only watch, so that ranges are known before anything is rounded by them."""
+    _switch(prepared, rounding=False, observing=True)
+
+
+def round_values(prepared: nn.Module) -> None:
+    """Round weights and activations, with ranges that follow the data. How a model from prepare_qat begins."""
+    _switch(prepared, rounding=True, observing=True)
+
+
+def freeze_ranges(prepared: nn.Module, frozen: bool = True) -> None:
+    """Keep the ranges of activations, and learned scales, as they are. Other weights' ranges follow the weights.
+
+    Warns:
+        UserWarning: a range that is frozen is empty, with the layer's name.
+    """
+    for point in points(prepared):
+        point.set_observing(not frozen)
+
+
+def freeze_norms(prepared: nn.Module, frozen: bool = True) -> None:
+    """Let batch norms normalise by their running statistics, as the converted model will, and keep those."""
+    for runner in training_runners(prepared):
+        runner.switch("norms_frozen", frozen)
+
+
+def points(prepared: nn.Module) -> Iterator[FakeQuantizeBase]:
+    """Every fake quantiser of a model from prepare_qat."""
+    for runner in training_runners(prepared):
+        yield from (module for module in runner.modules() if isinstance(module, FakeQuantizeBase))
+
+
+def training_runners(prepared: nn.Module) -> list[TrainingRunner]:
+    """What runs the captured modules of a model from prepare_qat.
+
+    Raises:
+        ValueError: it is not from prepare_qat.
+    """
+    found = [runner for runner in runners(prepared).values() if isinstance(runner, TrainingRunner)]
+    if not found:
+        raise ValueError(f"expected a model from quant.prepare_qat, got {type(prepared).__name__}")
+    return found
+
+
+def _switch(prepared: nn.Module, *, rounding: bool, observing: bool) -> None:
+    for runner in training_runners(prepared):
+        runner.switch("rounding", rounding)
+    for point in points(prepared):
+        point.set_observing(observing)
+        point.set_quantizing(rounding)

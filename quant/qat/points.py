@@ -1,0 +1,131 @@
+"""Which fake quantiser stands where: at a value, at several that share a range, at a weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Slot, Step
+from quant.kernels import QScheme, weight_scheme
+from quant.observers import LEARNED, FakeQuantize, FixedObserver, MovingAverageObserver, make_learned, make_observer
+from quant.observers.base import Observer, RangeObserver
+from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
+from quant.prepare import scheme_of
+from quant.recipe import RecipeError
+
+
+def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
+    """The fake quantiser that a slot's QConfig asks for.
+
+    "histogram", the default of calibration, means a moving average here: its search would take longer than the layer,
+    in every step. Whoever names another observer gets it.
+
+    Args:
+        name: of the layer, for messages.
+    """
+    scheme, kind = scheme_of(slot), slot.qconfig.activation_observer
+    point: FakeQuantizeBase
+    if slot.fixed is not None:
+        point = FakeQuantize(FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1]))
+    elif kind in LEARNED:
+        point = _learned(kind, scheme, None, name)
+    elif len(slot.observed) > 1 and kind in ("histogram", "moving_average"):
+        point = SharedFakeQuantize(scheme, len(slot.observed))
+    else:
+        point = FakeQuantize(make_observer("moving_average" if kind == "histogram" else kind, scheme))
+    return named(point, name)
+
+
+def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
+    """What learns a weight's scale; None where the scale follows from the weight."""
+    assert step.qconfig is not None
+    kind = step.qconfig.weight_observer
+    if kind not in LEARNED:
+        return None
+    per_channel = step.qconfig.per_channel
+    scheme = weight_scheme(step.qconfig.weight_bits, 0 if per_channel else None)
+    return named(_learned(kind, scheme, channels if per_channel else None, name), name)
+
+
+def _learned(kind: str, scheme: QScheme, channels: int | None, name: str) -> FakeQuantizeBase:
+    options = {} if kind == "pact" else {"channels": channels}
+    if kind != "pact" and channels is None and scheme.dtype == torch.int8:
+        options["per_sample"] = False
+    try:
+        return make_learned(kind, scheme, **options)
+    except ValueError as error:
+        raise RecipeError(f"layer '{name}': {error}") from error
+
+
+def named(point: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
+    """The point, with the layer's name in its messages."""
+    for module in point.modules():
+        if isinstance(module, (FakeQuantizeBase, Observer)):
+            module.name = name
+    return point
+
+
+class JoinedObserver(RangeObserver):
+    """The union of several moving averages, one for each value that has the range.
+
+    One average over all would be wrong: of two values with ends at 1 and 10 it would swing between them and clamp the
+    second to about 5.5.
+    """
+
+    def __init__(self, scheme: QScheme, members: int) -> None:
+        super().__init__(scheme)
+        self.members = nn.ModuleList(MovingAverageObserver(scheme) for _ in range(members))
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe a tensor of the member whose turn it is."""
+        self._check(x)
+        with torch.no_grad():
+            self.members[self.turn](x)
+            self.join()
+        return x
+
+    def start(self, low: Tensor, high: Tensor) -> None:
+        for member in self.members:
+            member.start(low, high)
+        self.join()
+
+    def join(self) -> None:
+        """Take the union of what the members have seen."""
+        self.low.copy_(torch.stack([member.low for member in self.members]).amin(dim=0))
+        self.high.copy_(torch.stack([member.high for member in self.members]).amax(dim=0))
+        self.nan_count.copy_(torch.stack([member.nan_count for member in self.members]).sum())
+        self.inf_count.copy_(torch.stack([member.inf_count for member in self.members]).sum())
+
+    def reset(self) -> None:
+        super().reset()
+        for member in self.members:
+            member.reset()
+
+    def _update(self, rows: Tensor, seen: object) -> None:
+        raise AssertionError("its members observe")
+
+    def _merge(self, other: Observer) -> None:
+        assert isinstance(other, JoinedObserver)
+        for mine, theirs in zip(self.members, other.members, strict=True):
+            mine.merge(theirs)
+        self.join()
+
+
+class SharedFakeQuantize(FakeQuantize):
+    """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
+
+    def __init__(self, scheme: QScheme, members: int) -> None:
+        super().__init__(JoinedObserver(scheme, members))
+
+    def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
+        """Observe and round the value number `member`."""
+        self.observer.turn = member
+        out: Tensor = self(x, clamp)
+        return out
+
+
+def weight_key(step: Step, plan: Plan) -> str:
+    """Where a step's learned weight scale is kept; steps that share an int8 weight share it."""
+    first = plan.twins(step)[0]
+    return (first.name or "weight").replace(".", "/")

@@ -1,0 +1,108 @@
+"""prepare_qat: a copy of the user's model that trains as its int8 form will compute."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from quant.fuse import Plan
+from quant.observers import NoDataSeen, Observer
+from quant.observers.fake_quantize import FakeQuantizeBase
+from quant.prepare import RESERVED, GraphRunner, planned, runners
+from quant.qat.points import activation_point, weight_key, weight_point
+from quant.qat.runner import TrainingRunner
+from quant.recipe import Recipe
+from quant.static.recognise import OPERATORS
+from quant.static.weights import folded, output_first
+
+
+def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | None = None) -> nn.Module:
+    """A copy of `model` with fake quantisation, to be trained as any module and then converted.
+
+    The copy has the user's classes, parameters and names, so that a float checkpoint loads into it; what quantisation
+    adds has `_quant` in its name. Give its parameters, not the model's, to the optimiser. In eval mode it computes what
+    `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each batch's, unless
+    the recipe says otherwise: `QConfig(activation_observer=...)` and `weight_observer=...` also take "lsq", "lsq+" and
+    "pact" here, which learn them. A weight's range follows the weight.
+
+    Args:
+        model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
+        example_inputs: as for `quant.prepare`; not needed for a model that is prepared already.
+        recipe: as for `quant.prepare`, which has it already for such a model.
+
+    Raises:
+        TypeError, RecipeError, NothingQuantized: as `quant.prepare`.
+        ValueError: the model is prepared for training already, or is not calibrated, or a layer's weight is not a
+            parameter (a hook computes it).
+    """
+    if isinstance(model, nn.Module) and runners(model):
+        return _from_calibrated(model, recipe)
+    if example_inputs is None:
+        raise TypeError("quant.prepare_qat: a float model needs example_inputs, as quant.prepare does")
+    prepared = planned(model, example_inputs, recipe or Recipe(), _install, "quant.prepare_qat")
+    _name(prepared)
+    return prepared
+
+
+def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
+    if any(isinstance(runner, TrainingRunner) for runner in runners(model).values()):
+        raise ValueError("quant.prepare_qat: the model is prepared for training already; train it as it is")
+    if recipe is not None:
+        raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
+    prepared = copy.deepcopy(model)
+    for path, runner in runners(prepared).items():
+        ranges = _ranges(runner, path)
+        del runner.root._modules[RESERVED]
+        _install(runner.root, runner.plan)
+        made = runner.root._modules[RESERVED]
+        assert isinstance(made, TrainingRunner)
+        for slot, ends in ranges.items():
+            point = made.point(slot)
+            assert isinstance(point, FakeQuantizeBase)
+            point.start(*ends)
+    _name(prepared)
+    return prepared
+
+
+def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    found = {}
+    for slot in runner.plan.slots:
+        point = runner.point(slot)
+        assert isinstance(point, Observer)
+        try:
+            found[slot] = point.range()
+        except NoDataSeen as error:
+            name = ".".join(part for part in (path, slot) if part)
+            raise ValueError(
+                f"quant.prepare_qat: the observer of '{name}' saw no data; calibrate the prepared model first, or "
+                "start from the float model"
+            ) from error
+    return found
+
+
+def _install(module: nn.Module, plan: Plan) -> None:
+    """Let `module` train by `plan`."""
+    points: dict[str, nn.Module] = {slot.name: activation_point(slot, slot.name) for slot in plan.slots.values()}
+    weights: dict[str, nn.Module] = {}
+    for step in plan.steps:
+        if not (step.integer and OPERATORS[step.op].weighted):
+            continue
+        weight = folded(step, plan.graph, module)[0]
+        point = weight_point(step, output_first(weight, step).shape[0], step.name)
+        if point is not None:
+            weights.setdefault(weight_key(step, plan), point)
+    runner = TrainingRunner(module, plan, points, weights)
+    runner.train(module.training)
+    module.add_module(RESERVED, runner)
+    module.__dict__["forward"] = runner.run
+
+
+def _name(prepared: nn.Module) -> None:
+    """Give every fake quantiser the full name of its layer, for messages."""
+    for path, runner in runners(prepared).items():
+        for point in runner.modules():
+            if isinstance(point, (FakeQuantizeBase, Observer)) and path:
+                point.name = f"{path}.{point.name}"

@@ -1,0 +1,223 @@
+"""Runs a captured module as its int8 form will compute it, in float and with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Step
+from quant.graph import Ref, attribute, evaluate, leaves, map_leaves
+from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
+from quant.prepare import GraphRunner, bound_values, output_of
+from quant.qat import norm as batch_norm
+from quant.qat.points import SharedFakeQuantize, weight_key
+from quant.qat.weights import rounded_bias, rounded_weight
+from quant.static import simulate
+from quant.static.weights import folded, output_first, row_scale
+
+SWITCHES = ("rounding", "norms_frozen")
+
+
+class TrainingRunner(GraphRunner):
+    """A GraphRunner whose points are fake quantisers, and whose weights are rounded too.
+
+    Attributes:
+        weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
+
+    Buffers:
+        rounding: bool scalar, whether weights are rounded. True at first. Points have a switch of their own.
+        norms_frozen: bool scalar, whether batch norms use their running statistics in training mode. False at first.
+    """
+
+    rounding: Tensor
+    norms_frozen: Tensor
+
+    def __init__(
+        self, root: nn.Module, plan: Plan, points: dict[str, nn.Module], weights: dict[str, nn.Module]
+    ) -> None:
+        super().__init__(root, plan, points)
+        self.weights = nn.ModuleDict(weights)
+        self.register_buffer("rounding", torch.ones((), dtype=torch.bool))
+        self.register_buffer("norms_frozen", torch.zeros((), dtype=torch.bool))
+        self._known = {"rounding": True, "norms_frozen": False}
+        self._places = {
+            value: (slot.name, place) for slot in plan.slots.values() for place, value in enumerate(slot.observed)
+        }
+        self._dead = last_readers(plan)
+
+    def switch(self, name: str, on: bool) -> None:
+        """Set `rounding` or `norms_frozen`."""
+        self._buffers[name].fill_(on)  # type: ignore[union-attr]
+        self._known[name] = on
+
+    def is_on(self, name: str) -> bool:
+        """How `rounding` or `norms_frozen` stands, as last set or loaded: reading a buffer would wait for a GPU."""
+        return self._known[name]
+
+    def train(self, mode: bool = True) -> TrainingRunner:
+        super().train(mode)
+        self._read_switches()
+        return self
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.simulate:
+            return super().run(*args, **kwargs)
+        return self._train(bound_checked(self, args, kwargs))
+
+    def learned(self, step: Step) -> Tensor | None:
+        point = self._weight_point(step) if step.integer and "weight" in step.attrs else None
+        if point is None:
+            return None
+        scale: Tensor = point.qparams().scale
+        return scale.reshape(-1).expand(self._channels(step)).clone()
+
+    def _train(self, values: dict[int, Any]) -> Any:
+        for step in self.plan.steps:
+            clamp = NO_CLAMP
+            if self.graph.nodes[step.output].kind != "input":
+                values[step.output], clamp = self._value(step, values)
+            values[step.output] = self._observed(step, values[step.output], clamp)
+            for dead in self._dead.get(step.output, ()):
+                del values[dead]
+        return output_of(self.graph, values)
+
+    def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
+        """A step's value, and the clamp that still has to be done to it."""
+        clamp = step.attrs.get("clamp") if step.integer and len(step.nodes) > 1 else None
+        if step.integer and "weight" in step.attrs:
+            return self._weighted(step, values), clamp or NO_CLAMP
+        # The clamp is the last node, and is done with the rounding; a step of its own, as a lookup, is not.
+        nodes = step.nodes if clamp is None else step.nodes[:1]
+        own: dict[int, Any] = {}
+        for index in nodes:
+            node = self.graph.nodes[index]
+            own[index] = evaluate(node, self.root, lambda i: own[i] if i in own else values[i])
+        return own[nodes[-1]], clamp or NO_CLAMP
+
+    def _observed(self, step: Step, value: Any, clamp: tuple[float, float]) -> Any:
+        if step.output not in self._places:
+            return value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
+        slot, place = self._places[step.output]
+        point = self.point(slot)
+        if isinstance(point, SharedFakeQuantize):
+            return point.at(place, value, clamp)
+        if isinstance(point, FakeQuantize):
+            return point(value, clamp)
+        value = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
+        return map_leaves(point, value)
+
+    def _weighted(self, step: Step, values: dict[int, Any]) -> Tensor:
+        """The layer with its rounded weight and bias; with its batch norm, without its clamp."""
+        x = values[step.inputs[0]]
+        place = step.attrs.get("batch_norm")
+        norm: Any = None if place is None else attribute(self.root, self.graph.nodes[place].target)
+        by_batch = batch_norm.uses_batch(norm, frozen=self.is_on("norms_frozen"))
+        if not self.is_on("rounding"):
+            return self._in_float(step, x, norm if by_batch else None)
+        weight, bias = folded(step, self.graph, self.root)
+        if not by_batch:
+            weight, scale = self._rounded(step, weight, bias)
+            bias = rounded_bias(bias, self._scale(step.inputs[0]) * scale)
+            return simulate.product(step, x, weight, bias)
+        gain = batch_norm.folding_gain(norm)
+        weight, own_bias = self._unfolded(step)
+        rows = output_first(weight, step)
+        rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
+        weight, _ = self._rounded(step, output_first(rows, step, back=True), bias)
+        a = simulate.product(step, x, weight, None)
+        return batch_norm.normalise(step.name, norm, a, gain, own_bias)
+
+    def _in_float(self, step: Step, x: Tensor, norm: nn.Module | None) -> Tensor:
+        if norm is None:
+            return simulate.product(step, x, *folded(step, self.graph, self.root))
+        y: Tensor = norm(simulate.product(step, x, *self._unfolded(step)))
+        return y
+
+    def _unfolded(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        bare = Step(step.op, step.nodes, step.inputs, {**step.attrs, "batch_norm": None}, step.name)
+        return folded(bare, self.graph, self.root)
+
+    def _rounded(self, step: Step, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A folded weight, rounded, and its scale (out,)."""
+        rows = output_first(weight, step)
+        point = self._weight_point(step)
+        if point is not None and self.training:
+            rounded = output_first(point(rows), step, back=True)
+            learned: Tensor = point.qparams().scale
+            return rounded, learned.reshape(-1).expand(rows.shape[0])
+        with torch.no_grad():
+            known = None if bias is None else bias.detach()
+            scale = row_scale(rows.detach(), known, self._smallest(step), step, self.learned(step))
+        return rounded_weight(weight, scale, step), scale
+
+    def _smallest(self, step: Step) -> Tensor | None:
+        scales = [self._scale(twin.inputs[0]) for twin in self.plan.twins(step)]
+        known = torch.stack(scales)
+        return known[torch.isfinite(known)].amin()
+
+    def _scale(self, value: int) -> Tensor:
+        """The scale of a value that has a range, float32 (); NaN where another call of the layer comes later."""
+        point = self.point(self.plan.slot_of[value])
+        if isinstance(point, FakeQuantize):
+            return point.scale
+        assert isinstance(point, FakeQuantizeBase)
+        return point.qparams().scale
+
+    def _weight_point(self, step: Step) -> Any:
+        return self.weights._modules.get(weight_key(step, self.plan)) if len(self.weights) else None
+
+    def _channels(self, step: Step) -> int:
+        return output_first(self._unfolded(step)[0], step).shape[0]
+
+    def _read_switches(self) -> None:
+        for name in SWITCHES:
+            buffer = self._buffers.get(name)
+            if buffer is not None and buffer.device.type != "meta":
+                self._known[name] = bool(buffer)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._read_switches()
+
+
+def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The tensors of a call; in training mode they must be finite.
+
+    Raises:
+        ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
+    """
+    values = bound_values(runner.graph, runner.root, args, kwargs)
+    if runner.training and not torch.compiler.is_compiling():
+        for index, value in values.items():
+            if value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.sum())):
+                _refuse(runner, index, value)
+    return values
+
+
+def _refuse(runner: TrainingRunner, index: int, value: Tensor) -> None:
+    nan, inf = int(torch.isnan(value).sum()), int(torch.isinf(value).sum())
+    if nan or inf:  # a sum of finite values may overflow
+        raise ValueError(
+            f"layer '{runner.graph.path or '(root)'}': {nan} NaN and {inf} infinite values in its input "
+            f"'{runner.graph.nodes[index].target}', which rounding would turn into finite ones and train on; look at "
+            "the batch"
+        )
+
+
+def last_readers(plan: Plan) -> dict[int, list[int]]:
+    """For each step, by its output, the values that no later step reads, so that they can be dropped after it."""
+    kept = {leaf.index for leaf in leaves(plan.graph.output) if isinstance(leaf, Ref)}
+    last: dict[int, int] = {}
+    for step in plan.steps:
+        for index in step.nodes:
+            for ref in plan.graph.nodes[index].refs:
+                last[ref] = step.output
+        last.setdefault(step.output, step.output)
+    inner = {index for step in plan.steps for index in step.nodes[:-1]}
+    dead: dict[int, list[int]] = {}
+    for value, reader in last.items():
+        if value not in kept and value not in inner:
+            dead.setdefault(reader, []).append(value)
+    return dead

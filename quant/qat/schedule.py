@@ -1,0 +1,123 @@
+"""When training observes, rounds and freezes: one object with a `step()`, like a learning-rate scheduler."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from quant.observers import NoDataSeen
+from quant.qat.checks import check_optimizer
+from quant.qat.phases import freeze_norms, freeze_ranges, observe_only, points, round_values
+
+OBSERVE, RANGES, NORMS = 0.05, 0.6, 0.75
+"""Where in the training the phases begin, as shares of its steps: rounding, frozen ranges, frozen batch norms. Early
+enough that the weights still have time to settle on the integers that will be deployed."""
+
+
+class QATSchedule:
+    """Four phases of a training: observe only, round, freeze ranges, freeze batch norm statistics.
+
+        schedule = quant.QATSchedule(p, steps=epochs * len(loader))
+        for x, y in loader:
+            ...
+            optimizer.step()
+            schedule.step()
+
+    What it does to the model is in the model's state_dict; its own holds the number of steps. A training that is
+    resumed makes the schedule anew, with the same arguments, and loads both.
+
+    Attributes:
+        count: how often `step` was called.
+        phases: the phases that have begun, of "observe", "round", "freeze_ranges", "freeze_norms".
+
+    Args:
+        prepared: from `prepare_qat`.
+        steps: how often `step` will be called; `OBSERVE`, `RANGES` and `NORMS` of it are the defaults below.
+        observe: number of steps in float, to find ranges; 0 where the model has ranges already, as from calibration.
+        freeze_ranges_at, freeze_norms_at: after how many steps; `steps` or more for never.
+        optimizer: checked to hold every parameter, see `check_optimizer`.
+
+    Raises:
+        ValueError: `prepared` is not from prepare_qat, or the numbers are not in order.
+    """
+
+    def __init__(
+        self,
+        prepared: nn.Module,
+        steps: int,
+        *,
+        observe: int | None = None,
+        freeze_ranges_at: int | None = None,
+        freeze_norms_at: int | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"QATSchedule: steps is {steps}, expected how often step() will be called, at least 1")
+        self.prepared, self.steps, self.count = prepared, steps, 0
+        if observe is None:
+            observe = 0 if _has_ranges(prepared) else math.ceil(OBSERVE * steps)
+        self.starts = {
+            "observe": 0,
+            "round": observe,
+            "freeze_ranges": math.ceil(RANGES * steps) if freeze_ranges_at is None else freeze_ranges_at,
+            "freeze_norms": math.ceil(NORMS * steps) if freeze_norms_at is None else freeze_norms_at,
+        }
+        if not 0 <= observe <= min(self.starts["freeze_ranges"], self.starts["freeze_norms"]):
+            raise ValueError(
+                f"QATSchedule: phases begin at {self.starts}, expected 0 <= observe <= freeze_ranges_at and "
+                "observe <= freeze_norms_at"
+            )
+        if optimizer is not None:
+            check_optimizer(prepared, optimizer)
+        self._apply()
+
+    @property
+    def phases(self) -> list[str]:
+        return [name for name, start in self.starts.items() if start <= self.count]
+
+    def step(self) -> None:
+        """Call after each step of the optimiser."""
+        before = self.phases
+        self.count += 1
+        if self.phases != before:
+            self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps done; JSON-ready."""
+        return {"count": self.count, "starts": dict(self.starts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the saved schedule was; load the model's own state too, before or after.
+
+        Raises:
+            ValueError: the saved schedule had other phases.
+        """
+        if state["starts"] != self.starts:
+            raise ValueError(
+                f"QATSchedule: the saved schedule's phases begin at {state['starts']}, this one's at {self.starts}; "
+                "make it with the same arguments"
+            )
+        self.count = int(state["count"])
+        self._apply()
+
+    def __repr__(self) -> str:
+        return f"QATSchedule(step {self.count} of {self.steps}, now {self.phases[-1]}; begin at {self.starts})"
+
+    def _apply(self) -> None:
+        phases = self.phases
+        (round_values if "round" in phases else observe_only)(self.prepared)
+        freeze_norms(self.prepared, "freeze_norms" in phases)
+        if "freeze_ranges" in phases:
+            freeze_ranges(self.prepared)
+
+
+def _has_ranges(prepared: nn.Module) -> bool:
+    try:
+        for point in points(prepared):
+            point.qparams()
+    except NoDataSeen:
+        return False
+    return True
