@@ -43,7 +43,10 @@ def write(path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) 
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         text = json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)
+        partial.touch()
+        mode = partial.stat().st_mode  # what the user's umask says; safetensors makes files for their owner alone
         save_file(tensors, partial, metadata={MANIFEST: text})
+        partial.chmod(mode)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -239,7 +239,7 @@ class Generated(nn.Module):
         try:
             value = getattr(self, f"_{kind}")(*arguments)
             again = getattr(self, f"_{kind}")(*arguments)
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError, UserWarning):
             self.left_out.add(index)
             return
         fits = 0 < value.numel() <= LARGEST and value.dim() == self.dims + 2
