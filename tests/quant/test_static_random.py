@@ -96,7 +96,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "functional": lambda x: F.gelu(F.hardtanh(x)) + torch.tanh(x).sigmoid(),
     "dropped": lambda x: F.dropout(x, 0.5, False),
     "stacked": lambda x: torch.stack([x, x], 2).flatten(1, 2),
-    "masked": lambda x: x.masked_fill(x > 1, 0.0),
+    "masked": lambda x: x.masked_fill(x < 0, 0.0),  # where it jumps, a step of rounding would be one of the mask
 }
 JOINS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda a, b: a + b,
@@ -393,6 +393,7 @@ def test_random_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
+        derandomize="OCTET_RANDOM_NETWORKS" not in os.environ,  # `make test` draws the same ones each time
         phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )
