@@ -23,7 +23,7 @@ CHECKS := lint types test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo test test-random test-no-compiler test-arm lint types format check bench-dynamic bench-calibration install build clean FORCE
+.PHONY: help demo tutorial test test-random test-no-compiler test-arm lint types format check bench-dynamic bench-calibration install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -32,6 +32,10 @@ help: ## What can be asked for
 demo: build ## Quantise two trained networks in one call each; print size, latency and accuracy of both
 	@$(say) "running tutorials/demo.py (fetches 33 MB of trained weights and data the first time)"
 	@$(in_venv) python tutorials/demo.py $(ARGS)
+
+tutorial: build ## Calibrate a real CNN over a folder, read the report, fix one bad layer: tutorials/README.md
+	@$(say) "running tutorials/fix_a_layer.py (fetches 33 MB of trained weights and photos the first time)"
+	@$(in_venv) python tutorials/fix_a_layer.py $(ARGS)
 
 test: build ## All tests, on every backend of this machine
 	@$(say) "running the tests"

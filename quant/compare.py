@@ -202,7 +202,7 @@ def _add_unit(
     known, expected, found = None, _first(one.output), _first(other.output)
     if expected is None or own is None or found is None or expected.shape != found.shape:
         return
-    total = sums.setdefault(path or "(root)", StepSums(kind, settings.get(path)))
+    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path)))
     total.add(expected, own, found, known)
 
 
@@ -232,11 +232,18 @@ def _add_program(
         own = registers[2 * value] if kind == "quantize" else _own(node, runner, model, registers)
         step = node.label if kind == "quantize" else instruction.step
         name = ".".join(part for part in (path, step) if part)
-        total = sums.setdefault(name, StepSums(kind, settings.get(name.split("@")[0]) if kind in WEIGHTED else None))
+        module = _module_of(name, settings) if kind in WEIGHTED else ""
+        total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
         total.add(values[value], own, found, known)
 
 
 WEIGHTED = {"linear", "conv", "conv_transpose"}
+
+
+def _module_of(step: str, settings: dict[str, QConfig]) -> str:
+    """The module of a step: its own name without the place it is called at, or the owner of a functional call."""
+    name = step.split("@")[0]
+    return name if name in settings else name.rpartition(".")[0]
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:

@@ -324,6 +324,7 @@ def _report(
 ) -> Report:
     """One line per module with parameters, and per float step among integers."""
     now = dict(model.named_modules(remove_duplicate=False))
+    functional = _functional_bytes(model)
     lines = []
     for name, size in sizes.items():
         if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
@@ -331,10 +332,24 @@ def _report(
         outcome, detail = entries.pop(name, ("float", ""))
         if name in info.islands or not detail:
             detail = _why(name, info)
-        lines.append(ReportEntry(name, kinds[name], outcome, detail, size, own_bytes(now[name]) if name in now else 0))
+        after = functional.get(name, 0) + (own_bytes(now[name]) if name in now else 0)
+        lines.append(ReportEntry(name, kinds[name], outcome, detail, size, after))
     for name, (outcome, detail) in entries.items():
         lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
     return Report(tuple(lines))
+
+
+def _functional_bytes(model: nn.Module) -> dict[str, int]:
+    """Bytes of the int8 layers of functional calls, by the module whose forward makes the call."""
+    sizes: dict[str, int] = {}
+    for path, module in model.named_modules():
+        runner = module._modules.get(RESERVED)
+        if not isinstance(runner, ProgramRunner):
+            continue
+        for key, layer in runner.layers.items():
+            owner = ".".join(part for part in (path, key.replace("/", ".").rpartition(".")[0]) if part)
+            sizes[owner] = sizes.get(owner, 0) + own_bytes(layer)
+    return sizes
 
 
 def _why(name: str, info: Prepared) -> str:

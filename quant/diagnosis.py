@@ -12,6 +12,7 @@ so each part is measured and none is guessed. Nothing here runs a model; `compar
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 from dataclasses import dataclass, field
@@ -150,10 +151,12 @@ class StepSums:
     """What is kept of a step over all batches: sums and one histogram, so that memory does not grow.
 
     Attributes:
+        module: whose rule in a recipe decides on the step; "" where there is none.
         qconfig: of the step's weight; None where it has none.
     """
 
     kind: str
+    module: str = ""
     qconfig: QConfig | None = None
     known: Range | None = None
     own: Parts = field(default_factory=Parts)
@@ -209,7 +212,7 @@ class StepSums:
             self.clipped / max(self.count, 1),
             cause,
             advice,
-            _rule(name, self.qconfig, change),
+            _rule(self.module, self.qconfig, change),
             None if self.known is None else self.known.low,
             None if self.known is None else self.known.high,
             condensed(self.seen),
@@ -223,7 +226,7 @@ class StepSums:
         largest = max(own.clipping, own.rounding, own.weights)
         if largest == own.clipping:
             cause = f"clipping: {percent(self.clipped / max(self.count, 1))} of the values lie outside the range"
-            advice = "calibrate on more data, or on data like this, or let its range take in all that was seen"
+            advice = "let its range take in all that was seen, or calibrate on more data, or on data like this"
             return Finding(cause, advice, {"activation_observer": "minmax"})
         if own.shift > ONE_SIDED * own.noise:
             return (
@@ -270,16 +273,16 @@ class Finding(NamedTuple):
     change: dict[str, Any] | None = {}  # noqa: RUF012 - never written to
 
 
-def _rule(name: str, qconfig: QConfig | None, change: dict[str, Any] | None) -> str:
+def _rule(module: str, qconfig: QConfig | None, change: dict[str, Any] | None) -> str:
     """The rule of a `Recipe` that makes the change; "" for steps that no rule names."""
     if qconfig is None or change == {}:
         return ""
-    module = json.dumps(name.split("@")[0], ensure_ascii=False)
+    pattern = json.dumps(glob.escape(module), ensure_ascii=False)
     if change is None:
-        return f"{module}: None"
+        return f"{pattern}: None"
     wanted, usual = {**qconfig.to_dict(), **change}, QConfig().to_dict()
     settings = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value != usual[key])
-    return f"{module}: quant.QConfig({settings})"
+    return f"{pattern}: quant.QConfig({settings})"
 
 
 def percent(share: float) -> str:

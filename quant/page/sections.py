@@ -54,7 +54,7 @@ def advice(comparison: Comparison) -> Markup:
         return join(tag("h2", "What to do"), tag("p", healthy))
     said = [_todo(step) for step in bad[:NAMED]]
     more = len(bad) - NAMED
-    rest = tag("p", f"{more} more steps add as much or less; they follow below.", class_="note") if more > 0 else None
+    rest = tag("p", f"And {more} more, below.", class_="note") if more > 0 else None
     lost = ", ".join(comparison.unreached)
     silent = f"No batch reached {lost}: never calibrated, or not called by this data. Nothing is known of their error."
     return join(

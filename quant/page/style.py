@@ -15,13 +15,14 @@ body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 s
 main { max-width: 68rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.55rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.4rem 0 .3rem; }
-p { margin: .3rem 0 .8rem; max-width: 46rem; }
+p { margin: .3rem 0 .8rem; max-width: 54rem; }
 .soft, .note { color: var(--soft); } .note { font-size: .88rem; }
 code, .name { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .92em;
   overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .7rem; margin: 1.1rem 0; }
 .tile, .todo, details { background: var(--card); border: 1px solid var(--line); border-radius: .55rem; }
-.tile { padding: .65rem .85rem; } .tile b { display: block; font-size: 1.45rem; line-height: 1.25;
+.tile { padding: .65rem .85rem; min-width: 0; overflow-wrap: anywhere; }
+.tile b { display: block; font-size: 1.45rem; line-height: 1.25;
   font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); font-size: .85rem; }
 .todo { padding: .7rem .95rem; margin: .6rem 0; border-left: .3rem solid var(--soft); }
 .todo p { margin: .15rem 0; } code { color: var(--own); }

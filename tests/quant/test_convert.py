@@ -292,6 +292,10 @@ def test_functional_layers_with_computed_weights() -> None:
     kept = [name for name, _ in converted.named_parameters()]
     assert kept == []
     assert len(layers_of(converted)) == 2
+    report = summary(converted)
+    buffers = [tensor for name in layers_of(converted) for tensor in converted.get_submodule(name).buffers()]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in buffers)
+    assert sum(entry.bytes_after for entry in report) == held
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")

@@ -68,6 +68,11 @@ def demo(zoo: ModuleType) -> ModuleType:
     return load("octet_demo", TUTORIALS / "demo.py")
 
 
+@pytest.fixture(scope="session")
+def fix_a_layer(zoo: ModuleType) -> ModuleType:
+    return load("octet_fix_a_layer", TUTORIALS / "fix_a_layer.py")
+
+
 def available(fetch: ModuleType, *names: str) -> None:
     for name in names:
         try:
