@@ -11,10 +11,11 @@ from torch import nn
 from quant.fuse import Plan
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.prepare import RESERVED, GraphRunner, planned, runners
+from quant.prepare import RESERVED, GraphRunner, Prepared, planned, runners
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
-from quant.recipe import Recipe
+from quant.recipe import QConfig, Recipe
+from quant.static.leaves import is_dynamic
 from quant.static.recognise import OPERATORS
 from quant.static.weights import folded, output_first
 
@@ -42,7 +43,12 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
         return _from_calibrated(model, recipe)
     if example_inputs is None:
         raise TypeError("quant.prepare_qat: a float model needs example_inputs, as quant.prepare does")
-    prepared = planned(model, example_inputs, recipe or Recipe(), _install, "quant.prepare_qat")
+    recipe = recipe or Recipe()
+
+    def install(module: nn.Module, plan: Plan) -> None:
+        _install(module, plan, recipe)
+
+    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat")
     _name(prepared)
     return prepared
 
@@ -53,10 +59,11 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     if recipe is not None:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy.deepcopy(model)
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     for path, runner in runners(prepared).items():
         ranges = _ranges(runner, path)
         del runner.root._modules[RESERVED]
-        _install(runner.root, runner.plan)
+        _install(runner.root, runner.plan, info.recipe)
         made = runner.root._modules[RESERVED]
         assert isinstance(made, TrainingRunner)
         for slot, ends in ranges.items():
@@ -83,7 +90,7 @@ def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, tor
     return found
 
 
-def _install(module: nn.Module, plan: Plan) -> None:
+def _install(module: nn.Module, plan: Plan, recipe: Recipe) -> None:
     """Let `module` train by `plan`."""
     points: dict[str, nn.Module] = {slot.name: activation_point(slot, slot.name) for slot in plan.slots.values()}
     weights: dict[str, nn.Module] = {}
@@ -94,10 +101,23 @@ def _install(module: nn.Module, plan: Plan) -> None:
         point = weight_point(step, output_first(weight, step).shape[0], step.name)
         if point is not None:
             weights.setdefault(weight_key(step, plan), point)
-    runner = TrainingRunner(module, plan, points, weights)
+    runner = TrainingRunner(module, plan, points, weights, _dynamic(module, plan, recipe))
     runner.train(module.training)
     module.add_module(RESERVED, runner)
     module.__dict__["forward"] = runner.run
+
+
+def _dynamic(module: nn.Module, plan: Plan, recipe: Recipe) -> dict[str, QConfig]:
+    """The settings of the modules that convert will make dynamic."""
+    found: dict[str, QConfig] = {}
+    for node in plan.graph.nodes:
+        if node.kind != "module" or not is_dynamic(module.get_submodule(node.target)):
+            continue
+        name = ".".join(part for part in (plan.graph.path, node.target) if part)
+        qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]
+        if qconfig is not None:
+            found[node.target] = qconfig
+    return found
 
 
 def _name(prepared: nn.Module) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step
-from quant.graph import Ref, attribute, evaluate, leaves, map_leaves
+from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.prepare import GraphRunner, bound_values, output_of
 from quant.qat import norm as batch_norm
+from quant.qat.dynamic import call_rounded
 from quant.qat.points import SharedFakeQuantize, weight_key
 from quant.qat.weights import rounded_bias, rounded_weight
+from quant.recipe import QConfig
 from quant.static import simulate
 from quant.static.weights import folded, output_first, row_scale
 
@@ -25,6 +28,7 @@ class TrainingRunner(GraphRunner):
 
     Attributes:
         weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
+        dynamic: the settings of the modules that convert makes dynamic, by their paths.
 
     Buffers:
         rounding: bool scalar, whether weights are rounded. True at first. Points have a switch of their own.
@@ -35,10 +39,16 @@ class TrainingRunner(GraphRunner):
     norms_frozen: Tensor
 
     def __init__(
-        self, root: nn.Module, plan: Plan, points: dict[str, nn.Module], weights: dict[str, nn.Module]
+        self,
+        root: nn.Module,
+        plan: Plan,
+        points: dict[str, nn.Module],
+        weights: dict[str, nn.Module],
+        dynamic: dict[str, QConfig],
     ) -> None:
         super().__init__(root, plan, points)
         self.weights = nn.ModuleDict(weights)
+        self.dynamic = dynamic
         self.register_buffer("rounding", torch.ones((), dtype=torch.bool))
         self.register_buffer("norms_frozen", torch.zeros((), dtype=torch.bool))
         self._known = {"rounding": True, "norms_frozen": False}
@@ -93,8 +103,20 @@ class TrainingRunner(GraphRunner):
         own: dict[int, Any] = {}
         for index in nodes:
             node = self.graph.nodes[index]
-            own[index] = evaluate(node, self.root, lambda i: own[i] if i in own else values[i])
+            own[index] = self._evaluated(node, lambda i: own[i] if i in own else values[i])
         return own[nodes[-1]], clamp or NO_CLAMP
+
+    def _evaluated(self, node: Node, value: Callable[[int], Any]) -> Any:
+        """A call in the user's own arithmetic, but for the weights of layers that become dynamic."""
+        qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
+        if qconfig is None:
+            return evaluate(node, self.root, value)
+        args, kwargs = map_leaves(lambda leaf: value(leaf.index) if isinstance(leaf, Ref) else leaf,
+                                  (node.args, node.kwargs))  # fmt: skip
+        try:
+            return call_rounded(attribute(self.root, node.target), qconfig, args, kwargs)
+        except ValueError as error:
+            raise ValueError(f"layer '{node.label}': {error}") from error
 
     def _observed(self, step: Step, value: Any, clamp: tuple[float, float]) -> Any:
         if step.output not in self._places:
