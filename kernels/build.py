@@ -31,6 +31,10 @@ FILE_FLAGS = {
     "rows_portable.cpp": ROW_FLAGS,
     "rows_avx2.cpp": [*ROW_FLAGS, "-mavx2", "-mfma"],
     "rows_avx512.cpp": [*ROW_FLAGS, *AVX512],
+    "elementwise_portable.cpp": ROW_FLAGS,
+    "elementwise_avx2.cpp": [*ROW_FLAGS, "-mavx2"],
+    "elementwise_avx512.cpp": [*ROW_FLAGS, *AVX512],
+    "plan_moves.cpp": ["-ffp-contract=off"],
     "native_avx2.cpp": ["-mavx2"],
     "native_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
     "native_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
@@ -51,6 +55,7 @@ TORCH_FILES = (
     "histogram.cpp",
     "ops.cpp",
     "ops_conv.cpp",
+    "ops_plan.cpp",
     "packed.cpp",
 )
 

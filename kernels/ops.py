@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quant.kernels import reference, reference_conv, reference_histogram, reference_training, tables
+from quant.kernels import (
+    reference,
+    reference_conv,
+    reference_histogram,
+    reference_ops,
+    reference_plan,
+    reference_training,
+    tables,
+)
 from torch import Tensor
 
 _CONV = (
@@ -36,6 +44,7 @@ SCHEMAS = {
     "conv_u8s8_f32": f"({_CONV}, Tensor multiplier, str backend) -> Tensor",
     "conv_u8s8_u8": f"({_CONV}, Tensor multiplier, int output_zero_point, int quant_min, int quant_max, str backend) "
     "-> Tensor",
+    "run_plan": "(Tensor[] inputs, Tensor[] constants, str program, str backend) -> Tensor[]",
     # The usual as defaults: an argument that is left out costs nothing, one that is given 0.07 microseconds.
     "linear_dynamic": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias=None, Tensor? columns=None, "
     "int activation_bits=8, bool per_row=True, bool relu=False, str backend='') -> Tensor",
@@ -100,6 +109,7 @@ def _register() -> None:
     torch.library.register_fake("octet::conv_u8s8_s32", _fake_conv(torch.int32), lib=_library)
     torch.library.register_fake("octet::conv_u8s8_f32", _fake_conv(torch.float32), lib=_library)
     torch.library.register_fake("octet::conv_u8s8_u8", _fake_conv(torch.uint8), lib=_library)
+    torch.library.register_fake("octet::run_plan", _fake_run_plan, lib=_library)
     torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
     torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
@@ -115,6 +125,7 @@ def _register() -> None:
 ELSEWHERE = {
     "embedding": tables,
     "conv": reference_conv,
+    "run_plan": reference_plan,
     "histogram": reference_histogram,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
@@ -204,6 +215,16 @@ def _fake_conv(dtype: torch.dtype) -> Callable[..., Tensor]:
         return q_x.new_empty((q_x.shape[0], *spatial, q_weight.shape[0]), dtype=dtype).movedim(-1, 1)
 
     return shape_of
+
+
+def _fake_run_plan(inputs: list[Tensor], constants: list[Tensor], program: str, backend: str) -> list[Tensor]:
+    # The reference's own shapes, by the shape functions of the operators where the reference would do arithmetic.
+    operators = torch.ops.octet
+    table = dict(reference_ops.OPS)
+    table.update(quantize=operators.quantize, dequantize=operators.dequantize)
+    for name in ("linear_u8s8_u8", "linear_u8s8_f32", "conv_u8s8_u8", "conv_u8s8_f32"):
+        table[name] = functools.partial(getattr(operators, name), backend=backend)
+    return reference_plan.run_plan(inputs, constants, program, table=table)
 
 
 def _fake_linear_dynamic(

@@ -82,7 +82,7 @@ class StaticLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """float32 in, float32 out, through the integers of the first place that the model calls the layer at."""
-        site = self._site(0)
+        site = self.site(0)
         y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), 0)
         if y.dtype == torch.uint8:
             y = ops.table(self.backend)["dequantize"](y, site.output_scale, site.output_zero_point)
@@ -90,7 +90,7 @@ class StaticLayer(nn.Module):
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
         """uint8 in; uint8 or float32 out, as the site says."""
-        known = self._site(site)
+        known = self.site(site)
         table = ops.table(self.backend)
         if known.pad is not None:
             q_x = table["pad"](q_x, *known.pad)
@@ -101,10 +101,15 @@ class StaticLayer(nn.Module):
         clamp = self.clamps[site]
         return y if clamp is None else y.clamp_(*clamp)
 
-    def _site(self, site: int) -> _Derived:
+    def site(self, site: int) -> _Derived:
+        """What follows from the buffers for one place, worked out when it is first asked for."""
         if site not in self._derived:
             self._derived[site] = _Derived(self, site)
         return self._derived[site]
+
+    def knows(self, site: int, derived: object) -> bool:
+        """Whether `derived` is still what `site` gives."""
+        return self._derived.get(site) is derived
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._derived = {}

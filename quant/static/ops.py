@@ -29,6 +29,12 @@ def table(backend: str | None = None) -> OpTable:
     return _tables[chosen.name]
 
 
+def plans(backend: str | None = None) -> str | None:
+    """The backend of planned runs, for a layer's or model's choice; None where the steps run one by one."""
+    chosen = dispatch.current(backend or "")
+    return chosen.name if isinstance(chosen, CompiledBackend) else None
+
+
 _tables: dict[str, OpTable] = {}
 """What `_compiled` made: not functools.cache, which torch.compile refuses to look through without a warning."""
 

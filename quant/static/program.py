@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from quant.prepare import bound_values
 from quant.static import ops
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
+from quant.static.native import Region, Schedule, schedule
+from quant.static.plannable import Planner
 from quant.static.recognise import what
 
 
@@ -25,11 +28,13 @@ class Program:
         inputs: values of the graph that are given, in float.
         output: nested, with Ref to registers.
         drops: per instruction the registers that nobody reads after it.
+        schedule: the same instructions in native calls; made by `ProgramRunner.schedule`.
     """
 
     instructions: list[Instruction]
     output: Any
     drops: list[list[int]]
+    schedule: Schedule | None = field(default=None, repr=False, compare=False)
 
 
 class OutOfReach(Exception):
@@ -201,8 +206,7 @@ class ProgramRunner(nn.Module):
         """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1."""
         values = bound_values(self.graph, self.root, args, kwargs)
         registers = {2 * value: given for value, given in values.items()}
-        keep = Program(self.program.instructions, self.program.output, [[] for _ in self.program.drops])
-        self.execute(keep, registers)
+        self._steps(self.program.instructions, [[] for _ in self.program.drops], registers)
         return registers
 
     def float_parameters(self) -> set[str]:
@@ -216,14 +220,40 @@ class ProgramRunner(nn.Module):
             return self.layers[key[1:]]  # type: ignore[return-value]
         return self.root.get_submodule(key)  # type: ignore[return-value]
 
+    def schedule(self, program: Program) -> Schedule:
+        """A program's instructions in native calls where they have plans."""
+        if program.schedule is None:
+            planner = Planner(self.graph, self.root, self.layer)
+            program.schedule = schedule(program.instructions, program.drops, program.output, planner)
+        return program.schedule
+
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        table = ops.table(self.backend)
-        for instruction, drops in zip(program.instructions, program.drops, strict=True):
-            registers[instruction.out] = self._execute(instruction, registers, table)
-            for register in drops:
-                registers.pop(register, None)
+        backend = ops.plans(self.backend)
+        if backend is None:
+            self._steps(program.instructions, program.drops, registers)
+        else:
+            planned = self.schedule(program)
+            self._steps(planned.steps, planned.drops, registers, backend)
         return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+
+    def _steps(
+        self,
+        steps: Sequence[Instruction | Region],
+        drops: list[list[int]],
+        registers: dict[int, Any],
+        backend: str = "",
+    ) -> None:
+        table = ops.table(self.backend)
+        for step, gone in zip(steps, drops, strict=True):
+            if isinstance(step, Region):
+                step.run(registers, self.layer, backend)
+                for instruction in step.tail:
+                    registers[instruction.out] = self._execute(instruction, registers, table)
+            else:
+                registers[step.out] = self._execute(step, registers, table)
+            for register in gone:
+                registers.pop(register, None)
 
     def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable) -> Any:
         if instruction.op == "call" or instruction.op == "move":

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from quant.graph import leaves
 from quant.nn.base import QuantModule
 from quant.parity import parity
 from quant.prepare import simulating
+from quant.static import ops
 from quant.static.program import ProgramRunner
 
 EXAMPLES = int(os.environ.get("OCTET_RANDOM_NETWORKS", "12" if os.environ.get("OCTET_FAST_TESTS") == "1" else "40"))
@@ -357,6 +359,9 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, p
     with torch.no_grad():
         got = converted(*inputs)
         assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(loaded(*inputs)), strict=True))
+        with mock.patch.object(ops, "plans", return_value=None):
+            steps = converted(*inputs)
+        assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(steps), strict=True))
     assert quant.summary(loaded) == quant.summary(converted)
     named = dict(zip(("x", "ids", "second"), inputs, strict=False))
     for backend in dict.fromkeys((dispatch.current().name, "reference")) if integers(loaded) else ():

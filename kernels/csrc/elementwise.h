@@ -1,0 +1,53 @@
+// What stands between layers, on rows of bytes: one table per instruction set, all compiled from elementwise.inc without
+// contraction to FMA, so that every table gives the bits of kernels/reference_ops.py.
+#pragma once
+
+#include <cstdint>
+
+namespace octet {
+
+// round((a - a_zero) * a_multiplier + (b - b_zero) * b_multiplier) + zero_point, in [bottom, top].
+struct AddSettings {
+  int32_t a_zero, b_zero;
+  float a_multiplier, b_multiplier;
+  int32_t zero_point, bottom, top;
+};
+
+// round((a - a_zero) * (b - b_zero) * multiplier) + zero_point, in [bottom, top].
+struct MulSettings {
+  int32_t a_zero, b_zero;
+  float multiplier;
+  int32_t zero_point, bottom, top;
+};
+
+// round((sum - count * x_zero) / count * multiplier) + zero_point, in [0, 255].
+struct MeanSettings {
+  int32_t x_zero;
+  float multiplier;
+  int32_t zero_point;
+};
+
+struct ElementKernels {
+  // a_step and b_step are 1, or 0 where one value meets the whole row.
+  void (*add)(const AddSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
+  void (*mul)(const MulSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
+  // out[i] = table[x[i]]; out may be x.
+  void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
+  // out[i] = max(out[i], x[i]).
+  void (*max_into)(const uint8_t* x, int64_t n, uint8_t* out);
+  // sums[i] += x[i].
+  void (*sum_into)(const uint8_t* x, int64_t n, int32_t* sums);
+  int32_t (*sum)(const uint8_t* x, int64_t n);
+  // `read` values were added up, and the rest of `count` were the real zero.
+  void (*mean)(const MeanSettings& s, const int32_t* sums, int32_t read, int32_t count, int64_t n, uint8_t* out);
+};
+
+extern const ElementKernels kPortableElements;
+#if defined(__x86_64__)
+extern const ElementKernels kAvx2Elements;
+extern const ElementKernels kAvx512Elements;
+#endif
+
+const ElementKernels& element_kernels();
+
+}  // namespace octet

@@ -1,0 +1,7 @@
+#include "elementwise.inc"
+
+namespace octet {
+
+extern const ElementKernels kAvx2Elements = kElements;
+
+}  // namespace octet

@@ -1,0 +1,7 @@
+#include "elementwise.inc"
+
+namespace octet {
+
+extern const ElementKernels kAvx512Elements = kElements;
+
+}  // namespace octet

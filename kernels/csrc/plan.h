@@ -1,0 +1,69 @@
+// A planned run: the operations of a captured int8 region with every shape, address and packed weight decided beforehand.
+// A plan belongs to one text, its constants and the shapes of its inputs. It never changes, so any number of threads run
+// it at once, each in its own arena; a run allocates nothing. No tensors here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "conv.h"
+#include "gemm.h"
+#include "plan_text.h"
+
+namespace octet {
+
+// A constant of the text. Everything that a plan needs of it is copied or packed when the plan is built.
+struct PlanConstant {
+  const void* data;   // contiguous
+  std::string dtype;  // "int8", "uint8", "int32" or "float32"
+  std::vector<int64_t> sizes;
+  // The packed form of group `group` of `groups` of a convolution's weight; of a linear layer's, with groups = 0.
+  std::function<std::shared_ptr<const PackedGemm>(int64_t group, int64_t groups)> pack;
+  std::function<std::shared_ptr<const PackedDepthwise>()> pack_depthwise;
+};
+
+struct PlanTensor {
+  std::vector<int64_t> sizes, strides;  // strides in elements
+  bool real;                            // float32, else uint8
+};
+
+// Where a run's buffers are: the arena's, the inputs' and the outputs'.
+struct PlanFrame {
+  uint8_t* const* buffers;
+};
+
+// One operation, with all it needs to know but where the buffers are.
+struct PlanStep {
+  std::function<void(const PlanFrame&)> run;
+  std::vector<int> reads;
+  int write;
+};
+
+class Plan {
+ public:
+  // Raises std::invalid_argument, which names the line, where the text does not fit the constants or the shapes.
+  static std::unique_ptr<const Plan> build(const PlanText& text, const std::vector<PlanConstant>& constants,
+                                           const std::vector<PlanTensor>& inputs);
+
+  const std::vector<PlanTensor>& outputs() const { return outputs_; }
+  int64_t arena_bytes() const { return arena_bytes_; }
+  void run(const void* const* inputs, void* const* outputs) const;
+
+ private:
+  friend class PlanBuilder;
+  enum class Home { kArena, kInput, kOutput };
+  struct Buffer {
+    int64_t bytes;
+    Home home;
+    int64_t place;  // bytes from the arena's start, or the index of the input or output
+  };
+
+  std::vector<PlanStep> steps_;
+  std::vector<Buffer> buffers_;
+  std::vector<PlanTensor> outputs_;
+  int64_t arena_bytes_ = 0;
+};
+
+}  // namespace octet

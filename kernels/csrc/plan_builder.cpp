@@ -1,0 +1,176 @@
+#include "plan_builder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "plan_operators.h"
+#include "workspace.h"
+
+namespace octet {
+
+std::unique_ptr<const Plan> Plan::build(const PlanText& text, const std::vector<PlanConstant>& constants,
+                                        const std::vector<PlanTensor>& inputs) {
+  auto plan = std::make_unique<Plan>();
+  PlanBuilder(constants, plan.get()).build(text, inputs);
+  return plan;
+}
+
+void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inputs) {
+  if (inputs.size() != text.inputs.size())
+    throw std::invalid_argument("the plan has " + std::to_string(text.inputs.size()) + " inputs, got " +
+                                std::to_string(inputs.size()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
+    registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
+  }
+  for (const PlanLine& line : text.lines) registers_[line.out] = lower(*this, line);
+  for (size_t i = 0; i < text.outputs.size(); ++i) give_out(i, text.outputs[i]);
+  place_buffers();
+}
+
+PlanView PlanBuilder::fresh(const Sizes& sizes, const Sizes& strides, bool real) {
+  plan_->buffers_.push_back({product(sizes) * (real ? 4 : 1), Plan::Home::kArena, 0});
+  return {static_cast<int>(plan_->buffers_.size()) - 1, 0, real, sizes, strides};
+}
+
+PlanView PlanBuilder::with_strides(const PlanView& view, const Sizes& strides) {
+  if (view.has_strides(strides)) {
+    PlanView same = view;
+    same.strides = strides;
+    return same;
+  }
+  const PlanView made = fresh(view.sizes, strides, view.real);
+  copy(view, made);
+  return made;
+}
+
+PlanView PlanBuilder::dense(const PlanView& view) {
+  std::vector<size_t> order;
+  for (size_t d = 0; d < view.sizes.size(); ++d)
+    if (view.sizes[d] != 1) order.push_back(d);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return view.strides[a] < view.strides[b]; });
+  int64_t step = 1;
+  for (const size_t d : order) {
+    if (view.strides[d] != step) return channels_last(view);
+    step *= view.sizes[d];
+  }
+  return view;
+}
+
+void PlanBuilder::emit(const std::vector<const PlanView*>& reads, const PlanView& write,
+                       std::function<void(const PlanFrame&)> run) {
+  PlanStep step{std::move(run), {}, write.buffer};
+  for (const PlanView* view : reads) step.reads.push_back(view->buffer);
+  plan_->steps_.push_back(std::move(step));
+}
+
+namespace {
+
+template <class T>
+void copy_rows(const PlanLoops& loops, const T* from, T* to) {
+  const int64_t n = loops.length(), to_step = loops.step(0), from_step = loops.step(1);
+  each_block(loops.rows(), loops.rows() * n, [&](int64_t first, int64_t rows, int64_t) {
+    loops.each(first, rows, [&](const int64_t* at) {
+      T* out = to + at[0];
+      const T* in = from + at[1];
+      if (to_step == 1 && from_step == 1)
+        std::memcpy(out, in, n * sizeof(T));
+      else
+        for (int64_t i = 0; i < n; ++i) out[i * to_step] = in[i * from_step];
+    });
+  });
+}
+
+}  // namespace
+
+void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
+  const PlanLoops loops(from.sizes, {to.strides, from.strides});
+  emit({&from}, to, [=](const PlanFrame& frame) {
+    if (to.real)
+      copy_rows(loops, from.reals(frame), to.reals_out(frame));
+    else
+      copy_rows(loops, from.bytes(frame), to.bytes_out(frame));
+  });
+}
+
+const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) const {
+  const auto found = registers_.find(reg);
+  if (found == registers_.end()) line.fail("%" + std::to_string(reg) + " is not there yet");
+  return found->second;
+}
+
+int64_t PlanBuilder::size_of(const PlanLine& line, std::string_view reg, int64_t dim) const {
+  const PlanView& view = at(line, parse_register(line, reg));
+  return view.sizes[dimension(line, dim, view.rank())];
+}
+
+const PlanConstant& PlanBuilder::constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank) const {
+  const int64_t index = line.constant(name);
+  if (index < 0 || index >= static_cast<int64_t>(constants_.size()))
+    line.fail("there are " + std::to_string(constants_.size()) + " constants");
+  if (constants_[index].dtype != dtype) line.fail(std::string(name) + " is " + constants_[index].dtype + ", expected " + dtype);
+  if (rank && constants_[index].sizes.size() != rank)
+    line.fail(std::string(name) + " has " + std::to_string(constants_[index].sizes.size()) + " dimensions, expected " +
+              std::to_string(rank));
+  return constants_[index];
+}
+
+void PlanBuilder::give_out(size_t place, int64_t reg) {
+  const auto found = registers_.find(reg);
+  if (found == registers_.end()) throw std::invalid_argument("the plan gives out %" + std::to_string(reg) + ", which it does not make");
+  PlanView view = found->second;
+  // Integers stay channels last for the next reader; reals lie as the user's own arithmetic left them.
+  const Sizes strides = view.real || view.rank() < 4 ? plain_strides(view.sizes) : channels_last_strides(view.sizes);
+  const bool whole = view.offset == 0 && view.has_strides(strides) &&
+                     plan_->buffers_[view.buffer].home == Plan::Home::kArena &&
+                     plan_->buffers_[view.buffer].bytes == view.count() * (view.real ? 4 : 1);
+  if (!whole) {
+    const PlanView made = fresh(view.sizes, strides, view.real);
+    copy(view, made);
+    view = made;
+  }
+  plan_->buffers_[view.buffer].home = Plan::Home::kOutput;
+  plan_->buffers_[view.buffer].place = static_cast<int64_t>(place);
+  plan_->outputs_.push_back({view.sizes, strides, view.real});
+}
+
+// Buffers whose lives do not meet share memory: the largest first, each at the lowest place that is free for all its life.
+void PlanBuilder::place_buffers() {
+  const size_t count = plan_->buffers_.size();
+  const int64_t steps = static_cast<int64_t>(plan_->steps_.size());
+  std::vector<int64_t> first(count, steps), last(count, -1);
+  for (int64_t s = 0; s < steps; ++s) {
+    const PlanStep& step = plan_->steps_[s];
+    std::vector<int> touched = step.reads;
+    touched.push_back(step.write);
+    for (const int b : touched) {
+      first[b] = std::min(first[b], s);
+      last[b] = std::max(last[b], s);
+    }
+  }
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return plan_->buffers_[a].bytes > plan_->buffers_[b].bytes; });
+  struct Placed {
+    int64_t begin, end, first, last;
+  };
+  std::vector<Placed> placed;  // by begin
+  for (const size_t b : order) {
+    Plan::Buffer& buffer = plan_->buffers_[b];
+    if (buffer.home != Plan::Home::kArena || last[b] < 0) continue;
+    // Kernels read a little past what they were given, so neighbours keep their distance.
+    const int64_t bytes = (buffer.bytes + 63) / 64 * 64 + 2 * kSlack;
+    int64_t begin = 0;
+    for (const Placed& other : placed)
+      if (other.first <= last[b] && first[b] <= other.last && begin + bytes > other.begin) begin = std::max(begin, other.end);
+    buffer.place = begin + kSlack;
+    placed.push_back({begin, begin + bytes, first[b], last[b]});
+    std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
+    plan_->arena_bytes_ = std::max(plan_->arena_bytes_, begin + bytes);
+  }
+}
+
+}  // namespace octet

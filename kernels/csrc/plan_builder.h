@@ -1,0 +1,54 @@
+// Turns the lines of a text into steps over views: decides shapes, memory formats, and which buffer lives where.
+#pragma once
+
+#include <map>
+#include <string_view>
+
+#include "plan.h"
+#include "plan_views.h"
+
+namespace octet {
+
+class PlanBuilder {
+ public:
+  PlanBuilder(const std::vector<PlanConstant>& constants, Plan* plan) : constants_(constants), plan_(plan) {}
+  void build(const PlanText& text, const std::vector<PlanTensor>& inputs);
+
+  // A view of a new buffer of the arena.
+  PlanView fresh(const Sizes& sizes, const Sizes& strides, bool real = false);
+  // The same values with these strides: the view itself where it has them, else a copy.
+  PlanView with_strides(const PlanView& view, const Sizes& strides);
+  PlanView plain(const PlanView& view) { return with_strides(view, plain_strides(view.sizes)); }
+  PlanView channels_last(const PlanView& view) { return with_strides(view, channels_last_strides(view.sizes)); }
+  // As it is where its elements lie without gaps in some order, else channels last.
+  PlanView dense(const PlanView& view);
+  void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run);
+  void copy(const PlanView& from, const PlanView& to);
+  const PlanView& at(const PlanLine& line, int64_t reg) const;
+  const PlanView& input(const PlanLine& line, std::string_view name) const { return at(line, line.reg(name)); }
+  int64_t size_of(const PlanLine& line, std::string_view reg, int64_t dim) const;
+  const PlanConstant& constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank = 0) const;
+  template <class T>
+  std::shared_ptr<std::vector<T>> values(const PlanLine& line, std::string_view name, const char* dtype, int64_t count) const;
+
+ private:
+  void give_out(size_t place, int64_t reg);
+  void place_buffers();
+
+  const std::vector<PlanConstant>& constants_;
+  Plan* plan_;
+  std::map<int64_t, PlanView> registers_;
+};
+
+template <class T>
+std::shared_ptr<std::vector<T>> PlanBuilder::values(const PlanLine& line, std::string_view name, const char* dtype,
+                                                    int64_t count) const {
+  if (!line.has(name)) return nullptr;
+  const PlanConstant& found = constant(line, name, dtype, 1);
+  if (found.sizes[0] != count)
+    line.fail(std::string(name) + " has " + std::to_string(found.sizes[0]) + " values, expected " + std::to_string(count));
+  const T* data = static_cast<const T*>(found.data);
+  return std::make_shared<std::vector<T>>(data, data + count);
+}
+
+}  // namespace octet

@@ -1,0 +1,293 @@
+// What only moves values. Permuting and slicing make another view and cost nothing at run time.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "plan_operators.h"
+#include "workspace.h"
+
+namespace octet {
+namespace {
+
+// Sizes of which some are those of other registers (%3.0 is the first size of %3) and one may be -1.
+Sizes wanted_sizes(PlanBuilder& b, const PlanLine& line, int64_t count) {
+  Sizes sizes;
+  int64_t known = 1, open = -1;
+  for (const std::string& word : line.words("shape")) {
+    const size_t dot = word.find('.');
+    sizes.push_back(dot == std::string::npos ? std::stoll(word) : b.size_of(line, word.substr(0, dot), std::stoll(word.substr(dot + 1))));
+    if (sizes.back() == -1)
+      open = static_cast<int64_t>(sizes.size()) - 1;
+    else
+      known *= sizes.back();
+  }
+  if (open >= 0 && known > 0) sizes[open] = count / known;
+  expect(line, product(sizes) == count, "its input has " + std::to_string(count) + " values");
+  return sizes;
+}
+
+PlanView with_sizes(PlanBuilder& b, const PlanView& x, const Sizes& sizes) {
+  PlanView out;
+  if (!reshaped(x, sizes, &out)) reshaped(b.plain(x), sizes, &out);
+  return out;
+}
+
+PlanView reshape(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  return with_sizes(b, x, wanted_sizes(b, line, x.count()));
+}
+
+PlanView flatten(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  const int64_t begin = dimension(line, line.integer("start"), x.rank()), end = dimension(line, line.integer("end"), x.rank());
+  Sizes sizes(x.sizes.begin(), x.sizes.begin() + begin);
+  sizes.push_back(product(Sizes(x.sizes.begin() + begin, x.sizes.begin() + end + 1)));
+  sizes.insert(sizes.end(), x.sizes.begin() + end + 1, x.sizes.end());
+  return with_sizes(b, x, sizes);
+}
+
+PlanView permute(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  PlanView out = x;
+  const Sizes dims = line.integers("dims");
+  expect(line, static_cast<int64_t>(dims.size()) == x.rank(), "its input has another number of dimensions");
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t from = dimension(line, dims[d], x.rank());
+    out.sizes[d] = x.sizes[from], out.strides[d] = x.strides[from];
+  }
+  return out;
+}
+
+PlanView transpose(PlanBuilder& b, const PlanLine& line) {
+  PlanView out = b.input(line, "x");
+  const int64_t one = dimension(line, line.integer("dim0"), out.rank()), two = dimension(line, line.integer("dim1"), out.rank());
+  std::swap(out.sizes[one], out.sizes[two]);
+  std::swap(out.strides[one], out.strides[two]);
+  return out;
+}
+
+PlanView unsqueeze(PlanBuilder& b, const PlanLine& line) {
+  PlanView out = b.input(line, "x");
+  const int64_t dim = dimension(line, line.integer("dim"), out.rank() + 1);
+  out.sizes.insert(out.sizes.begin() + dim, 1);
+  out.strides.insert(out.strides.begin() + dim, 1);
+  return out;
+}
+
+PlanView squeeze(PlanBuilder& b, const PlanLine& line) {
+  PlanView out = b.input(line, "x");
+  const int64_t dim = dimension(line, line.integer("dim"), out.rank());
+  if (out.sizes[dim] != 1) return out;
+  out.sizes.erase(out.sizes.begin() + dim);
+  out.strides.erase(out.strides.begin() + dim);
+  return out;
+}
+
+PlanView narrowed(PlanView x, int64_t dim, int64_t begin, int64_t length, int64_t step = 1) {
+  x.offset += begin * x.strides[dim];
+  x.sizes[dim] = length;
+  x.strides[dim] *= step;
+  return x;
+}
+
+PlanView slice(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  const int64_t dim = dimension(line, line.integer("dim"), x.rank()), size = x.sizes[dim], step = line.integer("step");
+  expect(line, step > 0, "its step is not positive");
+  const auto place = [&](std::string_view name, int64_t missing) {
+    const int64_t given = line.has(name) ? line.integer(name) : missing;
+    return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+  };
+  const int64_t begin = place("start", 0), end = std::max(begin, place("end", size));
+  return narrowed(x, dim, begin, (end - begin + step - 1) / step, step);
+}
+
+PlanView select(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  const int64_t dim = dimension(line, line.integer("dim"), x.rank());
+  PlanView out = narrowed(x, dim, dimension(line, line.integer("index"), x.sizes[dim]), 1);
+  out.sizes.erase(out.sizes.begin() + dim);
+  out.strides.erase(out.strides.begin() + dim);
+  return out;
+}
+
+// Part `index` of what torch.chunk gives.
+PlanView chunk(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "x");
+  const int64_t dim = dimension(line, line.integer("dim"), x.rank()), size = x.sizes[dim];
+  const int64_t each = std::max<int64_t>(1, (size + line.integer("chunks") - 1) / line.integer("chunks"));
+  const int64_t parts = std::max<int64_t>(1, (size + each - 1) / each);
+  const int64_t begin = dimension(line, line.integer("index"), parts) * each;
+  return narrowed(x, dim, begin, std::min(each, size - begin));
+}
+
+PlanView same(PlanBuilder& b, const PlanLine& line) { return b.input(line, "x"); }
+
+PlanView cat(PlanBuilder& b, const PlanLine& line) {
+  std::vector<PlanView> parts;
+  for (const std::string& word : line.words("tensors")) {
+    PlanView part = b.at(line, parse_register(line, word));
+    // torch leaves out empty vectors whatever the other shapes.
+    if (part.rank() == 1 && part.sizes[0] == 0) continue;
+    expect_dtype(line, part, false);
+    parts.push_back(std::move(part));
+  }
+  expect(line, !parts.empty(), "joins nothing");
+  const int64_t dim = dimension(line, line.integer("dim"), parts[0].rank());
+  Sizes sizes = parts[0].sizes;
+  sizes[dim] = 0;
+  bool plain = true;
+  for (const PlanView& part : parts) {
+    expect(line, part.rank() == parts[0].rank(), "its inputs differ in dimensions");
+    for (int64_t d = 0; d < part.rank(); ++d)
+      expect(line, d == dim || part.sizes[d] == sizes[d], "its inputs differ in another dimension than the joined one");
+    sizes[dim] += part.sizes[dim];
+    plain &= part.has_strides(plain_strides(part.sizes));
+  }
+  const PlanView out = b.fresh(sizes, plain ? plain_strides(sizes) : channels_last_strides(sizes));
+  int64_t begin = 0;
+  for (const PlanView& part : parts) {
+    b.copy(part, narrowed(out, dim, begin, part.sizes[dim]));
+    begin += part.sizes[dim];
+  }
+  return out;
+}
+
+// out[i, j, ...] = x[sources[0][i], sources[1][j], ...], and `fill` where a source is -1.
+PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources, uint8_t fill) {
+  const bool plain = given.has_strides(plain_strides(given.sizes));
+  const PlanView x = plain ? given : b.channels_last(given);
+  Sizes sizes;
+  for (const Sizes& axis : sources) sizes.push_back(static_cast<int64_t>(axis.size()));
+  const PlanView out = b.fresh(sizes, plain ? plain_strides(sizes) : channels_last_strides(sizes));
+  // Dimensions as they lie, so that the last one is a row.
+  std::vector<size_t> order;
+  for (size_t d = 0; d < sizes.size(); ++d) order.push_back(d);
+  if (!plain && sizes.size() >= 3) order.erase(order.begin() + 1), order.push_back(1);
+  const auto from = std::make_shared<std::vector<Sizes>>();
+  for (const size_t d : order) {
+    Sizes offsets = sources[d];
+    for (int64_t& offset : offsets) offset = offset < 0 ? -1 : offset * x.strides[d];
+    from->push_back(std::move(offsets));
+  }
+  const int64_t length = from->back().size(), rows = length ? out.count() / length : 0;
+  bool whole = x.sizes[order.back()] == length;
+  for (int64_t i = 0; i < length; ++i) whole &= (*from).back()[i] == i;
+  b.emit({&x}, out, [=](const PlanFrame& frame) {
+    each_block(rows, out.count() * 2, [&](int64_t first, int64_t count, int64_t) {
+      for (int64_t row = first; row < first + count; ++row) {
+        uint8_t* to = out.bytes_out(frame) + row * length;
+        int64_t at = 0, rest = row;
+        bool inside = true;
+        for (size_t d = from->size() - 1; d-- > 0;) {
+          const Sizes& axis = (*from)[d];
+          const int64_t offset = axis[rest % static_cast<int64_t>(axis.size())];
+          rest /= static_cast<int64_t>(axis.size());
+          inside &= offset >= 0;
+          at += offset;
+        }
+        if (!inside) {
+          std::memset(to, fill, length);
+        } else if (whole) {
+          std::memcpy(to, x.bytes(frame) + at, length);
+        } else {
+          const Sizes& last = from->back();
+          for (int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? fill : x.bytes(frame)[at + last[i]];
+        }
+      }
+    });
+  });
+  return out;
+}
+
+Sizes everything(int64_t size) {
+  Sizes sources(size);
+  for (int64_t i = 0; i < size; ++i) sources[i] = i;
+  return sources;
+}
+
+int64_t padded_source(const PlanLine& line, const std::string& mode, int64_t i, int64_t size) {
+  if (i >= 0 && i < size) return i;
+  if (mode == "constant") return -1;
+  if (mode == "replicate") return std::clamp<int64_t>(i, 0, size - 1);
+  if (mode == "circular") return ((i % size) + size) % size;
+  expect(line, mode == "reflect" && i > -size && i < 2 * size - 1, "pads more than its input has");
+  return i < 0 ? -i : 2 * (size - 1) - i;
+}
+
+PlanView pad(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "q");
+  expect_dtype(line, x, false);
+  const Sizes widths = line.integers("widths");
+  expect(line, widths.size() % 2 == 0 && static_cast<int64_t>(widths.size()) / 2 <= x.rank(), "its widths are not in pairs");
+  std::vector<Sizes> sources;
+  for (const int64_t size : x.sizes) sources.push_back(everything(size));
+  for (size_t pair = 0; pair * 2 < widths.size(); ++pair) {
+    const int64_t d = x.rank() - 1 - static_cast<int64_t>(pair), size = x.sizes[d];
+    const int64_t before = widths[2 * pair], after = widths[2 * pair + 1];
+    expect(line, size + before + after >= 0, "cuts away more than its input has");
+    Sizes moved;
+    for (int64_t i = -before; i < size + after; ++i) moved.push_back(padded_source(line, line.word("mode"), i, size));
+    sources[d] = std::move(moved);
+  }
+  return gathered(b, x, sources, static_cast<uint8_t>(byte(line, "fill")));
+}
+
+// torch's nearest neighbours, in float32 as there (UpSample.h).
+Sizes nearest(int64_t size, int64_t outputs, double factor, bool exact) {
+  const float scale = factor > 0 ? static_cast<float>(1.0 / factor) : static_cast<float>(size) / static_cast<float>(outputs);
+  Sizes sources(outputs);
+  for (int64_t i = 0; i < outputs; ++i) {
+    const float place = (static_cast<float>(i) + (exact ? 0.5f : 0.0f)) * scale;
+    sources[i] = std::min(static_cast<int64_t>(std::floor(place)), size - 1);
+  }
+  return sources;
+}
+
+PlanView interpolate(PlanBuilder& b, const PlanLine& line) {
+  const PlanView x = b.input(line, "q");
+  expect_dtype(line, x, false);
+  expect(line, x.rank() >= 3, "its input has no spatial dimensions");
+  const size_t dims = x.sizes.size() - 2;
+  const bool exact = line.word("mode") == "nearest-exact", sized = line.has("size");
+  expect(line, exact || line.word("mode") == "nearest", "its mode has no plan");
+  std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
+  Sizes wanted = sized ? line.integers("size") : Sizes{};
+  std::vector<double> factors = sized ? std::vector<double>{} : line.numbers("scale_factor");
+  if (wanted.size() == 1) wanted.resize(dims, wanted[0]);
+  if (factors.size() == 1) factors.resize(dims, factors[0]);
+  expect(line, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");
+  for (size_t d = 0; d < dims; ++d) {
+    const int64_t size = x.sizes[d + 2];
+    const int64_t outputs = sized ? wanted[d] : static_cast<int64_t>(std::floor(static_cast<double>(size) * factors[d]));
+    expect(line, outputs > 0 && size > 0, "it would be empty");
+    const bool by_size = sized || line.flag("recompute_scale_factor");
+    sources.push_back(nearest(size, outputs, by_size ? 0.0 : factors[d], exact));
+  }
+  // The same value for every integer, so requantising is a look-up.
+  auto table = std::make_shared<std::vector<uint8_t>>(256);
+  const int32_t zero_point = byte(line, "zero_point"), output_zero = byte(line, "output_zero_point");
+  const float multiplier = static_cast<float>(line.number("multiplier"));
+  bool unchanged = true;
+  for (int q = 0; q < 256; ++q) {
+    const float scaled = std::nearbyint(static_cast<float>(q - zero_point) * multiplier) + static_cast<float>(output_zero);
+    (*table)[q] = static_cast<uint8_t>(std::clamp(scaled, 0.0f, 255.0f));
+    unchanged &= (*table)[q] == q;
+  }
+  const PlanView rescaled = unchanged ? x : looked_up(b, x, table);
+  return gathered(b, rescaled, sources, 0);
+}
+
+}  // namespace
+
+const PlanOperators& move_operators() {
+  static const PlanOperators operators = {
+      {"pad", &pad},           {"interpolate", &interpolate}, {"cat", &cat},       {"reshape", &reshape},
+      {"flatten", &flatten},   {"permute", &permute},         {"transpose", &transpose}, {"unsqueeze", &unsqueeze},
+      {"squeeze", &squeeze},   {"slice", &slice},             {"select", &select}, {"chunk", &chunk},
+      {"same", &same},
+  };
+  return operators;
+}
+
+}  // namespace octet

@@ -1,0 +1,30 @@
+// The operators of a plan's text, each lowered to steps. kernels/reference_plan.py names them; their meaning is that of
+// kernels/reference_ops.py.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "plan_builder.h"
+
+namespace octet {
+
+// Emits the steps of one line and returns the view of its result.
+PlanView lower(PlanBuilder& b, const PlanLine& line);
+
+using PlanOperators = std::map<std::string, PlanView (*)(PlanBuilder&, const PlanLine&), std::less<>>;
+const PlanOperators& value_operators();   // layers, and what computes value by value
+const PlanOperators& window_operators();  // pooling and means
+const PlanOperators& move_operators();    // what only moves values, padding and resizing among it
+
+// table[x] for every value.
+PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<std::vector<uint8_t>> table);
+
+void expect(const PlanLine& line, bool holds, const std::string& what);
+void expect_dtype(const PlanLine& line, const PlanView& view, bool real);
+// A setting in [0, 255].
+int32_t byte(const PlanLine& line, std::string_view name);
+// A dimension counted from the front; fails where there is none.
+int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank);
+
+}  // namespace octet

@@ -1,0 +1,293 @@
+"""run_plan: every operation of a text, bit for bit what the reference makes of the same text."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from quant.kernels import dispatch, ops, reference_plan
+from quant.kernels.backend import Backend
+from torch import Tensor
+
+MEAN = "zero_point=7 multiplier=0.83 output_zero_point=100"
+SUM = (
+    "a_zero_point=3 a_multiplier=0.7 q_b=%1 b_zero_point=200 b_multiplier=-0.31 output_zero_point=90 quant_min=90 "
+    "quant_max=250"
+)
+PRODUCT = "a_zero_point=3 q_b=%1 b_zero_point=200 multiplier=0.004 output_zero_point=90 quant_min=0 quant_max=255"
+CONV = "q_x=%0 zero_point=9 q_weight=$0 q_bias=$1 multiplier=$2"
+ONCE = "stride=1,1 padding=1,1 dilation=1,1"
+POOL = "padding=0 dilation=1 ceil_mode=False"
+PADDED = "count_include_pad=True divisor_override=-"
+UNPADDED = "count_include_pad=False divisor_override=-"
+CLAMPED = "output_zero_point=120 quant_min=30 quant_max=240"
+FEATURES, TOKENS, PIXELS = (2, 6, 7, 5), (2, 5, 6), (2, 1, 1, 6)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator())
+
+
+def weights(*shape: int) -> list[Tensor]:
+    """int8 weight, int32 bias, float32 multiplier."""
+    weight = torch.randint(-127, 128, shape, generator=generator()).to(torch.int8)
+    bias = torch.randint(-9999, 9999, shape[:1], generator=generator()).to(torch.int32)
+    return [weight, bias, torch.rand(shape[0], generator=generator()) / 500]
+
+
+def text(*lines: str, inputs: int = 1, outputs: str = "%9") -> str:
+    given = " ".join(f"%{index}" for index in range(inputs))
+    return "\n".join([reference_plan.HEADER, f"inputs {given}", *lines, f"outputs {outputs}"])
+
+
+def one(line: str, *shapes: tuple[int, ...], constants: list[Tensor] | None = None) -> tuple[Any, ...]:
+    """A text of one line over random integers."""
+    inputs = [integers(*shape) for shape in shapes or (FEATURES,)]
+    return inputs, constants or [], text(f"%9 = {line}", inputs=len(inputs))
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "conv": one(
+        f"conv_u8s8_u8 {CONV} stride=1,2 padding=1,1 dilation=1,1 groups=1 {CLAMPED}",
+        constants=weights(5, 6, 3, 3),
+    ),
+    "grouped conv": one(
+        f"conv_u8s8_u8 {CONV} stride=1,1 padding=2,0 dilation=2,1 groups=2 {CLAMPED}",
+        constants=weights(4, 3, 3, 3),
+    ),
+    "depthwise conv": one(
+        f"conv_u8s8_u8 {CONV} stride=2,2 padding=1,1 dilation=1,1 groups=6 {CLAMPED}",
+        constants=weights(6, 1, 3, 3),
+    ),
+    "conv to float": one(
+        f"conv_u8s8_f32 {CONV} stride=1,1 padding=0,0 dilation=1,1 groups=1",
+        constants=weights(5, 6, 1, 1),
+    ),
+    "conv1d": one(
+        f"conv_u8s8_u8 {CONV} stride=1, padding=1, dilation=1, groups=1 {CLAMPED}",
+        (2, 6, 9), constants=weights(4, 6, 3),
+    ),
+    "conv3d": one(
+        f"conv_u8s8_u8 {CONV} stride=1,1,2 padding=1,0,1 dilation=1,1,1 groups=1 {CLAMPED}",
+        (2, 3, 4, 5, 6), constants=weights(4, 3, 3, 2, 3),
+    ),
+    "linear": one(f"linear_u8s8_u8 {CONV} {CLAMPED}", (3, 6), constants=weights(5, 6)),
+    "linear of tokens": one(f"linear_u8s8_u8 {CONV} {CLAMPED}", TOKENS, constants=weights(5, 6)),
+    "linear to float": one(f"linear_u8s8_f32 {CONV}", (3, 6), constants=weights(5, 6)),
+    "linear without bias": one(f"linear_u8s8_u8 {CONV.replace('$1', '-')} {CLAMPED}", (3, 6), constants=weights(5, 6)),
+    "add": one(f"add q_a=%0 {SUM}", FEATURES, FEATURES),
+    "add a channel vector": one(f"add q_a=%0 {SUM}", FEATURES, (6, 1, 1)),
+    "add a plane": one(f"add q_a=%0 {SUM}", (2, 1, 7, 5), FEATURES),
+    "add one value": one(f"add q_a=%0 {SUM}", FEATURES, (1,)),
+    "add outer": one(f"add q_a=%0 {SUM}", (4, 1), (1, 5)),
+    "mul": one(f"mul q_a=%0 {PRODUCT}", FEATURES, FEATURES),
+    "mul by a gate": one(f"mul q_a=%0 {PRODUCT}", FEATURES, (2, 6, 1, 1)),
+    "mul of a gate": one(f"mul q_a=%0 {PRODUCT}", (2, 6, 1, 1), FEATURES),
+    "lookup": one("lookup q=%0 table=$0 axis=1", constants=[integers(256)]),
+    "lookup per channel": one("lookup q=%0 table=$0 axis=1", constants=[integers(6, 256)]),
+    "lookup per channel of rows": one("lookup q=%0 table=$0 axis=1", (3, 6), constants=[integers(6, 256)]),
+    "max_pool": one("max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=False"),
+    "max_pool ceil dilated": one("max_pool q=%0 kernel=2,2 stride=2,1 padding=0 dilation=2 ceil_mode=True"),
+    "max_pool past the end": one("max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=True", (1, 2, 8, 8)),
+    "max_pool1d": one("max_pool q=%0 kernel=3, stride=- padding=1 dilation=1 ceil_mode=False", (2, 3, 11)),
+    "max_pool3d": one("max_pool q=%0 kernel=2,2,2 stride=- padding=0 dilation=1 ceil_mode=True", (2, 3, 3, 5, 4)),
+    "max_pool unbatched": one(f"max_pool q=%0 kernel=2,2 stride=- {POOL}", (3, 6, 6)),
+    "avg_pool": one(f"avg_pool q=%0 kernel=3,3 {MEAN} stride=2 padding=1 ceil_mode=True {PADDED}"),
+    "avg_pool inside": one(f"avg_pool q=%0 kernel=3,3 {MEAN} stride=1 padding=1 ceil_mode=True {UNPADDED}"),
+    "avg_pool divisor": one(f"avg_pool q=%0 kernel=3,2 {MEAN} stride=3,2 padding=0 {PADDED[:-1]}4"),
+    "adaptive_avg_pool": one(f"adaptive_avg_pool q=%0 size=3,- {MEAN}"),
+    "adaptive_avg_pool to one": one(f"adaptive_avg_pool q=%0 size=1,1 {MEAN}"),
+    "adaptive_max_pool": one("adaptive_max_pool q=%0 size=3,4"),
+    "mean": one(f"mean q=%0 dim=2,3 keepdim=False {MEAN}"),
+    "mean kept": one(f"mean q=%0 dim=-1,-2 keepdim=True {MEAN}"),
+    "mean of channels": one(f"mean q=%0 dim=1, keepdim=False {MEAN}"),
+    "mean of all": one(f"mean q=%0 dim=0,1,2,3 keepdim=False {MEAN}"),
+    "mean of tokens": one(f"mean q=%0 dim=1, keepdim=False {MEAN}", TOKENS),
+    "mean of many": one(f"mean q=%0 dim=2,3 keepdim=False {MEAN}", (1, 2, 300, 260)),
+    "pad": one("pad q=%0 widths=1,0,2,3 mode=constant fill=77"),
+    "pad channels": one("pad q=%0 widths=0,0,0,0,1,2 mode=constant fill=77"),
+    "pad cuts": one("pad q=%0 widths=-1,2 mode=constant fill=77"),
+    "pad reflect": one("pad q=%0 widths=1,2,3,0 mode=reflect fill=0"),
+    "pad replicate": one("pad q=%0 widths=1,2,3,0 mode=replicate fill=0"),
+    "pad circular": one("pad q=%0 widths=1,2,3,0 mode=circular fill=0"),
+    "nearest twice": one(f"interpolate q=%0 {MEAN} scale_factor=2 mode=nearest"),
+    "nearest smaller": one(f"interpolate q=%0 {MEAN} scale_factor=0.6,1.7 mode=nearest"),
+    "nearest recomputed": one(f"interpolate q=%0 {MEAN} scale_factor=1.7 mode=nearest recompute_scale_factor=True"),
+    "nearest to a size": one(f"interpolate q=%0 {MEAN} size=13,3 mode=nearest"),
+    "nearest-exact": one(f"interpolate q=%0 {MEAN} size=13,3 mode=nearest-exact"),
+    "nearest 1d": one(f"interpolate q=%0 {MEAN} size=7 mode=nearest", (2, 3, 5)),
+    "cat": one("cat tensors=%0,%1 dim=1", FEATURES, (2, 3, 7, 5)),
+    "cat of rows": one("cat tensors=%0,%1,%0 dim=-1", (3, 4), (3, 2)),
+    "reshape": one("reshape x=%0 shape=%0.0,-1"),
+    "reshape to three": one("reshape x=%0 shape=2,6,35"),
+    "flatten one pixel": one("flatten x=%0 start=1 end=-1", (3, 6, 1, 1)),
+    "permute": one("permute x=%0 dims=0,2,3,1"),
+    "transpose": one("transpose x=%0 dim0=1 dim1=-1"),
+    "unsqueeze": one("unsqueeze x=%0 dim=-1"),
+    "squeeze": one("squeeze x=%0 dim=1", PIXELS),
+    "squeeze of more": one("squeeze x=%0 dim=3", PIXELS),
+    "slice": one("slice x=%0 dim=1 start=-5 end=100 step=2"),
+    "select": one("select x=%0 dim=-2 index=-1"),
+    "chunk": one("chunk x=%0 chunks=4 dim=1 index=-1"),
+    "same": one("same x=%0"),
+    "no samples": one(f"conv_u8s8_u8 {CONV} {ONCE} groups=1 {CLAMPED}", (0, 6, 7, 5), constants=weights(5, 6, 3, 3)),
+    "no samples to pool": one(f"max_pool q=%0 kernel=2,2 stride=- {POOL}", (0, 6, 7, 5)),
+    "no samples to add": one(f"add q_a=%0 {SUM}", (0, 6, 7, 5), (1, 6, 1, 1)),
+}  # fmt: skip
+
+
+def same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for found, wanted in zip(actual, expected, strict=True):
+        assert found.dtype == wanted.dtype
+        assert found.shape == wanted.shape
+        assert found.stride() == wanted.stride()
+        assert torch.equal(found, wanted)
+
+
+cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
+
+
+@cases
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_operation(compiled: Backend, case: tuple[Any, ...], last: bool) -> None:
+    inputs, constants, program = case
+    if last:
+        inputs = [x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 2 else x for x in inputs]
+    expected = reference_plan.run_plan(inputs, constants, program)
+    same(torch.ops.octet.run_plan(inputs, constants, program, compiled.name), expected)
+
+
+def network() -> tuple[list[Tensor], list[Tensor], str]:
+    """Float in, float out, with a value that is read twice, one that is given out on the way, and two inputs."""
+    x = torch.randn(2, 6, 9, 9, generator=generator())
+    lines = (
+        "%2 = quantize x=%0 scale=0.02 zero_point=9",
+        f"%3 = conv_u8s8_u8 {CONV.replace('%0', '%2')} stride=1,1 padding=1,1 dilation=1,1 groups=6 {CLAMPED}",
+        f"%4 = add q_a=%3 {SUM}",
+        "%5 = lookup q=%4 table=$3 axis=1",
+        f"%6 = mean q=%5 dim=2,3 keepdim=False {MEAN}",
+        f"%7 = linear_u8s8_f32 {CONV.replace('%0', '%6').replace('$0', '$4').replace('$1', '-').replace('$2', '$5')}",
+        "%8 = clamp x=%7 low=-0.5 high=inf",
+        "%9 = dequantize q=%4 scale=0.1 zero_point=3",
+    )
+    second, _, multiplier = weights(4, 6)
+    constants = [*weights(6, 1, 3, 3), integers(256), second, multiplier]
+    return [x, integers(2, 6, 9, 9)], constants, text(*lines, inputs=2, outputs="%8 %4 %9 %2")
+
+
+def test_network(compiled: Backend) -> None:
+    inputs, constants, program = network()
+    same(torch.ops.octet.run_plan(inputs, constants, program, compiled.name), reference_plan.run_plan(*network()))
+
+
+def test_values_that_no_integer_can_hold(compiled: Backend) -> None:
+    x = torch.tensor([[float("nan"), float("inf"), -float("inf"), 0.5, 1.5, -0.5, 1e30]])
+    program = text("%9 = quantize x=%0 scale=1.0 zero_point=4")
+    same(torch.ops.octet.run_plan([x], [], program, compiled.name), reference_plan.run_plan([x], [], program))
+
+
+def test_shapes_take_turns(compiled: Backend) -> None:
+    (_, other), constants, program = network()
+    for size in (9, 5, 9, 12, 5, 1):
+        for batch in (1, 3):
+            x = torch.randn(batch, 6, size, size, generator=generator())
+            inputs = [x, other[:1, :, :1, :1]]
+            same(
+                torch.ops.octet.run_plan(inputs, constants, program, compiled.name),
+                reference_plan.run_plan(inputs, constants, program),
+            )
+
+
+def test_kept_plans_are_bounded(extension: None) -> None:
+    program = text("%9 = same x=%0")
+    for size in range(1, 200):
+        torch.ops.octet.run_plan([integers(1, size)], [], program, "")
+    assert torch.ops.octet_native.plan_count() <= 64
+
+
+def test_weights_that_were_written_to_are_seen(compiled: Backend) -> None:
+    for index in range(3):
+        inputs, constants, program = network()
+        torch.ops.octet.run_plan(inputs, constants, program, compiled.name)
+        constants[index].copy_(constants[index].flip(0))
+        expected = reference_plan.run_plan(inputs, constants, program)
+        same(torch.ops.octet.run_plan(inputs, constants, program, compiled.name), expected)
+
+
+@pytest.mark.parametrize("torch_threads", [1, 2])
+def test_eight_threads_at_once(compiled: Backend, torch_threads: int) -> None:
+    torch.set_num_threads(torch_threads)
+    inputs, constants, program = network()
+    calls = []
+    for index in range(8):
+        x = torch.randn(1 + index % 3, 6, 32, 32, generator=generator())
+        given = [x, inputs[1][:1, :, :1, :1]]
+        calls.append((given, reference_plan.run_plan(given, constants, program)))
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for turn in range(20):
+            given, expected = calls[(index + turn) % 8]
+            found = torch.ops.octet.run_plan(given, constants, program, compiled.name)
+            if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torch_carries_it() -> None:
+    inputs, constants, program = network()
+    operator = torch.ops.octet.run_plan.default
+    torch.library.opcheck(operator, (inputs, constants, program, ""))
+    expected = reference_plan.run_plan(inputs, constants, program)
+
+    def call(x: Tensor, q: Tensor) -> Any:
+        return operator([x, q], constants, program, "")
+
+    same(torch.compile(call, backend="eager", fullgraph=True)(*inputs), expected)
+    same(list(torch.jit.trace(lambda x, q: tuple(call(x, q)), tuple(inputs))(*inputs)), expected)  # type: ignore[no-untyped-call]
+
+
+def test_text_survives_the_round_trip() -> None:
+    for _, _, program in [*CASES.values(), network()]:
+        again = str(reference_plan.parse(program))
+        assert reference_plan.parse(again) == reference_plan.parse(program)
+
+
+BAD = {
+    "another version": ("octet-plan 9\ninputs %0\noutputs %0", "another version"),
+    "no such operation": (text("%9 = sing x=%0"), "no such operation"),
+    "a register that is not there": (text("%9 = same x=%5"), "%5 is not there yet"),
+    "a constant that is not there": (text("%9 = lookup q=%0 table=$3 axis=1"), "there are 0 constants"),
+    "a kernel that does not fit": (text("%9 = max_pool q=%0 kernel=99,99 stride=1 padding=0"), "does not fit"),
+    "no number": (text("%9 = mean q=%0 dim=x keepdim=False"), "'x' is no integer"),
+    "an output that is not made": (text(outputs="%4"), "%4, which it does not make"),
+}
+
+
+@pytest.mark.parametrize(("program", "message"), BAD.values(), ids=list(BAD))
+def test_bad_text_is_refused_by_its_line(extension: None, program: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        torch.ops.octet.run_plan([integers(*FEATURES)], [], program, "")
+
+
+def test_without_the_extension_the_reference_serves_it() -> None:
+    inputs, constants, program = network()
+    same(ops._without_backend("run_plan")(inputs, constants, program, ""), reference_plan.run_plan(*network()))
+    with pytest.raises(ValueError, match="2 inputs, got 1"):
+        torch.ops.octet.run_plan(inputs[:1], constants, program, "")
+    assert dispatch.current().name
