@@ -143,8 +143,15 @@ def _convert_unit(
     root.add_module(RESERVED, program_runner)
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
+    planned = program_runner.schedule(program_runner.program)
+    if planned.regions or planned.reasons:
+        entries[".".join(part for part in (path, PLANNED) if part)] = ("int8", planned.describe())
     _remove_replaced(plan, root, program_runner)
     return model
+
+
+PLANNED = "(planned run)"
+"""The entry of the report that says which steps of a captured module are computed together."""
 
 
 def _layers(

@@ -144,6 +144,14 @@ class Schedule:
         """The native calls."""
         return [step for step in self.steps if isinstance(step, Region)]
 
+    def describe(self) -> str:
+        """What is computed together, and why the rest is not, for the report."""
+        single = sum(isinstance(step, Instruction) for step in self.steps)
+        inside = [region.steps for region in self.regions]
+        calls = f"native calls: {len(inside)}, of {' + '.join(map(str, inside))} steps" if inside else "no native call"
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in self.reasons.items())
+        return f"{calls}; step by step: {single}" + (f" ({reasons})" if reasons else "")
+
 
 def schedule(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
     """Group a program's instructions.
