@@ -15,6 +15,7 @@ from quant.dynamic import quantize_dynamic
 from quant.fuse import FLOAT, SHAPE, Plan, Step, make_plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
+from quant.nn.base import QuantModule
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
 from quant.qat.checks import check_trained
@@ -24,6 +25,7 @@ from quant.static.beyond import beyond_eight_bits
 from quant.static.layers import StaticLayer
 from quant.static.leaves import is_dynamic
 from quant.static.lower import Context
+from quant.static.notes import silenced, substitute
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
@@ -63,6 +65,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
+    hooked = silenced(found)
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made: dict[int, StaticLayer] = {}
     entries: dict[str, tuple[str, str]] = {}
@@ -72,6 +75,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     layers = _settings(found)
     model = _make_rest_dynamic(model, info, backend, entries, layers)
     model.__dict__[DESCRIPTION] = make_description(info.example, ranges, calls, layers, backend)
+    for name in hooked:
+        outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
+        entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     attach_report(model, _report(model, sizes, kinds, entries, info))
     return model
 
@@ -184,6 +190,7 @@ def _layers(
         sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
         bits = step.qconfig.weight_bits if step.qconfig else 8
         detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
+        detail += substitute(backend)
         module = key if node.kind == "module" else node.owner
         entries[".".join(part for part in (path, module) if part)] = (f"int{bits}", detail)
         _note_folded(step, plan, entries, path)
@@ -332,14 +339,20 @@ def _report(
     """One line per module with parameters, and per float step among integers."""
     now = dict(model.named_modules(remove_duplicate=False))
     functional = _functional_bytes(model)
+    wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
     lines = []
     for name, size in sizes.items():
         if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
+            continue
+        if name.startswith(wholes):
             continue
         outcome, detail = entries.pop(name, ("float", ""))
         if name in info.islands or not detail:
             detail = _why(name, info)
         after = functional.get(name, 0) + (own_bytes(now[name]) if name in now else 0)
+        if isinstance(now.get(name), QuantModule):  # with its parts, which have no entries of their own
+            size = sum(other for inner, other in sizes.items() if inner == name or inner.startswith(f"{name}."))
+            after = sum(own_bytes(part) for part in now[name].modules())
         lines.append(ReportEntry(name, kinds[name], outcome, detail, size, after))
     for name, (outcome, detail) in entries.items():
         lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))

@@ -98,10 +98,13 @@ class Report:
             return "  ".join([*cells, row[-1]]).rstrip()
 
         lines = [line(head), line(tuple("-" * width for width in [*widths, len(head[-1])])), *map(line, rows)]
-        count, before, after = len(self.quantized), self.bytes_before, self.bytes_after
+        before, after = self.bytes_before, self.bytes_after
         ratio = f", {after / before:.3f} of float" if before else ""
+        owners = [entry.outcome != "float" for entry in self.entries if entry.bytes_before]
+        others = [entry.outcome != "float" for entry in self.entries if not entry.bytes_before]
+        rest = f", {sum(others)} of {len(others)} entries without any of their own" if others else ""
         lines.append(
-            f"{count} of {len(self.entries)} modules with parameters quantised; "
+            f"{sum(owners)} of {len(owners)} modules with parameters quantised{rest}; "
             f"{before / 1024:.1f} KiB -> {after / 1024:.1f} KiB{ratio}"
         )
         return "\n".join(lines)

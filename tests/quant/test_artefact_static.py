@@ -319,6 +319,17 @@ def test_a_file_made_on_x86_gives_the_same_numbers_here() -> None:
     assert quant.summary(loaded)["slope"].outcome == "int8"
 
 
+@pytest.mark.filterwarnings("ignore:quant.convert. the running statistics")
+def test_what_was_trained_comes_back(tmp_path: Path) -> None:
+    prepared = quant.prepare_qat(made(Integers), IMAGES).train()
+    prepared(IMAGES).square().sum().backward()
+    q = quant.convert(prepared.eval())
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=made(Integers, seed=1))
+    assert torch.equal(loaded(IMAGES), q(IMAGES))
+    assert quant.summary(loaded) == quant.summary(q)
+
+
 def test_what_8_bits_cannot_hold_comes_back_in_float(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     decades = torch.randn(16, 2) * torch.tensor([1.0, 1e8])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant import kernels
 from quant.capture import as_arguments
 from quant.convert import NotCalibrated, convert
 from quant.graph import leaves
@@ -326,3 +327,30 @@ def test_the_report_names_float_steps_beside_integers_and_no_others() -> None:
         "softmax_3": "softmax has no int8 kernel",
         "mul_7": "what it reads is float",
     }
+
+
+def calibrated(model: nn.Module, x: Tensor, backend: str | None = None) -> nn.Module:
+    prepared = prepare(model, x, Recipe(default=QConfig(activation_observer="minmax"), backend=backend))
+    prepared(x)
+    return convert(prepared)
+
+
+def test_the_report_names_hooks_that_do_not_run_and_a_backend_that_cannot() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2), nn.LSTM(2, 3))
+    for place in (model, model[0], model[1]):
+        place.register_forward_hook(lambda *_: None)
+    x = torch.randn(5, 4)
+    with kernels.use("reference"):
+        report = summary(calibrated(model, x))
+    silent = {entry.name for entry in report if "its forward hooks do not run" in entry.detail}
+    assert silent == {"0", "1"}
+    before = sum(parameter.numel() * 4 for parameter in model[2].parameters())
+    assert report["2"].bytes_before == before
+    assert report["2"].bytes_after > 0
+    assert not any(entry.name.startswith("2.") for entry in report)
+
+
+@pytest.mark.skipif(bool(kernels.available()["onednn"]), reason="oneDNN is missing")
+def test_a_backend_without_static_kernels_is_said() -> None:
+    converted = calibrated(nn.Linear(4, 2), torch.randn(5, 4), backend="onednn")
+    assert "onednn has no static kernels: reference" in summary(converted)[""].detail

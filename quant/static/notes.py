@@ -1,0 +1,34 @@
+"""What a static report says besides how a layer computes: hooks that do not run, a backend that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quant.kernels import dispatch
+from quant.kernels.reference_ops import OPS
+from quant.prepare import GraphRunner
+from quant.static import ops
+
+
+def substitute(backend: str | None) -> str:
+    """That the reference computes instead, where the backend that was asked for has no static kernels; else ''."""
+    asked = dispatch.current(backend or "").name
+    return (
+        "" if asked == "reference" or ops.table(backend) is not OPS else f"; {asked} has no static kernels: reference"
+    )
+
+
+def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
+    """Modules with forward hooks that a converted model does not run: containers seen through, and int8 layers.
+
+    Args:
+        found: the runners of a prepared model, by the names of their modules.
+    """
+    names = []
+    for path, runner in found.items():
+        inner = {region.path for region in runner.graph.regions}
+        inner |= {step.name.split("@")[0] for step in runner.plan.steps if step.integer and "weight" in step.attrs}
+        for name, module in runner.root.named_modules():
+            if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
+                names.append(".".join(part for part in (path, name) if part))
+    return names
