@@ -200,15 +200,17 @@ void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGe
 void find_columns(const Call& call, int64_t plane, int64_t row, const uint8_t* border, const uint8_t** columns) {
   const ConvShape& shape = call.shape;
   const int64_t count = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2], rows = (shape.kernel[1] + 3) / 4 * 4;
+  const int64_t first = std::min(shape.padding[2], count), last = std::clamp(shape.in[2] + first, first, count);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t tap = std::min(r, shape.kernel[1] - 1);
     const int64_t h = row * shape.stride[1] - shape.padding[1] + tap * shape.dilation[1];
     const bool inside = h >= 0 && h < shape.in[1];
-    const uint8_t* line = call.q_x + (plane * shape.in[1] + h) * shape.in[2] * shape.channels;
-    for (int64_t c = 0; c < count; ++c) {
-      const int64_t w = c - shape.padding[2];
-      columns[c * rows + r] = inside && w >= 0 && w < shape.in[2] ? line + w * shape.channels : border;
-    }
+    const uint8_t* at = inside ? call.q_x + (plane * shape.in[1] + h) * shape.in[2] * shape.channels : border;
+    const int64_t step = inside ? shape.channels : 0;
+    const uint8_t** column = columns + r;
+    for (int64_t c = 0; c < first; ++c, column += rows) *column = border;
+    for (int64_t c = first; c < last; ++c, column += rows, at += step) *column = at;
+    for (int64_t c = last; c < count; ++c, column += rows) *column = border;
   }
 }
 

@@ -7,7 +7,7 @@
 //
 // A `Vec` says: Acc (its register), kWidth (channels), kDotBytes (of packed weights per register and column of four
 // rows), zero, load, interleave8 and 16 (low and high), dots (what a lane of bytes is turned into before it is
-// multiplied), dot, pack_weight, finish (four registers to kWidth bytes).
+// multiplied), dot, pack_weight, Rounding and finish (four registers to kWidth bytes).
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,8 @@ void arrange(const void* by_channel, int64_t channels, void* out) {
 // `Pixels` neighbouring output pixels of one block of channels. Width and Stride are 0 where they are only known now.
 template <class Vec, int Pixels, int Width, int Stride>
 inline void strip(const uint8_t* const* columns, int64_t quads, int64_t width, int64_t c, const int8_t* w,
-                  const Requantize& by, int64_t at, uint8_t* out, int64_t channels) {
+                  const Requantize& by, const typename Vec::Rounding& rounding, int64_t at, uint8_t* out,
+                  int64_t channels) {
   static_assert(Pixels == 1 || Width > 0);
   typename Vec::Acc sums[Pixels][4];
   OCTET_UNROLL
@@ -109,7 +110,8 @@ inline void strip(const uint8_t* const* columns, int64_t quads, int64_t width, i
     }
   }
   OCTET_UNROLL
-  for (int p = 0; p < Pixels; ++p) Vec::finish(sums[p], by.offset + at, by.multiplier + at, by, out + p * channels + c);
+  for (int p = 0; p < Pixels; ++p)
+    Vec::finish(sums[p], by.offset + at, by.multiplier + at, rounding, out + p * channels + c);
 }
 
 template <int Pixels, int Width, int Stride, class... Vecs>
@@ -120,7 +122,8 @@ void pixels_of(const uint8_t* const* columns, int64_t count, int64_t channels, i
     const int8_t* w = packed;
     int64_t at = 0;
     each_block<Vecs...>(channels, [&](auto vec, int64_t c) {
-      strip<decltype(vec), Pixels, Width, Stride>(columns, quads, width, c, w, by, at, out, channels);
+      const typename decltype(vec)::Rounding rounding(by);
+      strip<decltype(vec), Pixels, Width, Stride>(columns, quads, width, c, w, by, rounding, at, out, channels);
       w += quads * width * 4 * vec.kDotBytes;
       at += vec.kWidth;
     });

@@ -7,6 +7,7 @@ namespace {
 
 struct Vec64 {
   using Acc = __m512i;
+  using Rounding = Rounding512;
   static constexpr int kWidth = 64;
   static Acc zero() { return _mm512_setzero_si512(); }
   static Acc load(const uint8_t* x) { return _mm512_loadu_si512(x); }
@@ -15,15 +16,9 @@ struct Vec64 {
   static Acc low16(Acc a, Acc b) { return _mm512_unpacklo_epi16(a, b); }
   static Acc high16(Acc a, Acc b) { return _mm512_unpackhi_epi16(a, b); }
   static Acc weights(const int8_t* w) { return _mm512_loadu_si512(w); }
-  static Acc whole(Acc sum, const int32_t* offset, const float* multiplier, const Requantize& by) {
-    __m512 real = _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_loadu_si512(offset)));
-    real = _mm512_mul_ps(real, _mm512_loadu_ps(multiplier));
-    real = _mm512_min_ps(_mm512_max_ps(real, _mm512_set1_ps(by.low())), _mm512_set1_ps(by.high()));
-    return _mm512_add_epi32(_mm512_cvtps_epi32(real), _mm512_set1_epi32(by.zero_point));
-  }
-  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier, const Requantize& by,
-                     uint8_t* out) {
-    const auto q = [&](int b) { return whole(sums[b], offset + 16 * b, multiplier + 16 * b, by); };
+  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
+                     const Rounding& rounding, uint8_t* out) {
+    const auto q = [&](int b) { return rounding(sums[b], offset + 16 * b, multiplier + 16 * b); };
     const Acc first = _mm512_packs_epi32(q(0), q(1)), second = _mm512_packs_epi32(q(2), q(3));
     _mm512_storeu_si512(out, _mm512_packus_epi16(first, second));
   }

@@ -4,12 +4,14 @@
 #include <immintrin.h>
 
 #include "depthwise.h"
+#include "rounding.h"
 
 namespace octet::depthwise {
 namespace {
 
 struct Vec16 {
   using Acc = __m128i;
+  using Rounding = Rounding128;
   static constexpr int kWidth = 16;
   static Acc zero() { return _mm_setzero_si128(); }
   static Acc load(const uint8_t* x) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); }
@@ -18,15 +20,9 @@ struct Vec16 {
   static Acc low16(Acc a, Acc b) { return _mm_unpacklo_epi16(a, b); }
   static Acc high16(Acc a, Acc b) { return _mm_unpackhi_epi16(a, b); }
   static Acc weights(const int8_t* w) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(w)); }
-  static Acc whole(Acc sum, const int32_t* offset, const float* multiplier, const Requantize& by) {
-    const Acc exact = _mm_add_epi32(sum, _mm_loadu_si128(reinterpret_cast<const __m128i*>(offset)));
-    __m128 real = _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_loadu_ps(multiplier));
-    real = _mm_min_ps(_mm_max_ps(real, _mm_set1_ps(by.low())), _mm_set1_ps(by.high()));
-    return _mm_add_epi32(_mm_cvtps_epi32(real), _mm_set1_epi32(by.zero_point));
-  }
-  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier, const Requantize& by,
-                     uint8_t* out) {
-    const auto q = [&](int b) { return whole(sums[b], offset + 4 * b, multiplier + 4 * b, by); };
+  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
+                     const Rounding& rounding, uint8_t* out) {
+    const auto q = [&](int b) { return rounding(sums[b], offset + 4 * b, multiplier + 4 * b); };
     const Acc first = _mm_packs_epi32(q(0), q(1)), second = _mm_packs_epi32(q(2), q(3));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(first, second));
   }
@@ -34,6 +30,7 @@ struct Vec16 {
 
 struct Vec32 {
   using Acc = __m256i;
+  using Rounding = Rounding256;
   static constexpr int kWidth = 32;
   static Acc zero() { return _mm256_setzero_si256(); }
   static Acc load(const uint8_t* x) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)); }
@@ -42,15 +39,9 @@ struct Vec32 {
   static Acc low16(Acc a, Acc b) { return _mm256_unpacklo_epi16(a, b); }
   static Acc high16(Acc a, Acc b) { return _mm256_unpackhi_epi16(a, b); }
   static Acc weights(const int8_t* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
-  static Acc whole(Acc sum, const int32_t* offset, const float* multiplier, const Requantize& by) {
-    const Acc exact = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset)));
-    __m256 real = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_loadu_ps(multiplier));
-    real = _mm256_min_ps(_mm256_max_ps(real, _mm256_set1_ps(by.low())), _mm256_set1_ps(by.high()));
-    return _mm256_add_epi32(_mm256_cvtps_epi32(real), _mm256_set1_epi32(by.zero_point));
-  }
-  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier, const Requantize& by,
-                     uint8_t* out) {
-    const auto q = [&](int b) { return whole(sums[b], offset + 8 * b, multiplier + 8 * b, by); };
+  static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
+                     const Rounding& rounding, uint8_t* out) {
+    const auto q = [&](int b) { return rounding(sums[b], offset + 8 * b, multiplier + 8 * b); };
     const Acc first = _mm256_packs_epi32(q(0), q(1)), second = _mm256_packs_epi32(q(2), q(3));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_packus_epi16(first, second));
   }

@@ -1,6 +1,7 @@
 // AVX-512 VNNI: vpdpbusd adds four u8 * s8 products to an int32 without an int16 in between, so it is always exact.
 #include <immintrin.h>
 
+#include "rounding.h"
 #include "tile.h"
 
 namespace octet {
@@ -15,13 +16,11 @@ struct Avx512Vnni {
   static Acc zero() { return _mm512_setzero_si512(); }
   static Acc add(Acc a, Acc b) { return _mm512_add_epi32(a, b); }
   static void store(int32_t* out, Acc a) { _mm512_storeu_si512(out, a); }
-  static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Requantize& by,
+  using Rounding = Rounding512;
+  template <int Blocks>
+  static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Rounding& rounding,
                          uint8_t* out) {
-    __m512 real = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_loadu_si512(offset)));
-    real = _mm512_mul_ps(real, _mm512_loadu_ps(multiplier));
-    real = _mm512_min_ps(_mm512_max_ps(real, _mm512_set1_ps(by.low())), _mm512_set1_ps(by.high()));
-    const __m512i q = _mm512_add_epi32(_mm512_cvtps_epi32(real), _mm512_set1_epi32(by.zero_point));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q));
+    requantize512<Blocks>(sums, offset, multiplier, rounding, out);
   }
   static Weight load(const int8_t* w) { return _mm512_loadu_si512(w); }
   static Activation broadcast(const X* x) {

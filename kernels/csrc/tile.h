@@ -5,7 +5,7 @@
 // An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
 // outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
 // X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
-// add, store, requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+// add, store, and for equation 7 Rounding (what is the same for all channels) and requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +58,9 @@ struct Sums {
   int64_t ld;
   Sums at(int64_t rows, int64_t columns) const { return {acc + rows * ld + columns, ld}; }
   int32_t* whole_rows() const { return acc; }
-  void put(int64_t row, const int32_t* sums, int64_t columns) const {
-    std::memcpy(acc + row * ld, sums, columns * sizeof(int32_t));
+  template <int M, int B>
+  void put(const int32_t* sums, int64_t columns) const {
+    for (int64_t m = 0; m < M; ++m) std::memcpy(acc + m * ld, sums + m * B * A::kLanes, columns * sizeof(int32_t));
   }
 };
 
@@ -68,16 +69,29 @@ struct Sums {
 template <class A>
 struct Bytes {
   const Requantize* by;
+  typename A::Rounding rounding;
   uint8_t* out;
   int64_t ld, channel = 0;
-  Bytes at(int64_t rows, int64_t columns) const { return {by, out + rows * ld + columns, ld, channel + columns}; }
+  Bytes at(int64_t rows, int64_t columns) const {
+    return {by, rounding, out + rows * ld + columns, ld, channel + columns};
+  }
   int32_t* whole_rows() const { return nullptr; }
-  void put(int64_t row, const int32_t* sums, int64_t columns) const {
-    for (int64_t j = 0; j < columns; j += A::kLanes) {
-      uint8_t lanes[A::kLanes], *to = out + row * ld + j;
-      const bool whole = columns - j >= A::kLanes;
-      A::requantize(sums + j, by->offset + channel + j, by->multiplier + channel + j, *by, whole ? to : lanes);
-      if (!whole) std::memcpy(to, lanes, columns - j);
+  template <int M, int B>
+  void put(const int32_t* sums, int64_t columns) const {
+    // A copy, because for all the compiler knows a byte that is written may be one of these.
+    const typename A::Rounding rounding = this->rounding;
+    const int32_t* offset = by->offset + channel;
+    const float* multiplier = by->multiplier + channel;
+    constexpr int64_t kColumns = B * A::kLanes;
+    if (columns >= kColumns) {
+      for (int64_t m = 0; m < M; ++m)
+        A::template requantize<B>(sums + m * kColumns, offset, multiplier, rounding, out + m * ld);
+      return;
+    }
+    for (int64_t m = 0; m < M; ++m) {
+      alignas(64) uint8_t whole[kColumns];
+      A::template requantize<B>(sums + m * kColumns, offset, multiplier, rounding, whole);
+      std::memcpy(out + m * ld, whole, columns);
     }
   }
 };
@@ -136,7 +150,7 @@ void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps
   if (columns >= kColumns && out.whole_rows()) return tile<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld);
   alignas(64) int32_t sums[M * kColumns];
   tile<A, M, B>(x, ldx, w, steps, sums, kColumns);
-  for (int64_t m = 0; m < M; ++m) out.put(m, sums + m * kColumns, std::min(columns, kColumns));
+  out.template put<M, B>(sums, std::min(columns, kColumns));
 }
 
 template <class A, int B, class Out, int M = A::kRows>
@@ -186,7 +200,7 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
 template <class A>
 void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
             uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
-  run_to<A>(Bytes<A>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
+  run_to<A>(Bytes<A>{&by, typename A::Rounding(by), out, ldout}, x, ldx, m, packed, n, k, first, last);
 }
 
 template <class A>
