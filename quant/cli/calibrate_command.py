@@ -37,10 +37,10 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
     if options.out is not None:
         files.writable(Path(options.out), suffix=None)
     if options.backend is not None:
-        _check_backend(options.backend)
+        check_backend(options.backend)
 
     def prepare(model: nn.Module, inputs: Any, observer: str) -> nn.Module:
-        _try(model, inputs)
+        try_once(model, inputs)
         default = quant.QConfig(activation_observer=observer)
         rules = [(pattern, None) for pattern in options.keep_float]
         return quant.prepare(model, inputs, quant.Recipe(rules, default=default, backend=options.backend))
@@ -63,7 +63,7 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(" ".join(str(error).split())) from error
 
 
-def _try(model: nn.Module, inputs: Any) -> None:
+def try_once(model: nn.Module, inputs: Any) -> None:
     """One plain run, so that data which the model does not take is told from what prepare has to say."""
     import torch
 
@@ -81,7 +81,7 @@ def _try(model: nn.Module, inputs: Any) -> None:
         ) from error
 
 
-def _check_backend(name: str) -> None:
+def check_backend(name: str) -> None:
     """Before the data is run, not after."""
     from quant.kernels import dispatch
 

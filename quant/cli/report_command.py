@@ -7,6 +7,7 @@ import itertools
 import json
 from pathlib import Path
 
+from quant.cli.calibrate_command import check_backend, try_once
 from quant.cli.errors import UserError
 
 COMPARED = 4
@@ -20,6 +21,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser("report", help="calibrate, compare int8 with float, write one HTML page about it")
     add_arguments(parser)
     parser.set_defaults(out="report.html")
+    parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
     parser.add_argument(
         "--keep-float",
         metavar="PATTERN",
@@ -51,19 +53,24 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
     if options.compare < 1:
         raise UserError(f"--compare is {options.compare}, expected at least 1 batch")
     model = files.load_model(options.model, options.weights).eval()
-    # RecipeError, NothingQuantized and DataError are ValueErrors.
+    if options.backend is not None:
+        check_backend(options.backend)
+    # RecipeError, NothingQuantized, NotCalibrated and DataError are ValueErrors.
     try:
         inputs, batches = command.example(model, options, command.read(options))
+        try_once(model, inputs)
         default = quant.QConfig(activation_observer=options.observer)
-        recipe = quant.Recipe([(pattern, None) for pattern in options.keep_float], default=default)
+        recipe = quant.Recipe(
+            [(pattern, None) for pattern in options.keep_float], default=default, backend=options.backend
+        )
         prepared = quant.prepare(model, inputs, recipe)
         every = options.checkpoint_every
         run(prepared, batches, progress=not options.quiet, checkpoint=options.checkpoint, checkpoint_every=every)
         converted = quant.convert(prepared)
         options.data = options.compare_data or options.data
         found = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
-    except (CalibrationError, CheckpointError, TypeError, ValueError) as error:
-        raise UserError(str(error)) from error
+    except (CalibrationError, CheckpointError, TypeError, ValueError, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from error
     out.write_text(quant.report_html(converted, found, prepared=prepared), encoding="utf-8")
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     if not options.json:

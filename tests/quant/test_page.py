@@ -163,6 +163,7 @@ def make():
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "reported.py").write_text(MODULE)
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
+    np.save(tmp_path / "wide.npy", np.zeros((4, 9), dtype=np.float32))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -195,8 +196,10 @@ def test_the_command_leaves_layers_float_and_prints_json(folder: Path, capsys: p
         (["--compare", "0"], "--compare is 0, expected at least 1 batch"),
         (["--keep-float", "nothing*"], "no module matches"),
         (["--compare-data", "absent.npy"], "absent.npy"),
+        (["--backend", "abacus"], "--backend: "),
+        (["--data", "wide.npy"], "the model fails on the first batch, (float32 [4, 9]): RuntimeError"),
     ],
-    ids=["suffix", "folder", "no batch", "no match", "no data"],
+    ids=["suffix", "folder", "no batch", "no match", "no data", "backend", "data of another shape"],
 )
 def test_what_is_wrong_is_said_in_a_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
