@@ -242,7 +242,8 @@ class _Run:
             return
         tail, wanted = self._tail(wanted)
         outputs = [one.out for one in self.instructions if one.out in wanted and one.out not in self.symbolic]
-        drops = sorted({register for part in self.drops for register in part})
+        held = {*self.inputs, *outputs, *(one.out for one in tail)}
+        drops = sorted({register for part in self.drops for register in part} & held)
         steps = len(self.instructions)
         made.steps.append(Region(self.pieces, self.constants, list(self.inputs), outputs, tail, drops, steps))
         made.drops.append(drops)

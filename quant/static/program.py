@@ -235,6 +235,8 @@ class ProgramRunner(nn.Module):
         else:
             planned = self.schedule(program)
             self._steps(planned.steps, planned.drops, registers, backend)
+        if type(program.output) is Ref:
+            return registers[program.output.index]
         return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
 
     def _steps(
@@ -244,14 +246,13 @@ class ProgramRunner(nn.Module):
         registers: dict[int, Any],
         backend: str = "",
     ) -> None:
-        table = ops.table(self.backend)
+        table: OpTable = {}
         for step, gone in zip(steps, drops, strict=True):
             if isinstance(step, Region):
                 step.run(registers, self.layer, backend)
-                for instruction in step.tail:
-                    registers[instruction.out] = self._execute(instruction, registers, table)
-            else:
-                registers[step.out] = self._execute(step, registers, table)
+            for instruction in step.tail if isinstance(step, Region) else (step,):
+                table = table or ops.table(self.backend)
+                registers[instruction.out] = self._execute(instruction, registers, table)
             for register in gone:
                 registers.pop(register, None)
 
