@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.fuse import Plan
+from quant.fuse import Plan, Step
+from quant.graph import Attr, attribute
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.prepare import RESERVED, GraphRunner, Prepared, planned, runners
@@ -97,6 +98,7 @@ def _install(module: nn.Module, plan: Plan, recipe: Recipe) -> None:
     for step in plan.steps:
         if not (step.integer and OPERATORS[step.op].weighted):
             continue
+        _refuse_hooked(step, plan, module)
         weight = folded(step, plan.graph, module)[0]
         point = weight_point(step, output_first(weight, step).shape[0], step.name)
         if point is not None:
@@ -105,6 +107,20 @@ def _install(module: nn.Module, plan: Plan, recipe: Recipe) -> None:
     runner.train(module.training)
     module.add_module(RESERVED, runner)
     module.__dict__["forward"] = runner.run
+
+
+def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
+    """A weight that a hook sets before each call would stay what it was at the last one, and never train."""
+    source = step.attrs["weight"]
+    if not isinstance(source, Attr):
+        return
+    owner = root.get_submodule(source.path.rpartition(".")[0])
+    if owner._forward_pre_hooks and not isinstance(attribute(root, source.path), nn.Parameter):
+        name = ".".join(part for part in (plan.graph.path, step.name) if part)
+        raise ValueError(
+            f"quant.prepare_qat: layer '{name}': its weight is computed by a hook (as by torch.nn.utils.weight_norm), "
+            "which does not run in training for int8; use torch.nn.utils.parametrizations, or leave the layer float"
+        )
 
 
 def _dynamic(module: nn.Module, plan: Plan, recipe: Recipe) -> dict[str, QConfig]:

@@ -533,3 +533,42 @@ def test_phases_by_hand() -> None:
     assert [point.qparams() for point in points] != ranges
     with pytest.raises(ValueError, match="got Residual"):
         observe_only(model)
+
+
+def test_a_parametrised_weight_trains() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(16, 6)
+    prepared = quant.prepare_qat(model, x)
+    before = {name: one.detach().clone() for name, one in prepared.named_parameters()}
+    losses = train(prepared, x, 20)
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(one, before[name]) for name, one in prepared.named_parameters())
+    agreement = parity(prepared, quant.convert(prepared), [x])
+    assert agreement.holds, agreement
+
+
+def test_a_weight_that_a_hook_computes_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.utils.spectral_norm(nn.Linear(8, 4)))
+    with pytest.raises(ValueError, match="layer '1': its weight is computed by a hook"):
+        quant.prepare_qat(model, torch.randn(5, 6))
+    prepared = quant.prepare_qat(model, torch.randn(5, 6), Recipe({"1": None}))
+    prepared.train()(torch.randn(5, 6)).sum().backward()
+    assert prepared.get_parameter("1.weight_orig").grad is not None
+
+
+def test_accumulated_gradients_and_checkpointing_change_nothing() -> None:
+    """Recomputing a forward observes nothing twice, and normalises as before."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(16, 6, requires_grad=True)
+    one, other = quant.prepare_qat(model, x.detach()).train(), quant.prepare_qat(model, x.detach()).train()
+    for part in x.chunk(2):
+        one(part).square().sum().backward()
+        checkpoint(other, part, use_reentrant=False).square().sum().backward()
+    for mine, theirs in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
