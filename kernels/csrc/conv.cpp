@@ -112,14 +112,8 @@ struct Call {
   int64_t products() const { return shape.pixels() * shape.out_channels * k(); }
 };
 
-// Offset and multiplier of every channel in the calling thread's workspace, with `room` values past them.
-Requantize requantize_of(const Call& call, const int32_t* row_sums, int64_t room) {
-  const int64_t n = call.shape.out_channels;
-  int32_t* offset = workspace().offset.get(2 * (n + room));
-  float* multiplier = workspace().multiplier.get(2 * (n + room));
-  for (int64_t j = 0; j < n; ++j) offset[j] = (call.bias ? call.bias[j] : 0) - call.zero_point * row_sums[j];
-  std::copy_n(call.output.multiplier, n, multiplier);
-  return {offset, multiplier, call.output.zero_point, call.output.bottom, call.output.top};
+Requantize requantize_of(const Call& call, const int32_t* row_sums) {
+  return requantize_of(call.output, call.shape.out_channels, call.zero_point, row_sums, call.bias);
 }
 
 std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
@@ -148,7 +142,7 @@ bool is_product(const Call& call) {
 void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
   const int64_t outputs = shape.out_channels, group_outputs = outputs / shape.groups;
-  const Requantize by = requantize_of(call, all_row_sums(groups).data(), kSlack);
+  const Requantize by = requantize_of(call, all_row_sums(groups).data());
   uint8_t* const out = call.output.quantized;
   if (is_product(call)) {
     each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
@@ -225,9 +219,9 @@ void depthwise_u8(const Call& call, const PackedDepthwise& layer) {
   const ConvShape& shape = call.shape;
   const NativeDepthwise& kernel = *native_depthwise();
   const int64_t channels = shape.channels, lines = shape.batch * shape.out[0] * shape.out[1];
-  const Requantize plain = requantize_of(call, layer.row_sums(), kSlack);
-  int32_t* offset = const_cast<int32_t*>(plain.offset) + channels + kSlack;
-  float* multiplier = const_cast<float*>(plain.multiplier) + channels + kSlack;
+  const Requantize plain = requantize_of(call, layer.row_sums());
+  int32_t* offset = workspace().arranged_offset.get(channels + kSlack);
+  float* multiplier = workspace().arranged_multiplier.get(channels + kSlack);
   kernel.arrange(plain.offset, channels, offset);
   kernel.arrange(plain.multiplier, channels, multiplier);
   const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top};

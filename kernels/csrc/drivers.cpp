@@ -98,6 +98,15 @@ void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_
                              output.quantized + index * n);
 }
 
+Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
+                         const int32_t* bias) {
+  int32_t* offset = workspace().offset.get(n + kSlack);
+  float* multiplier = workspace().multiplier.get(n + kSlack);
+  for (int64_t j = 0; j < n; ++j) offset[j] = (bias ? bias[j] : 0) - zero_point * row_sums[j];
+  std::copy_n(output.multiplier, n, multiplier);
+  return {offset, multiplier, output.zero_point, output.bottom, output.top};
+}
+
 void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {
   if (m == 0) return;
   const int64_t n = layer.gemm->n();
@@ -112,7 +121,15 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
 void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
+  const bool direct = output.quantized && gemm.requantizes() && k % 4 == 0;
+  const Requantize by = direct ? requantize_of(output, n, zero_point, gemm.row_sums(), bias) : Requantize{};
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
+    // With threads inside, rows are few and each thread takes a share of the outputs.
+    if (direct && threads == 1) {
+      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n);
+      return;
+    }
     Workspace& space = workspace();
     // A copy with room around it: the kernels read a little past each row.
     uint8_t* q = space.q.get(rows * ldq);

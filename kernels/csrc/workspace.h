@@ -7,6 +7,7 @@
 #include <new>
 
 #include "drivers.h"
+#include "native.h"
 
 namespace octet {
 
@@ -44,10 +45,11 @@ struct Workspace {
   Scratch<int32_t> sums, sums_low;
   Scratch<RowRange> ranges;
   Scratch<float> hidden;
-  // Of a convolution: its padded input, what requantises a channel, and where the columns of a row lie.
+  // What requantises a channel, and the same in the order of a depthwise kernel.
+  Scratch<int32_t> offset, arranged_offset;
+  Scratch<float> multiplier, arranged_multiplier;
+  // Of a convolution: its padded input, a pixel of padding, and where the columns of a row lie.
   Scratch<uint8_t> padded, border;
-  Scratch<int32_t> offset;
-  Scratch<float> multiplier;
   Scratch<const uint8_t*> columns;
 };
 
@@ -61,5 +63,9 @@ void each_block(int64_t m, int64_t products, const std::function<void(int64_t, i
 // Sums of output row `index` (n values) to where `output` wants them: zero point removed, bias added, scaled.
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
                 const int32_t* row_sums, const int32_t* bias);
+
+// How `output` requantises raw sums, in arrays of the calling thread's workspace that hold until its next call.
+Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
+                         const int32_t* bias);
 
 }  // namespace octet
