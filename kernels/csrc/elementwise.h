@@ -33,6 +33,8 @@ struct ElementKernels {
   void (*mul)(const MulSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
   // out[i] = table[x[i]]; out may be x.
   void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
+  // out[i * channels + c] = rows[c * stride + i], for 2, 3 or 4 channels.
+  void (*interleave)(const uint8_t* rows, int64_t stride, int64_t channels, int64_t n, uint8_t* out);
   // out[i] = max(out[i], x[i]).
   void (*max_into)(const uint8_t* x, int64_t n, uint8_t* out);
   // sums[i] += x[i].

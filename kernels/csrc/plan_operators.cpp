@@ -14,6 +14,7 @@ namespace octet {
 namespace {
 
 constexpr int64_t kChunk = 4096;
+constexpr int64_t kMostPlanes = 4;  // that `interleave` takes
 
 // fn(first, count) over [0, n), shared among threads; `cost` is what one element costs, in products.
 template <class Fn>
@@ -59,11 +60,33 @@ PlanView looked_up(PlanBuilder& b, const PlanView& source, std::shared_ptr<std::
 
 namespace {
 
+// Channels that lie apart, as images come, each rounded as a row and then put side by side.
+void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const PlanView& out) {
+  const int64_t channels = x.sizes[1], pixels = product(Sizes(x.sizes.begin() + 2, x.sizes.end()));
+  const int64_t parts = (pixels + kChunk - 1) / kChunk;
+  b.emit({&x}, out, [=, batch = x.sizes[0]](const PlanFrame& frame) {
+    each_block(batch * parts, x.count() * 4, [&](int64_t first, int64_t count, int64_t) {
+      uint8_t rows[kMostPlanes * kChunk];
+      for (int64_t part = first; part < first + count; ++part) {
+        const int64_t begin = part % parts * kChunk, n = std::min(kChunk, pixels - begin), sample = part / parts * channels;
+        for (int64_t c = 0; c < channels; ++c)
+          row_kernels().quantize(x.reals(frame) + (sample + c) * pixels + begin, nullptr, n, range, 255, rows + c * kChunk,
+                                 nullptr);
+        element_kernels().interleave(rows, kChunk, channels, n, out.bytes_out(frame) + sample * pixels + begin * channels);
+      }
+    });
+  });
+}
+
 PlanView quantize(PlanBuilder& b, const PlanLine& line) {
   const PlanView x = b.input(line, "x");
   expect_dtype(line, x, true);
   const PlanView out = b.fresh(x.sizes, channels_last_strides(x.sizes));
   const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
+  if (x.rank() >= 3 && x.sizes[1] >= 2 && x.sizes[1] <= kMostPlanes && x.has_strides(plain_strides(x.sizes))) {
+    quantize_planes(b, x, range, out);
+    return out;
+  }
   // Rows as the reals lie, so that they are read and rounded as vectors; bytes are cheap to scatter.
   const PlanLoops loops(x.sizes, {x.strides, out.strides});
   b.emit({&x}, out, [=](const PlanFrame& frame) {

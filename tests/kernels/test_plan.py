@@ -193,6 +193,17 @@ def test_values_that_no_integer_can_hold(compiled: Backend) -> None:
     same(torch.ops.octet.run_plan([x], [], program, compiled.name), reference_plan.run_plan([x], [], program))
 
 
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 9, 9), (2, 2, 9, 9), (1, 3, 70, 70), (3, 4, 5), (0, 3, 4, 4), (2, 5, 3, 4, 2)]
+)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_images_of_few_channels(compiled: Backend, shape: tuple[int, ...], last: bool) -> None:
+    x = torch.randn(shape, generator=generator())
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    program = text("%9 = quantize x=%0 scale=0.02 zero_point=99")
+    same(torch.ops.octet.run_plan([x], [], program, compiled.name), reference_plan.run_plan([x], [], program))
+
+
 def test_shapes_take_turns(compiled: Backend) -> None:
     (_, other), constants, program = network()
     for size in (9, 5, 9, 12, 5, 1):
