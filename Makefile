@@ -23,7 +23,7 @@ CHECKS := lint types test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial test test-random test-no-compiler test-arm lint types format check bench-dynamic bench-calibration install build clean FORCE
+.PHONY: help demo tutorial test test-random test-no-compiler test-arm lint types format check bench-dynamic bench-static bench-calibration install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -80,6 +80,9 @@ check: install ## What CI runs: lint, types, all tests, with and without the com
 
 bench-dynamic: build $(STAMPS)/bench ## Dynamic quantisation against torch.ao and float: time and error, in one interleaved run
 	@$(in_venv) python benchmarks/bench_dynamic.py $(ARGS)
+
+bench-static: build $(STAMPS)/bench ## Static quantisation of trained networks against float, ONNX Runtime and OpenVINO: accuracy
+	@$(in_venv) python benchmarks/bench_static.py $(ARGS)
 
 bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
 	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from quant.kernels import QParams
-from quant.observers import FixedObserver, Observer
+from quant.observers import ChannelMean, FixedObserver, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
 from torch import Tensor, nn
 
@@ -74,15 +74,19 @@ class Row:
 
 def ranges(prepared: nn.Module) -> list[Row]:
     """A row for every observer in the model, in the order of its modules."""
-    observers = ((name, module) for name, module in prepared.named_modules() if isinstance(module, Observer))
+    observers = ((name, module) for name, module in prepared.named_modules() if _has_range(module))
     return [_row(name, observer) for name, observer in observers]
+
+
+def _has_range(module: nn.Module) -> bool:
+    return isinstance(module, Observer) and not isinstance(module, ChannelMean)
 
 
 def unseen(observers: Mapping[str, Observer]) -> list[str]:
     """The layers whose observer cannot give a range, as it (or some of its channels) saw no finite value."""
     found = []
     for name, observer in observers.items():
-        if isinstance(observer, FixedObserver) and observer.scheme.axis is None:
+        if not _has_range(observer) or (isinstance(observer, FixedObserver) and observer.scheme.axis is None):
             continue
         empty = observer.low > observer.high
         if observer.low.numel() == 0 or bool(empty.all()):

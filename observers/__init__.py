@@ -6,6 +6,7 @@ from typing import Any
 
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
+from quant.observers.channel_mean import ChannelMean
 from quant.observers.entropy import EntropyObserver
 from quant.observers.fake_quantize import FakeQuantize, FakeQuantizeBase, ScaleCollapsed
 from quant.observers.fixed import FixedObserver
@@ -64,6 +65,7 @@ def _make(known: dict[str, type[Any]], kind: str, name: str, scheme: QScheme, op
 __all__ = [
     "LEARNED",
     "OBSERVERS",
+    "ChannelMean",
     "EntropyObserver",
     "FakeQuantize",
     "FakeQuantizeBase",

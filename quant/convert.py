@@ -182,7 +182,7 @@ def _layers(
         if identity not in made:
             settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
             smallest = torch.stack([ranges[plan.slot_of[twin.inputs[0]]].scale for twin in plan.twins(step)]).amin()
-            weight = quantized(step, plan.graph, root, smallest, runner.learned(step))
+            weight = quantized(step, plan.graph, root, smallest, runner.learned(step), runner.mean(step))
             made[identity] = StaticLayer(step.op, weight, settings, backend)
         layer = layers[key] = made[identity]
         y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None

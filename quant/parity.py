@@ -156,8 +156,9 @@ def _layer_registers(layer: StaticLayer, runner: GraphRunner, input: Tensor) -> 
 
 
 def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
-    scales, learned = runner.input_scales(step), runner.learned(step)
-    expected = simulated(step, runner.graph, runner.root, _reals(runner, registers), *scales, learned=learned)
+    known = {"learned": runner.learned(step), "mean": runner.mean(step)}
+    reals = _reals(runner, registers)
+    expected = simulated(step, runner.graph, runner.root, reals, *runner.input_scales(step), **known)
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     if not runner.plan.emits_integers(step):

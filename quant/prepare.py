@@ -20,12 +20,13 @@ from quant.dynamic import NothingQuantized
 from quant.fuse import Plan, Slot, Step, make_plan
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
-from quant.observers import FixedObserver, Observer, make_observer
+from quant.observers import ChannelMean, FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
 from quant.static.simulate import simulated
 from quant.static.tracer import bind
+from quant.static.weights import parameter
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
@@ -71,6 +72,7 @@ class GraphRunner(nn.Module):
         self.tables: dict[str, Tensor] = {}
         # Not a child: root holds this module, and a module that holds itself has no end.
         object.__setattr__(self, "root", root)
+        self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self._last = last_uses(plan.graph)
         self._columns: dict[int, str] = {}
         self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
@@ -112,6 +114,25 @@ class GraphRunner(nn.Module):
         found: QParams = self.point(slot).qparams()  # type: ignore[operator]
         return found
 
+    def mean(self, step: Step) -> Tensor | None:
+        """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
+        key = key_of(step.name)
+        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
+        return found
+
+    def corrected(self) -> list[Step]:
+        """The weighted steps whose bias is to be corrected.
+
+        A layer that is called at several places has one bias, and their inputs different means: what is right at one
+        place would be wrong at another.
+        """
+        return [
+            step
+            for step in self.plan.steps
+            if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
+            if len(self.plan.twins(step)) == 1
+        ]
+
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
         """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
         if not step.integer or "weight" not in step.attrs:
@@ -134,11 +155,17 @@ class GraphRunner(nn.Module):
 
     def _observe(self, values: dict[int, Any]) -> Any:
         observed = {value: slot.name for slot in self.plan.slots.values() for value in slot.observed}
+        means: dict[int, list[nn.Module]] = {}
+        for step in self.corrected():
+            if key_of(step.name) in self.means:  # a plan that came later may have fewer calls of a layer
+                means.setdefault(step.inputs[0], []).append(self.means[key_of(step.name)])
         for node in self.graph.nodes:
             if node.kind != "input":
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
             if node.index in observed:
                 values[node.index] = self.point(observed[node.index])(values[node.index])
+            for mean in means.get(node.index, ()):
+                mean(values[node.index])
             if node.index in self._columns:
                 self.points[self._columns[node.index]](values[node.index])
             for dead in self._last.get(node.index, ()):
@@ -150,13 +177,21 @@ class GraphRunner(nn.Module):
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
                 scales = self.input_scales(step)
-                value = simulated(step, self.graph, self.root, values.__getitem__, *scales, learned=self.learned(step))
-                values[step.output] = value
+                known = {"learned": self.learned(step), "mean": self.mean(step)}
+                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, *scales, **known)
             if slot is not None:
                 values[step.output] = map_leaves(_rounding(self.qparams(slot)), values[step.output])
             if watch is not None:
                 watch(step.output, values[step.output])
         return output_of(self.graph, values)
+
+
+def _make_mean(step: Step, runner: GraphRunner) -> ChannelMean:
+    weight = parameter(step.attrs["weight"], runner.graph, runner.root)
+    assert weight is not None
+    mean = ChannelMean(axis=1 - weight.dim() if step.op != "linear" else -1)
+    mean.name = step.name
+    return mean
 
 
 def _rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:

@@ -37,6 +37,8 @@ class QConfig:
             hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
         activation_observer: how a calibrated range is chosen, a name in `quant.observers`.
         activation_symmetric: fix the zero point of activations at 128.
+        bias_correction: static quantisation takes the mean error that rounding a weight makes on the calibration data
+            into the layer's bias (Nagel et al., arXiv:1906.04721, section 4.2).
         per_row: dynamic quantisation takes a range per row (sample, time step) instead of one for the whole tensor.
     """
 
@@ -46,6 +48,7 @@ class QConfig:
     activation_bits: int | Literal["auto"] = "auto"
     activation_observer: str = "histogram"
     activation_symmetric: bool = False
+    bias_correction: bool = True
     per_row: bool = True
 
     def __post_init__(self) -> None:

@@ -76,6 +76,10 @@ class TrainingRunner(GraphRunner):
             return super().run(*args, **kwargs)
         return self._train(bound_checked(self, args, kwargs))
 
+    def corrected(self) -> list[Step]:
+        """None: training has seen the rounded weights, and made its biases for them."""
+        return []
+
     def learned(self, step: Step) -> Tensor | None:
         point = self._weight_point(step) if step.integer and "weight" in step.attrs else None
         if point is None:

@@ -6,35 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.fuse import Step
 from quant.graph import Graph, evaluate
 from quant.static import weights
-
-_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+from quant.static.weights import product
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
     y = product(step, x, weight, bias)
     return y if step.attrs.get("clamp") is None else torch.clamp(y, *step.attrs["clamp"])
-
-
-def product(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `weighted`, without the clamp."""
-    attrs = step.attrs
-    if step.op == "linear":
-        return F.linear(x, weight, bias)
-    dims = weight.dim() - 2
-    if attrs["pad_before"] is not None:
-        x = F.pad(x, *attrs["pad_before"])
-    if step.op == "conv":
-        return _CONV[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
-    return _TRANSPOSED[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["output_padding"],
-                             attrs["groups"], attrs["dilation"])  # fmt: skip
 
 
 def simulated(
@@ -45,6 +28,7 @@ def simulated(
     scale: Tensor | None = None,
     smallest: Tensor | None = None,
     learned: Tensor | None = None,
+    mean: Tensor | None = None,
 ) -> Any:
     """The value of a step, before it is rounded to its own range.
 
@@ -53,13 +37,14 @@ def simulated(
         scale: of the input of a weighted step.
         smallest: of the scales that the same layer is called with, here and at other places.
         learned: the weight's scale, where training learned it.
+        mean: of the same layer's input, per channel.
     """
     if "weight" not in step.attrs:
         own: dict[int, Any] = {}
         for index in step.nodes:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
-    q = weights.quantized(step, graph, root, smallest, learned)
+    q = weights.quantized(step, graph, root, smallest, learned, mean)
     bias = q.bias
     if bias is not None and scale is not None:
         bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)

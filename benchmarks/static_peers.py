@@ -1,0 +1,116 @@
+"""The contenders of static quantisation: what other libraries make of a float model and calibration batches.
+
+Each maker returns a function from inputs to outputs, and raises `Missing` with the reason where its library is not
+here. All get the same model, exported to ONNX, and the same batches. `peers.py` has those of dynamic quantisation.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import Missing
+from torch import Tensor, nn
+
+Predict = Callable[[Tensor], Tensor]
+"""float32 (N, ...) -> float32 (N, ...), one sample at a time inside."""
+
+Maker = Callable[[nn.Module, Sequence[Tensor]], Predict]
+
+_OPSET = 17
+
+
+def onnxruntime(reduce_range: bool) -> Maker:
+    """ONNX Runtime's `quantize_static`: QDQ, uint8 activations by min-max (its default), int8 weights per channel.
+
+    Without reduce_range it saturates on CPUs that have AVX2 and no VNNI.
+    """
+
+    def make(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
+        try:
+            import onnxruntime as ort
+            from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+            from onnxruntime.quantization.shape_inference import quant_pre_process
+        except ImportError as error:
+            raise Missing(f"{error.name} is not installed") from error
+
+        class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
+            def __init__(self) -> None:
+                self.feeds = iter([{"x": batch.numpy()} for batch in batches])
+
+            def get_next(self) -> dict[str, Any] | None:
+                return next(self.feeds, None)
+
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            exported, ready, quantized = (Path(folder, f"{name}.onnx") for name in ("float", "ready", "int8"))
+            export(model, batches[0], exported)
+            quant_pre_process(exported, ready)
+            quantize_static(
+                *(ready, quantized, Reader()),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=reduce_range,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+            )
+            options = ort.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            session = ort.InferenceSession(quantized, options, providers=["CPUExecutionProvider"])
+        return by_sample(lambda x: session.run(None, {"x": x.numpy()})[0])
+
+    return make
+
+
+def nncf(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
+    """NNCF's `quantize` with its defaults (bias correction among them), run by OpenVINO."""
+    try:
+        import nncf
+        import openvino
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        exported = Path(folder, "float.onnx")
+        export(model, batches[0], exported)
+        data = nncf.Dataset([batch.numpy() for batch in batches])
+        quantized = nncf.quantize(openvino.convert_model(exported), data, subset_size=len(batches))
+        # Its default is bfloat16 where the CPU has it, which is no int8 error.
+        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        compiled = openvino.compile_model(quantized, "CPU", settings)
+    return by_sample(lambda x: compiled(x.numpy())[0])
+
+
+def export(model: nn.Module, x: Tensor, path: Path) -> None:
+    """The model as ONNX, input "x"."""
+    torch.onnx.export(model, (x,), path, input_names=["x"], output_names=["y"], dynamo=False, opset_version=_OPSET)
+
+
+def by_sample(call: Callable[[Tensor], Any]) -> Predict:
+    """Run `call`, which takes one sample, over a batch of them."""
+    return lambda x: torch.cat([torch.as_tensor(call(one).copy()) for one in x.split(1)])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """These libraries give advice through warnings and the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+MAKERS: dict[str, Maker] = {
+    "ort": onnxruntime(reduce_range=False),
+    "ort reduce_range": onnxruntime(reduce_range=True),
+    "openvino nncf": nncf,
+}
+"""Every peer by its name in tables."""
