@@ -193,7 +193,7 @@ class FakeQuantize(FakeQuantizeBase):
         """
         self._check(x)
         quantizing = self._is_on("quantizing")
-        if (self.training or self.observe_in_eval) and self._is_on("observing") and not _recomputing():
+        if (self.training or self.observe_in_eval) and self._is_on("observing") and not recomputing():
             self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
             self._warn_of_non_finite()
             if quantizing:
@@ -286,6 +286,6 @@ class FakeQuantize(FakeQuantizeBase):
         return self.scale.numel() > 0 and not bool(torch.isnan(self.scale).any())
 
 
-def _recomputing() -> bool:
+def recomputing() -> bool:
     """Whether this forward runs inside a backward: gradient checkpointing computes the same batch once more."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

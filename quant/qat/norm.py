@@ -32,6 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from quant.observers.fake_quantize import recomputing
+
 
 def uses_batch(norm: nn.Module | None, *, frozen: bool) -> bool:
     """Whether a batch norm normalises by the batch now: in training mode, its own (a user may keep it in eval)."""
@@ -84,8 +86,8 @@ def _statistics(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _update(norm: Any, mean: Tensor, variance: Tensor, count: int, bias: Tensor | None) -> None:
-    """What nn.BatchNorm does to its buffers."""
-    if not norm.track_running_stats:
+    """What nn.BatchNorm does to its buffers; once a batch, also where gradient checkpointing computes it twice."""
+    if not norm.track_running_stats or recomputing():
         return
     norm.num_batches_tracked.add_(1)
     share = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
