@@ -169,6 +169,9 @@ def test_sums_do_not_depend_on_the_number_of_threads(compiled: Backend, threads:
     torch.set_num_threads(threads)
     sums = compiled.conv_u8s8_s32(x, 3, weight, None, *case.geometry())  # type: ignore[attr-defined]
     assert torch.equal(sums, case.exact(x, 3, weight, None))
+    factors = torch.full((64,), 1e-3)
+    u8 = compiled.conv_u8s8_u8(x, 3, weight, None, *case.geometry(), factors, 60, 0, 255)  # type: ignore[attr-defined]
+    assert torch.equal(u8.movedim(1, -1), reference.requantize(sums.movedim(1, -1), factors, 60, 0, 255))
 
 
 @pytest.mark.parametrize(
