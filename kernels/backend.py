@@ -8,7 +8,7 @@ that product. A backend that can do better overrides the operators themselves.
 from __future__ import annotations
 
 import torch
-from quant.kernels import reference, tables
+from quant.kernels import reference, reference_rnn, tables
 from torch import Tensor
 
 
@@ -97,7 +97,7 @@ class Backend:
         mode: str,
         reverse: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return reference.rnn_layer(
+        return reference_rnn.rnn_layer(
             x,
             batch_sizes,
             h,
@@ -115,6 +115,56 @@ class Backend:
             scale_hr,
             mode,
             reverse,
+            product=self.product,
+        )
+
+    @torch.no_grad()
+    def rnn_layer_static(
+        self,
+        q_x: Tensor,
+        x_scale: float,
+        x_zero_point: int,
+        batch_sizes: Tensor | None,
+        h: Tensor,
+        c: Tensor | None,
+        q_weight_ih: Tensor,
+        scale_ih: Tensor,
+        q_weight_hh: Tensor,
+        scale_hh: Tensor,
+        bias_ih: Tensor | None,
+        bias_hh: Tensor | None,
+        h_scale: float,
+        h_zero_point: int,
+        q_weight_hr: Tensor | None,
+        scale_hr: Tensor | None,
+        m_scale: float,
+        m_zero_point: int,
+        mode: str,
+        reverse: bool,
+        quantized: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return reference_rnn.rnn_layer_static(
+            q_x,
+            x_scale,
+            x_zero_point,
+            batch_sizes,
+            h,
+            c,
+            q_weight_ih,
+            scale_ih,
+            q_weight_hh,
+            scale_hh,
+            bias_ih,
+            bias_hh,
+            h_scale,
+            h_zero_point,
+            q_weight_hr,
+            scale_hr,
+            m_scale,
+            m_zero_point,
+            mode,
+            reverse,
+            quantized,
             product=self.product,
         )
 

@@ -56,6 +56,7 @@ TORCH_FILES = (
     "ops.cpp",
     "ops_conv.cpp",
     "ops_plan.cpp",
+    "ops_rnn.cpp",
     "packed.cpp",
 )
 

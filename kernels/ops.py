@@ -21,6 +21,7 @@ from quant.kernels import (
     reference_histogram,
     reference_ops,
     reference_plan,
+    reference_rnn,
     reference_training,
     tables,
 )
@@ -56,6 +57,10 @@ SCHEMAS = {
     "float high, bool with_mask) -> (Tensor, Tensor)",
     "masked_gradient": "(Tensor grad, Tensor mask) -> Tensor",
     "histogram": "(Tensor x, float width, int bins) -> (Tensor, Tensor, Tensor)",
+    "rnn_layer_static": "(Tensor q_x, float x_scale, int x_zero_point, Tensor? batch_sizes, Tensor h, Tensor? c, "
+    "Tensor q_weight_ih, Tensor scale_ih, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, Tensor? bias_hh, "
+    "float h_scale, int h_zero_point, Tensor? q_weight_hr, Tensor? scale_hr, float m_scale, int m_zero_point, "
+    "str mode, bool reverse, bool quantized, str backend) -> (Tensor, Tensor, Tensor)",
     "embedding": "(Tensor rows, Tensor indices, int bits, int dim, str backend) -> Tensor",
     "embedding_bag": "(Tensor rows, Tensor indices, Tensor offsets, Tensor? weights, int bits, int dim, str mode, "
     "bool include_last_offset, int padding_idx, str backend) -> Tensor",
@@ -115,6 +120,7 @@ def _register() -> None:
     torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
     torch.library.register_fake("octet::masked_gradient", _fake_masked_gradient, lib=_library)
     torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
+    torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
     if extension_problem():
@@ -129,6 +135,7 @@ ELSEWHERE = {
     "histogram": reference_histogram,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
+    "rnn": reference_rnn,
 }
 """Where the references are that reference.py does not hold, by how the operators' names begin."""
 
@@ -264,10 +271,7 @@ def _fake_rnn_layer(
     for weight in (q_weight_ih, q_weight_hh):
         _check_device(x, weight)
     y = x.new_empty((*x.shape[:-1], q_weight_hh.shape[1]))
-    cell = (
-        x.new_empty((0,)) if c is None or mode != "lstm" else torch.empty_like(c, memory_format=torch.contiguous_format)
-    )
-    return y, torch.empty_like(h, memory_format=torch.contiguous_format), cell
+    return y, torch.empty_like(h, memory_format=torch.contiguous_format), _fake_cell(h, c, mode)
 
 
 def _fake_fake_quantize(
@@ -292,6 +296,43 @@ def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
+
+
+def _fake_rnn_layer_static(
+    q_x: Tensor,
+    x_scale: float,
+    x_zero_point: int,
+    batch_sizes: Tensor | None,
+    h: Tensor,
+    c: Tensor | None,
+    q_weight_ih: Tensor,
+    scale_ih: Tensor,
+    q_weight_hh: Tensor,
+    scale_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    h_scale: float,
+    h_zero_point: int,
+    q_weight_hr: Tensor | None,
+    scale_hr: Tensor | None,
+    m_scale: float,
+    m_zero_point: int,
+    mode: str,
+    reverse: bool,
+    quantized: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    for weight in (q_weight_ih, q_weight_hh):
+        _check_device(q_x, weight)
+    dtype = torch.uint8 if quantized else torch.float32
+    y = q_x.new_empty((*q_x.shape[:-1], q_weight_hh.shape[1]), dtype=dtype)
+    return y, torch.empty_like(h, memory_format=torch.contiguous_format), _fake_cell(h, c, mode)
+
+
+def _fake_cell(h: Tensor, c: Tensor | None, mode: str) -> Tensor:
+    if c is None or mode != "lstm":
+        return h.new_empty((0,))
+    return torch.empty_like(c, memory_format=torch.contiguous_format)
 
 
 def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:

@@ -70,7 +70,7 @@ def linear_u8s8_s32(
     Returns:
         int32, (..., N).
     """
-    _check_linear(q_x, q_weight, torch.uint8)
+    check_linear(q_x, q_weight, torch.uint8)
     sums = product(_rows(q_x), q_weight) - zero_point * _row_sums(q_weight)
     if q_bias is not None:
         sums = sums + q_bias
@@ -193,7 +193,7 @@ def linear_dynamic(
     Returns:
         float32, (..., N). Rows that hold NaN or inf are NaN.
     """
-    _check_linear(x, q_weight, torch.float32)
+    check_linear(x, q_weight, torch.float32)
     if scale.dtype != torch.float32:
         raise TypeError(f"scale is {scale.dtype}, expected torch.float32")
     if activation_bits not in (8, 16):
@@ -209,107 +209,7 @@ def linear_dynamic(
     return y.reshape(*x.shape[:-1], q_weight.shape[0])
 
 
-def rnn_layer(
-    x: Tensor,
-    batch_sizes: Tensor | None,
-    h: Tensor,
-    c: Tensor | None,
-    q_weight_ih: Tensor,
-    scale_ih: Tensor,
-    columns_ih: Tensor | None,
-    activation_bits: int,
-    per_row: bool,
-    q_weight_hh: Tensor,
-    scale_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    q_weight_hr: Tensor | None,
-    scale_hr: Tensor | None,
-    mode: str,
-    reverse: bool,
-    *,
-    product: Product = exact_product,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One direction of one recurrent layer over a whole sequence; gates as torch.nn.LSTM, GRU and RNN define them.
-
-    The input projection is one product for all time steps; the state is quantised anew, per row, at every step.
-
-    Args:
-        x: float32, (T, B, I), or (rows, I) with batch_sizes.
-        batch_sizes: int64 (T,), rows of each step, never growing (torch's PackedSequence); None: B rows at each.
-        h, c: float32, (B, S) and (B, H), the initial state; c for mode "lstm" only. S is H, or the projection's size.
-        q_weight_ih, scale_ih, columns_ih, activation_bits, per_row: the input projection, as in `linear_dynamic`.
-        q_weight_hh, scale_hh: int8 (gates * H, S) and float32 (gates * H,).
-        bias_ih, bias_hh: float32 (gates * H,), or None.
-        q_weight_hr, scale_hr: int8 (S, H) and float32 (S,), the LSTM's projection, or None.
-        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
-        reverse: run from the last step to the first.
-
-    Returns:
-        (y (T, B, S) or (rows, S), h (B, S), c (B, H), or of shape (0,) where there is none).
-    """
-    if mode not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        raise ValueError(f"mode is {mode!r}, expected lstm, gru, rnn_tanh or rnn_relu")
-    if batch_sizes is None and x.dim() != 3:
-        raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
-    sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
-        batch = sizes[0] if sizes else "batch"
-        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {q_weight_hh.shape[1]})")
-    hidden = q_weight_hh.shape[0] // 4
-    if mode == "lstm" and (c is None or c.shape != (h.shape[0], hidden)):
-        raise ValueError(f"an LSTM needs c of shape ({h.shape[0]}, {hidden})")
-    input_bias = bias_ih
-    if mode != "gru" and bias_hh is not None:
-        input_bias = bias_hh if bias_ih is None else bias_ih + bias_hh
-    gates = linear_dynamic(
-        x, q_weight_ih, scale_ih, input_bias, columns_ih, activation_bits, per_row, False, product=product
-    )
-    gates = gates.reshape(-1, q_weight_ih.shape[0])
-    for name, given in (("h", h), ("c", c)):
-        if given is not None and given.dtype != torch.float32:
-            raise TypeError(f"{name} is {given.dtype}, expected torch.float32")
-    starts = [sum(sizes[:t]) for t in range(len(sizes))]
-    outputs: list[Tensor] = [h.new_empty(0)] * len(sizes)
-    h, cell = h.clone(), h.new_empty(0) if c is None or mode != "lstm" else c.clone()
-    for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
-        rows = sizes[t]
-        before = h[:rows]
-        recurrent = linear_of_rows(before, q_weight_hh, scale_hh, 8, product=product)
-        step = gates[starts[t] : starts[t] + rows]
-        if mode == "lstm":
-            after, c_after = _lstm_cell(step, recurrent, cell[:rows])
-            cell = torch.cat([c_after, cell[rows:]])
-        elif mode == "gru":
-            after = _gru_cell(step, recurrent, bias_hh, before)
-        else:
-            after = torch.tanh(step + recurrent) if mode == "rnn_tanh" else torch.relu(step + recurrent)
-        if q_weight_hr is not None and scale_hr is not None:
-            after = linear_of_rows(after, q_weight_hr, scale_hr, 8, product=product)
-        h = torch.cat([after, h[rows:]])
-        outputs[t] = after
-    state = q_weight_hh.shape[1]
-    y = torch.cat(outputs) if outputs else x.new_empty(0, state)
-    return y.reshape(*x.shape[:-1], state), h, cell
-
-
-def _lstm_cell(step: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    in_gate, forget, cell, out_gate = (step + recurrent).chunk(4, dim=1)
-    c = torch.sigmoid(forget) * c + torch.sigmoid(in_gate) * torch.tanh(cell)
-    return torch.sigmoid(out_gate) * torch.tanh(c), c
-
-
-def _gru_cell(step: Tensor, recurrent: Tensor, bias_hh: Tensor | None, h: Tensor) -> Tensor:
-    reset_in, update_in, new_in = step.chunk(3, dim=1)
-    reset_h, update_h, new_h = recurrent.chunk(3, dim=1)
-    bias_reset, bias_update, bias_new = (0.0, 0.0, 0.0) if bias_hh is None else bias_hh.chunk(3)
-    reset = torch.sigmoid(reset_in + reset_h + bias_reset)
-    update = torch.sigmoid(update_in + update_h + bias_update)
-    new = torch.tanh(new_in + reset * (new_h + bias_new))
-    return (1.0 - update) * new + update * h
-
-
-def _check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
+def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")
     if x.device != q_weight.device:

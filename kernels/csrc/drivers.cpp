@@ -15,12 +15,25 @@ constexpr int64_t kRowBlock = 64;
 // Below this many products a second thread costs more than it brings.
 constexpr int64_t kProductsPerThread = 1 << 18;
 
+RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
+  float low = 0.0f, high = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < m; ++i) {
+    float row_low, row_high;
+    finite &= row_kernels().min_max(x + i * ldx, layer.columns, layer.gemm->k(), &row_low, &row_high);
+    low = std::min(low, row_low);
+    high = std::max(high, row_high);
+  }
+  return choose_range(low, high, finite, top);
+}
+
+}  // namespace
+
 int64_t threads_for(int64_t products) {
   if (at::in_parallel_region()) return 1;
   return std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), products / kProductsPerThread));
 }
 
-// fn(thread) for thread in [0, threads), at the same time where threads exist.
 void each_thread(int64_t threads, const std::function<void(int64_t)>& fn) {
   if (threads == 1) return fn(0);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
@@ -34,7 +47,6 @@ RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
   return choose_range(low, high, finite, top);
 }
 
-// `shared` is the range of the whole tensor, or null for one per row.
 void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
                  int64_t threads, Workspace& space) {
   const RowKernels& kernels = row_kernels();
@@ -58,20 +70,6 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
     kernels.dequantize_sums(sums + i * n, sums_low ? sums_low + i * n : nullptr, ranges[i], channels, layer.relu,
                             y + i * n);
 }
-
-RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
-  float low = 0.0f, high = 0.0f;
-  bool finite = true;
-  for (int64_t i = 0; i < m; ++i) {
-    float row_low, row_high;
-    finite &= row_kernels().min_max(x + i * ldx, layer.columns, layer.gemm->k(), &row_low, &row_high);
-    low = std::min(low, row_low);
-    high = std::max(high, row_high);
-  }
-  return choose_range(low, high, finite, top);
-}
-
-}  // namespace
 
 Workspace& workspace(int level) {
   thread_local Workspace spaces[2];
@@ -118,8 +116,11 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
   });
 }
 
-void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
-                   const StaticOutput& output) {
+namespace {
+
+// sums (rows, n) of m rows of q_x, `done` with each block of them.
+template <class Done>
+void each_sums(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, int32_t* all, const Done& done) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
   const bool direct = output.quantized && gemm.requantizes() && k % 4 == 0;
@@ -134,87 +135,29 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
     // A copy with room around it: the kernels read a little past each row.
     uint8_t* q = space.q.get(rows * ldq);
     for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
-    int32_t* sums = output.sums ? output.sums + first * n : space.sums.get(rows * n);
+    int32_t* sums = all ? all + first * n : space.sums.get(rows * n);
     each_thread(threads, [&](int64_t thread) {
       gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
     });
-    for (int64_t i = 0; i < rows; ++i)
-      finish_row(output, sums + i * n, first + i, n, zero_point, gemm.row_sums(), bias);
+    for (int64_t i = 0; i < rows; ++i) done(sums + i * n, first + i);
   });
-}
-
-namespace {
-
-int gates_of(RnnMode mode) { return mode == RnnMode::kLstm ? 4 : mode == RnnMode::kGru ? 3 : 1; }
-
-void step_row(const RnnLayer& layer, const float* input, const int32_t* sums, RowRange range, const float* h_before,
-              float* c, float* h) {
-  const RowKernels& kernels = row_kernels();
-  const Channels channels{layer.hh->n(), layer.hh->row_sums(), layer.scale_hh, layer.bias_hh};
-  switch (layer.mode) {
-    case RnnMode::kLstm:
-      return kernels.lstm_cell(input, sums, range, channels, layer.hidden, c, h);
-    case RnnMode::kGru:
-      return kernels.gru_cell(input, sums, range, channels, layer.hidden, h_before, h);
-    default:
-      return kernels.rnn_cell(input, sums, range, channels, layer.hidden, layer.mode == RnnMode::kRelu, h);
-  }
-}
-
-// The whole sequence for batch rows [first, last): nothing is shared with other rows, so no thread waits for another.
-void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, const int64_t* offsets, int64_t steps,
-              int64_t first, int64_t last, int64_t threads, float* h, float* c, float* y) {
-  Workspace& space = workspace();
-  const RowKernels& kernels = row_kernels();
-  const int64_t width = gates_of(layer.mode) * layer.hidden, state = layer.state, ldq = padded_row(state);
-  const int64_t most = last - first;
-  uint8_t* q = space.q.get(most * ldq);
-  int32_t* sums = space.sums.get(most * width);
-  RowRange* ranges = space.ranges.get(most);
-  float* unprojected = layer.projection ? space.hidden.get(most * layer.hidden) : nullptr;
-  for (int64_t s = 0; s < steps; ++s) {
-    const int64_t t = layer.reverse ? steps - 1 - s : s;
-    const int64_t rows = std::clamp<int64_t>(sizes[t] - first, 0, most);
-    if (rows == 0) continue;
-    for (int64_t b = 0; b < rows; ++b) {
-      const float* before = h + (first + b) * state;
-      ranges[b] = range_of(before, nullptr, state, 255);
-      kernels.quantize(before, nullptr, state, ranges[b], 255, q + b * ldq, nullptr);
-    }
-    each_thread(threads, [&](int64_t thread) {
-      layer.hh->run(q, ldq, rows, sums, width, static_cast<int>(thread), static_cast<int>(threads));
-    });
-    const int64_t row0 = offsets[t] + first;
-    for (int64_t b = 0; b < rows; ++b) {
-      float* out = unprojected ? unprojected + b * layer.hidden : y + (row0 + b) * state;
-      step_row(layer, input + (row0 + b) * width, sums + b * width, ranges[b], h + (first + b) * state,
-               c ? c + (first + b) * layer.hidden : nullptr, out);
-    }
-    if (unprojected) {
-      linear_rows(*layer.projection, nullptr, unprojected, layer.hidden, rows, y + row0 * state, threads, workspace(1));
-    }
-    std::copy_n(y + row0 * state, rows * state, h + first * state);
-  }
 }
 
 }  // namespace
 
-void rnn_layer(const RnnLayer& layer, const float* input, const int64_t* sizes, int64_t steps, int64_t batch, float* h,
-               float* c, float* y) {
-  std::vector<int64_t> offsets(steps);
-  int64_t rows = 0;
-  for (int64_t t = 0; t < steps; ++t) {
-    offsets[t] = rows;
-    rows += sizes[t];
-  }
-  if (rows == 0) return;
-  const int64_t products = batch * layer.hh->n() * layer.hh->k();
-  const int64_t threads = threads_for(products);
-  if (threads == 1 || batch < 4 * threads)
-    return rnn_rows(layer, input, sizes, offsets.data(), steps, 0, batch, threads, h, c, y);
-  each_thread(threads, [&](int64_t thread) {
-    rnn_rows(layer, input, sizes, offsets.data(), steps, batch * thread / threads, batch * (thread + 1) / threads, 1, h,
-             c, y);
+void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
+                   const StaticOutput& output) {
+  each_sums(gemm, q_x, m, output.sums, [&](int32_t* sums, int64_t row) {
+    finish_row(output, sums, row, gemm.n(), zero_point, gemm.row_sums(), bias);
+  });
+}
+
+void linear_reals(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, RowRange range, const float* scale,
+                  const float* bias, float* y) {
+  if (m == 0) return;
+  const Channels channels{gemm.n(), gemm.row_sums(), scale, bias};
+  each_sums(gemm, q_x, m, nullptr, [&](const int32_t* sums, int64_t row) {
+    row_kernels().dequantize_sums(sums, nullptr, range, channels, false, y + row * gemm.n());
   });
 }
 

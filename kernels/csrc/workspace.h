@@ -56,6 +56,19 @@ struct Workspace {
 // The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.
 Workspace& workspace(int level = 0);
 
+// Threads worth starting for this many products; 1 inside a parallel region.
+int64_t threads_for(int64_t products);
+
+// fn(thread) for thread in [0, threads), at the same time where threads exist.
+void each_thread(int64_t threads, const std::function<void(int64_t)>& fn);
+
+// The range of one row of x * columns (columns may be null), for integers [0, top].
+RowRange range_of(const float* x, const float* columns, int64_t k, int top);
+
+// The linear layer of m rows at once; `shared` is the range of all of them, or null for one per row.
+void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
+                 int64_t threads, Workspace& space);
+
 // fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
 // threads to the product itself.
 void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn);

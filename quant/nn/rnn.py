@@ -28,7 +28,7 @@ FLOAT_NAME = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d+)
 
 
 class Direction(QuantModule):
-    """One direction of one layer (`reference.rnn_layer`).
+    """One direction of one layer (`reference_rnn.rnn_layer`).
 
     Buffers: q_weight_ih int8 (gates * hidden, terms * input), scale_ih (gates * hidden,), columns_ih (terms * input,)
     or None;
@@ -82,7 +82,7 @@ class Direction(QuantModule):
     def forward(
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference.rnn_layer` says."""
+        """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference_rnn.rnn_layer` says."""
         if self.terms == 2:
             input = torch.cat([input, input], dim=-1)
         if torch.jit.is_scripting():

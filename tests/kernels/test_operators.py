@@ -64,6 +64,12 @@ def recurrent(mode: str, *, packed: bool = False, projection: int = 0) -> Argume
     return (x, sizes, h, c, *ih, None, 8, True, *hh, bias, bias.clone(), *hr, mode, packed, "")
 
 
+def recurrent_static(mode: str, *, quantized: bool = True, projection: int = 0) -> Arguments:
+    x, sizes, h, c, ih, s_ih, _, _, _, hh, s_hh, b_ih, b_hh, hr, s_hr, *_ = recurrent(mode, projection=projection)
+    head = (activations(*x.shape), 0.02, 120, sizes, h, c, ih, s_ih, hh, s_hh, b_ih, b_hh, 0.01, 128)
+    return (*head, hr, s_hr, 0.01, 128, mode, True, quantized, "")
+
+
 def rows(bits: int) -> Tensor:
     return tables.pack_table(torch.randn(9, 6, generator=generator()), bits)
 
@@ -83,6 +89,8 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
     "lstm projected": ("rnn_layer", lambda: recurrent("lstm", projection=4)),
     "gru": ("rnn_layer", lambda: recurrent("gru")),
     "rnn": ("rnn_layer", lambda: recurrent("rnn_tanh", packed=True)),
+    "lstm static": ("rnn_layer_static", lambda: recurrent_static("lstm", projection=4)),
+    "gru static": ("rnn_layer_static", lambda: recurrent_static("gru", quantized=False)),
     "fake quantize": (
         "fake_quantize",
         lambda: (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from quant.kernels import quantize_weight, reference
+from quant.kernels import quantize_weight, reference_rnn
 from quant.kernels.backend import Backend
 from torch import Tensor
 
@@ -151,7 +151,7 @@ CASES = CASES[:: 3 if FAST else 1]
 @pytest.mark.parametrize(("mode", "options"), CASES)
 def test_one_step_is_the_reference_to_the_last_bits(backend: Backend, mode: str, options: dict[str, Any]) -> None:
     given = layer(mode, steps=1, **options)
-    actual, expected = given.run(backend), given.run(reference)
+    actual, expected = given.run(backend), given.run(reference_rnn)
     # The state to project is quantised, where one integer may fall to the other side of a tie: one step of it (the
     # range is within [-1, 1], so 2 / 255) times the largest weight.
     flip = 0.0
@@ -192,7 +192,7 @@ def test_the_reference_around_another_product_is_the_reference(
 ) -> None:
     for reverse in (False, True):
         given = layer(mode, reverse=reverse, sizes=sizes, **options)
-        close(given.run(interpreted), given.run(reference), 0.0)
+        close(given.run(interpreted), given.run(reference_rnn), 0.0)
 
 
 @modes
@@ -310,7 +310,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(compiled: Backend, mode: st
 @modes
 def test_one_range_for_the_whole_input_is_that_of_the_reference(backend: Backend, mode: str) -> None:
     given = replace(layer(mode, steps=1, batch=4), per_row=False)
-    close(given.run(backend), given.run(reference), ONE_STEP)
+    close(given.run(backend), given.run(reference_rnn), ONE_STEP)
 
 
 def test_an_unknown_mode_is_refused(backend: Backend) -> None:
