@@ -230,15 +230,34 @@ def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: floa
                 f"{share:.1%} of the values lie {end} the range [{chosen_low:.4g}, {chosen_high:.4g}] and are clipped: "
                 "try the minmax observer"
             )
-    vanished = int(row.counts[(row.lower_edges > -half_step) & (row.upper_edges < half_step)].sum()) / total
-    no_zeros = row.low > 0.0 or row.high < 0.0
-    may_be_zeros = row.low == 0.0 or row.high == 0.0  # a ReLU before it: then no share is too large
-    if vanished > (VANISHED_NONZERO if no_zeros else VANISHED) and not may_be_zeros:
+    lost = _lost(row, half_step)
+    if lost:
         found.append(
-            f"{vanished:.0%} of the values round to zero: 8 bits with one scale cannot hold this range; keep the layer "
+            f"{lost:.0%} of the values round to zero: 8 bits with one scale cannot hold this range; keep the layer "
             "float, take 16 bits, or give it the logarithm"
         )
     return found
+
+
+def lost_share(observer: Observer) -> float:
+    """The share of an observer's values that round to zero, where that is too large to be meant; else 0.
+
+    Of a per-tensor observer with a histogram; another cannot tell, and gives 0.
+    """
+    if not isinstance(observer, HistogramStore) or observer.scheme.axis is not None or unseen({"": observer}):
+        return 0.0
+    [exponent], low, high = observer.exponents(), observer.low[0].item(), observer.high[0].item()
+    if exponent is None or low == high:
+        return 0.0
+    return _lost(RowView(observer.counts[0].cpu(), 2.0**exponent, low, high), observer.qparams().scale.item() / 2)
+
+
+def _lost(row: RowView, half_step: float) -> float:
+    vanished = int(row.counts[(row.lower_edges > -half_step) & (row.upper_edges < half_step)].sum())
+    share = vanished / int(row.counts.sum())
+    no_zeros = row.low > 0.0 or row.high < 0.0
+    may_be_zeros = row.low == 0.0 or row.high == 0.0  # a ReLU before it: then no share is too large
+    return share if share > (VANISHED_NONZERO if no_zeros else VANISHED) and not may_be_zeros else 0.0
 
 
 def _interval(low: float, high: float) -> str:

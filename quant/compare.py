@@ -27,7 +27,7 @@ from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
 
-UNCOMPARED = {"dequantize", "move", "call"}
+UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
 """Instructions that add no error of their own, or none of ours."""
 
 Sums = dict[str, StepSums]

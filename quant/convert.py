@@ -6,22 +6,23 @@ import copy
 import glob
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning
 from quant.dynamic import quantize_dynamic
-from quant.fuse import FLOAT, SHAPE, Plan, Step, make_plan
+from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent, make_plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
-from quant.nn.base import QuantModule
+from quant.nn.base import QuantModule, adopt
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
 from quant.qat.checks import check_trained
 from quant.recipe import Pattern, QConfig, Recipe
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
-from quant.static.beyond import beyond_eight_bits
+from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.layers import StaticLayer
 from quant.static.leaves import is_dynamic
 from quant.static.lower import Context
@@ -30,6 +31,7 @@ from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, Site, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.recognise import OPERATORS
+from quant.static.rnn import static_recurrent
 from quant.static.signature import signature
 from quant.static.weights import quantized
 
@@ -60,21 +62,22 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
     model.eval()
-    _leave_float(model, info.recipe)
+    dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
     hooked = silenced(found)
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
-    made: dict[int, StaticLayer] = {}
+    made: dict[int, nn.Module] = {}
     entries: dict[str, tuple[str, str]] = {}
     with torch.no_grad():
         for path, runner in found.items():
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
     layers = _settings(found)
-    model = _make_rest_dynamic(model, info, backend, entries, layers)
-    model.__dict__[DESCRIPTION] = make_description(info.example, ranges, calls, layers, backend)
+    model = _make_rest_dynamic(model, info, backend, entries, layers, dynamic)
+    description = make_description(info.example, ranges, calls, layers, backend)
+    model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
@@ -101,18 +104,27 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     return ranges
 
 
-def _leave_float(model: nn.Module, recipe: Recipe) -> None:
-    """Plan anew without the layers that 8 bits cannot hold, and say which."""
+def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
+    """Plan anew without the layers that 8 bits cannot hold, and say which.
+
+    Returns:
+        the recurrent ones among them, by full name, and why: dynamic quantisation takes those.
+    """
+    dynamic: dict[str, str] = {}
     for path, runner in runners(model).items():
-        floats = beyond_eight_bits(runner)
+        recurrent = beyond_one_range(runner)
+        floats = {**beyond_eight_bits(runner), **recurrent}
         if not floats:
             continue
-        plan = make_plan(runner.graph, runner.root, recipe, floats)
-        points = {name: runner.point(runner.plan.slot_of[slot.values[0]]) for name, slot in plan.slots.items()}
+        plan = make_plan(runner.graph, runner.root, info.recipe, floats)
+        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
         runner.replan(plan, points)
         for name, reason in floats.items():
             full = ".".join(part for part in (path, name) if part)
-            warnings.warn(f"quant.convert: layer {full!r} stays float: {reason}", CalibrationWarning, stacklevel=3)
+            becomes = "becomes dynamic" if name in recurrent else "stays float"
+            dynamic.update({full: reason} if name in recurrent else {})
+            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=3)
+    return dynamic
 
 
 def _convert_unit(
@@ -121,7 +133,7 @@ def _convert_unit(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: dict[int, StaticLayer],
+    made: dict[int, nn.Module],
     entries: dict[str, tuple[str, str]],
 ) -> nn.Module:
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
@@ -164,15 +176,21 @@ def _layers(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: dict[int, StaticLayer],
+    made: dict[int, nn.Module],
     entries: dict[str, tuple[str, str]],
     path: str,
-) -> tuple[dict[str, StaticLayer], dict[int, Site]]:
-    """An int8 layer per weighted module (or functional call), with a site per call."""
+) -> tuple[dict[str, nn.Module], dict[int, Site]]:
+    """An int8 layer per weighted or recurrent module (or functional call), with a site per call."""
     plan, root = runner.plan, runner.root
-    layers: dict[str, StaticLayer] = {}
+    layers: dict[str, nn.Module] = {}
     sites: dict[int, Site] = {}
     for step in plan.steps:
+        if is_recurrent(step):
+            key = plan.graph.nodes[step.nodes[0]].target
+            name = ".".join(part for part in (path, key) if part)
+            layers[key] = _recurrent_layer(step, plan, root, ranges, made, name)
+            layers[key].backend = backend or ""
+            entries[name] = _recurrent_entry(step, plan, ranges)
         if not (step.integer and OPERATORS[step.op].weighted):
             continue
         node = plan.graph.nodes[step.nodes[0]]
@@ -184,7 +202,8 @@ def _layers(
             smallest = torch.stack([ranges[plan.slot_of[twin.inputs[0]]].scale for twin in plan.twins(step)]).amin()
             weight = quantized(step, plan.graph, root, smallest, runner.learned(step), runner.mean(step))
             made[identity] = StaticLayer(step.op, weight, settings, backend)
-        layer = layers[key] = made[identity]
+        layers[key] = made[identity]
+        layer: Any = made[identity]
         y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
         x = ranges[plan.slot_of[step.inputs[0]]]
         sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
@@ -195,6 +214,32 @@ def _layers(
         entries[".".join(part for part in (path, module) if part)] = (f"int{bits}", detail)
         _note_folded(step, plan, entries, path)
     return layers, sites
+
+
+def _recurrent_layer(
+    step: Step, plan: Plan, root: nn.Module, ranges: dict[str, QParams], made: dict[int, nn.Module], name: str
+) -> nn.Module:
+    module = attribute(root, plan.graph.nodes[step.nodes[0]].target)
+    if id(module) not in made:
+        assert step.qconfig is not None
+        inner = {one: ranges[slot] for one, slot in plan.inner_slots(step).items()}
+        try:
+            layer = static_recurrent(module, step.qconfig, ranges[plan.slot_of[step.inputs[0]]], inner)
+        except ValueError as error:
+            raise ValueError(f"layer '{name}': {error}") from error
+        adopt(layer, module, name)
+        layer.__dict__.pop("forward", None)  # of a layer that was captured by itself
+        layer._modules.pop(RESERVED, None)
+        made[id(module)] = layer
+    return made[id(module)]
+
+
+def _recurrent_entry(step: Step, plan: Plan, ranges: dict[str, QParams]) -> tuple[str, str]:
+    states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in plan.inner_slots(step).items()]
+    output = "uint8" if plan.emits_integers(step) else "float"
+    x = _ends(ranges[plan.slot_of[step.inputs[0]]])
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    return f"int{bits}", f"static {step.op}, input [{x}], states {', '.join(states)}, {output} output"
 
 
 NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}
@@ -233,11 +278,17 @@ def _beside_integers(plan: Plan) -> set[int]:
     for step in plan.steps:
         refs = {ref for index in step.nodes for ref in plan.graph.nodes[index].refs}
         for maker in (makers[ref] for ref in refs):
-            if step.op == FLOAT and maker.integer:
+            if step.op == FLOAT and maker.integer and not _takes_state(step, maker, plan):
                 found.add(step.output)
             if step.integer and maker.op == FLOAT:
                 found.add(maker.output)
     return found
+
+
+def _takes_state(step: Step, maker: Step, plan: Plan) -> bool:
+    """Whether a step picks from the tuple that a recurrent layer gives, which is no float edge between integers."""
+    picked = plan.graph.nodes[step.nodes[0]].refs
+    return is_recurrent(maker) and maker.nodes[0] in picked and plan.graph.nodes[maker.nodes[0]].meta is None
 
 
 def _remove_folded(plan: Plan, root: nn.Module) -> None:
@@ -302,8 +353,9 @@ def _make_rest_dynamic(
     backend: str | None,
     entries: dict[str, tuple[str, str]],
     layers: dict[str, QConfig],
+    reasons: dict[str, str],
 ) -> nn.Module:
-    """Recurrent layers, attention and embeddings have no static kernel yet; their weights become int8 all the same."""
+    """Attention, embeddings and what ranges cannot hold have no static form; their weights become int8 all the same."""
     rest: dict[Pattern, QConfig | None] = {}
     names: list[str] = []
     for name, module in model.named_modules():
@@ -325,7 +377,8 @@ def _make_rest_dynamic(
         return model
     made = summary(model)
     for name in names:
-        entries[name] = (made[name].outcome, f"no static kernel, so dynamic: {made[name].detail}")
+        why = reasons.get(name, "no static kernel")
+        entries[name] = (made[name].outcome, f"{why}, so dynamic: {made[name].detail}")
     return model
 
 

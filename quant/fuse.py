@@ -6,6 +6,7 @@ Nothing here computes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Step:
         nodes: indices of the calls, in order; the value of the last is the step's.
         inputs: the values it reads as activations.
         attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `clamp`: (low, high).
+            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`.
         name: for people, and of its observer.
         reason: why it is float.
         qconfig: of a weighted step.
@@ -59,9 +61,10 @@ class Slot:
     Attributes:
         name: of its observer.
         values: that have the range.
-        observed: those to look at; the others hold the same numbers.
+        observed: those to look at; the others hold the same numbers, or are shown by the recurrent layer itself.
         qconfig: says which observer.
         fixed: the range, where the function that makes the values decides it.
+        inner: the ranges inside of recurrent layers that it is, as (path, name).
     """
 
     name: str
@@ -69,6 +72,7 @@ class Slot:
     observed: list[int]
     qconfig: QConfig
     fixed: tuple[float, float] | None = None
+    inner: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -80,12 +84,14 @@ class Plan:
         steps: every node is in exactly one.
         slots: ranges by name.
         slot_of: the slot of each value that some integer step reads; such values are uint8 after conversion.
+        inner: the slot of each range inside of a recurrent layer, by the layer's path and the range's name.
     """
 
     graph: Graph
     steps: list[Step]
     slots: dict[str, Slot]
     slot_of: dict[int, str]
+    inner: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -101,8 +107,20 @@ class Plan:
         return [other for other in self.steps if same(other)]
 
     def emits_integers(self, step: Step) -> bool:
-        """Whether the step's value is uint8; an integer step that only float ones read gives float32 directly."""
-        return step.integer and step.output in self.slot_of
+        """Whether the step's value is uint8; an integer step that only float ones read gives float32 directly.
+
+        A cell's state goes round in the user's loop as a float, and is quantised for whoever else reads it.
+        """
+        return step.integer and step.output in self.slot_of and step.op != "cell"
+
+    def inner_slots(self, step: Step) -> dict[str, str]:
+        """Of a recurrent step: the slot of each range inside of it, by the range's name."""
+        path = self.graph.nodes[step.nodes[0]].target
+        return {name: self.inner[path, name] for name in step.attrs["ranges"]}
+
+    def slot_like(self, other: Slot) -> str:
+        """The slot that holds the values of another plan's slot, of the same graph."""
+        return self.slot_of[other.values[0]] if other.values else self.inner[other.inner[0]]
 
 
 def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None) -> Plan:
@@ -114,10 +132,9 @@ def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str
         floats: layers that stay float whatever the recipe says, by their names within root, and why.
     """
     users = graph.users()
-    steps = _fuse(_steps(graph, root, recipe, floats or {}), graph, root, users)
+    steps = _fuse(_take_outputs(_steps(graph, root, recipe, floats or {}), graph), graph, root, users)
     _choose_domains(steps, graph, users)
-    slot_of, slots = _share_ranges(steps, graph, recipe)
-    return Plan(graph, steps, slots, slot_of)
+    return _share_ranges(steps, graph, recipe)
 
 
 def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:
@@ -150,6 +167,22 @@ def _qconfig(
     if qconfig.activation_bits == 16:
         raise StaysFloat("activation_bits=16 has no static kernel")
     return qconfig
+
+
+def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
+    """Make the output sequence, the first of what a recurrent layer gives, the value of its step; states stay float."""
+    first = {
+        node.args[0].index: node.index
+        for node in graph.nodes
+        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.args[1] == 0 and node.meta
+    }
+    taken: set[int] = set()
+    for step in steps:
+        if step.op == "sequence" and step.output in first:
+            step.nodes = (*step.nodes, first[step.output])
+            taken.add(step.output)
+    kept = [step for step in steps if len(step.nodes) > 1 or step.output not in taken]
+    return sorted(kept, key=lambda step: step.output)
 
 
 def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
@@ -215,45 +248,88 @@ def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
     return graph.nodes[step.inputs[0]].meta is None and not by_node[step.inputs[0]].integer
 
 
-def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe) -> tuple[dict[int, str], dict[str, Slot]]:
+def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe) -> Plan:
     read = {value for step in steps if step.integer for value in step.inputs}
-    parent = {value: value for value in read}
+    inside = _inner_ranges(steps, graph)
+    parent = {value: value for value in [*read, *inside]}
 
     def find(value: int) -> int:
         while parent[value] != value:
             value = parent[value]
         return value
 
+    def join(value: int, other: int) -> None:
+        one, two = sorted((find(value), find(other)))
+        parent[two] = one
+
+    inside_of = {key: value for value, key in inside.items()}
     for step in steps:
         if step.integer and OPERATORS[step.op].shares and step.output in read:
             for value in step.inputs:
-                one, other = sorted((find(value), find(step.output)))
-                parent[other] = one
+                join(value, step.output)
+    modules: dict[str, int] = {}
+    for step in steps:
+        if is_recurrent(step):
+            # One int8 layer, wherever it is called from: one range of its input, one of each layer's states.
+            path = graph.nodes[step.nodes[0]].target
+            join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
+            if step.op == "sequence" and step.output in read:
+                join(inside_of[path, step.attrs["ranges"][-1]], step.output)
     makers = {step.output: step for step in steps}
     groups: dict[int, list[int]] = {}
-    for value in sorted(read):
+    for value in sorted(parent):
         groups.setdefault(find(value), []).append(value)
     slots: dict[str, Slot] = {}
     slot_of: dict[int, str] = {}
-    for values in groups.values():
-        slot = _slot(values, steps, makers, graph, recipe)
+    inner: dict[tuple[str, str], str] = {}
+    for group in groups.values():
+        keys = [inside[value] for value in group if value < 0]
+        slot = _slot([value for value in group if value >= 0], keys, steps, makers, graph, recipe)
         slots[slot.name] = slot
-        slot_of.update(dict.fromkeys(values, slot.name))
-    return slot_of, slots
+        slot_of.update(dict.fromkeys(slot.values, slot.name))
+        inner.update(dict.fromkeys(keys, slot.name))
+    return Plan(graph, steps, slots, slot_of, inner)
 
 
-def _slot(values: list[int], steps: list[Step], makers: dict[int, Step], graph: Graph, recipe: Recipe) -> Slot:
-    def moved(value: int) -> bool:
+def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]:
+    """The ranges inside of recurrent layers, (path, name), numbered below zero where values are numbered above."""
+    found: dict[tuple[str, str], int] = {}
+    for step in steps:
+        if is_recurrent(step):
+            for name in step.attrs["ranges"]:
+                found.setdefault((graph.nodes[step.nodes[0]].target, name), -1 - len(found))
+    return {number: key for key, number in found.items()}
+
+
+def _slot(
+    values: list[int],
+    inner: list[tuple[str, str]],
+    steps: list[Step],
+    makers: dict[int, Step],
+    graph: Graph,
+    recipe: Recipe,
+) -> Slot:
+    def shown(value: int) -> bool:
         maker = makers[value]
-        return maker.integer and OPERATORS[maker.op].shares
+        return not maker.integer or not (OPERATORS[maker.op].shares or maker.op == "sequence")
 
-    observed = [value for value in values if not moved(value)]
+    observed = [value for value in values if shown(value)]
     fixed = {makers[value].attrs.get("fixed") for value in observed if makers[value].integer}
     known = next(iter(fixed)) if len(fixed) == 1 and all(makers[value].integer for value in observed) else None
-    configs = [makers[value].qconfig for value in observed]
+    if inner:
+        known = None
+    paths = {path for path, _ in inner}
+    configs = [step.qconfig for step in steps if step.integer and graph.nodes[step.nodes[0]].target in paths]
+    configs += [makers[value].qconfig for value in observed]
     configs += [step.qconfig for step in steps if step.integer and set(step.inputs) & set(values)]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
-    return Slot(makers[observed[0]].name, values, observed, qconfig, known)
+    name = ".".join(part for part in inner[-1] if part) if inner else makers[observed[0]].name
+    return Slot(name, values, observed, qconfig, known, inner)
+
+
+def is_recurrent(step: Step) -> bool:
+    """Whether the step is an int8 layer with states."""
+    return step.integer and OPERATORS[step.op].recurrent
 
 
 def output_values(graph: Graph) -> list[int]:

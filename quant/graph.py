@@ -11,10 +11,11 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
 
@@ -35,6 +36,15 @@ class Attr:
     """A parameter or buffer of the captured module, by its dotted name; read anew at every run."""
 
     path: str
+
+
+class PackedParts(NamedTuple):
+    """A PackedSequence whose parts are references; torch's own class looks into its parts whenever one is made."""
+
+    data: Any
+    batch_sizes: Any
+    sorted_indices: Any
+    unsorted_indices: Any
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,8 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         items = [map_leaves(fn, item) for item in tree]
         if kind is torch.Size:
             return tuple(items)
+        if kind in (PackedSequence, PackedParts):
+            return _packed(items)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
     if kind is slice:
         return slice(*(map_leaves(fn, part) for part in (tree.start, tree.stop, tree.step)))
@@ -168,6 +180,11 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         pairs = {key: map_leaves(fn, value) for key, value in tree.items()}
         return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
     return fn(tree)
+
+
+def _packed(items: list[Any]) -> tuple[Any, ...]:
+    real = isinstance(items[0], Tensor)
+    return PackedSequence._make(items) if real else PackedParts._make(items)
 
 
 def _map_dataclass(fn: Callable[[Any], Any], tree: Any) -> Any:
@@ -247,12 +264,7 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         value: gives the value of a node by its index.
     """
 
-    def real(leaf: Any) -> Any:
-        if isinstance(leaf, Ref):
-            return value(leaf.index)
-        return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
-
-    args, kwargs = map_leaves(real, node.args), map_leaves(real, node.kwargs)
+    args, kwargs = arguments_of(node, root, value)
     if kwargs.get("training") is False:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, node.owner).training
@@ -265,6 +277,17 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
     if node.kind == "guard":
         return check_guard(node, args[0], args[1], root)
     raise AssertionError(f"{node.kind} node {node.index} has no value of its own")
+
+
+def arguments_of(node: Node, root: nn.Module, value: Callable[[int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's args and kwargs with values in place of references."""
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return value(leaf.index)
+        return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
+
+    return map_leaves(real, node.args), map_leaves(real, node.kwargs)
 
 
 def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,14 +17,25 @@ from torch import Tensor, nn
 
 from quant.capture import capture
 from quant.dynamic import NothingQuantized
-from quant.fuse import Plan, Slot, Step, make_plan
-from quant.graph import CaptureMismatch, Graph, Ref, evaluate, map_leaves, match_arguments
+from quant.fuse import Plan, Slot, Step, is_recurrent, make_plan
+from quant.graph import (
+    CaptureMismatch,
+    Graph,
+    Node,
+    Ref,
+    arguments_of,
+    attribute,
+    evaluate,
+    map_leaves,
+    match_arguments,
+)
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import ChannelMean, FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
-from quant.static.simulate import simulated
+from quant.static.recurrent import observe
+from quant.static.simulate import simulated, simulated_recurrent
 from quant.static.tracer import bind
 from quant.static.weights import parameter
 
@@ -75,6 +86,7 @@ class GraphRunner(nn.Module):
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self._last = last_uses(plan.graph)
         self._columns: dict[int, str] = {}
+        self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
 
     @property
@@ -95,6 +107,7 @@ class GraphRunner(nn.Module):
         self.plan = plan
         self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
         self._columns = {}
+        self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
 
     def watch_columns(self, value: int, point: nn.Module) -> None:
         """Let an observer per channel see a value as well, for `input_peaks`."""
@@ -162,6 +175,8 @@ class GraphRunner(nn.Module):
         for node in self.graph.nodes:
             if node.kind != "input":
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
+            if node.index in self._recurrent:
+                self._observe_states(node, values)
             if node.index in observed:
                 values[node.index] = self.point(observed[node.index])(values[node.index])
             for mean in means.get(node.index, ()):
@@ -172,15 +187,29 @@ class GraphRunner(nn.Module):
                 del values[dead]
         return output_of(self.graph, values)
 
+    def _observe_states(self, node: Node, values: dict[int, Any]) -> None:
+        slots = self.plan.inner_slots(self._recurrent[node.index])
+        args, kwargs = arguments_of(node, self.root, values.__getitem__)
+        module = attribute(self.root, node.target)
+        with torch.no_grad():
+            observe(module, args, kwargs, values[node.index], lambda name, x: self.point(slots[name])(x))
+
+    def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
+        """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
+        if not is_recurrent(step):
+            scales, known = self.input_scales(step), {"learned": self.learned(step), "mean": self.mean(step)}
+            return {step.output: simulated(step, self.graph, self.root, value, *scales, **known)}
+        inner = {name: rounding(self.qparams(slot)) for name, slot in self.plan.inner_slots(step).items()}
+        found = simulated_recurrent(step, self.graph, self.root, value, inner)
+        return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
+
     def _simulate(self, values: dict[int, Any], watch: Callable[[int, Any], None] | None = None) -> Any:
         for step in self.plan.steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
-                scales = self.input_scales(step)
-                known = {"learned": self.learned(step), "mean": self.mean(step)}
-                values[step.output] = simulated(step, self.graph, self.root, values.__getitem__, *scales, **known)
+                values.update(self.simulated(step, values.__getitem__))
             if slot is not None:
-                values[step.output] = map_leaves(_rounding(self.qparams(slot)), values[step.output])
+                values[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
             if watch is not None:
                 watch(step.output, values[step.output])
         return output_of(self.graph, values)
@@ -194,7 +223,8 @@ def _make_mean(step: Step, runner: GraphRunner) -> ChannelMean:
     return mean
 
 
-def _rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
+def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
+    """What a value becomes that goes through integers."""
     return lambda x: qparams.dequantize(qparams.quantize(x))
 
 

@@ -116,11 +116,8 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
   });
 }
 
-namespace {
-
-// sums (rows, n) of m rows of q_x, `done` with each block of them.
-template <class Done>
-void each_sums(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, int32_t* all, const Done& done) {
+void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
+                   const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
   const bool direct = output.quantized && gemm.requantizes() && k % 4 == 0;
@@ -135,29 +132,30 @@ void each_sums(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, int32_t* a
     // A copy with room around it: the kernels read a little past each row.
     uint8_t* q = space.q.get(rows * ldq);
     for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
-    int32_t* sums = all ? all + first * n : space.sums.get(rows * n);
+    int32_t* sums = output.sums ? output.sums + first * n : space.sums.get(rows * n);
     each_thread(threads, [&](int64_t thread) {
       gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
     });
-    for (int64_t i = 0; i < rows; ++i) done(sums + i * n, first + i);
-  });
-}
-
-}  // namespace
-
-void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
-                   const StaticOutput& output) {
-  each_sums(gemm, q_x, m, output.sums, [&](int32_t* sums, int64_t row) {
-    finish_row(output, sums, row, gemm.n(), zero_point, gemm.row_sums(), bias);
+    for (int64_t i = 0; i < rows; ++i)
+      finish_row(output, sums + i * n, first + i, n, zero_point, gemm.row_sums(), bias);
   });
 }
 
 void linear_reals(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, RowRange range, const float* scale,
                   const float* bias, float* y) {
   if (m == 0) return;
-  const Channels channels{gemm.n(), gemm.row_sums(), scale, bias};
-  each_sums(gemm, q_x, m, nullptr, [&](const int32_t* sums, int64_t row) {
-    row_kernels().dequantize_sums(sums, nullptr, range, channels, false, y + row * gemm.n());
+  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  const Channels channels{n, gemm.row_sums(), scale, bias};
+  each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
+    Workspace& space = workspace();
+    uint8_t* q = space.q.get(rows * ldq);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
+    int32_t* sums = space.sums.get(rows * n);
+    each_thread(threads, [&](int64_t thread) {
+      gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    });
+    for (int64_t i = 0; i < rows; ++i)
+      row_kernels().dequantize_sums(sums + i * n, nullptr, range, channels, false, y + (first + i) * n);
   });
 }
 

@@ -29,8 +29,8 @@ def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
         point = FakeQuantize(FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1]))
     elif kind in LEARNED:
         point = _learned(kind, scheme, None, name)
-    elif len(slot.observed) > 1 and kind in ("histogram", "moving_average"):
-        point = SharedFakeQuantize(scheme, len(slot.observed))
+    elif len(slot.observed) + len(slot.inner) > 1 and kind in ("histogram", "moving_average"):
+        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner))
     else:
         point = FakeQuantize(make_observer("moving_average" if kind == "histogram" else kind, scheme))
     return named(point, name)

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.prepare import GraphRunner, bound_values, output_of
 from quant.qat import norm as batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.points import SharedFakeQuantize, weight_key
+from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.static import simulate
@@ -89,6 +90,9 @@ class TrainingRunner(GraphRunner):
 
     def _train(self, values: dict[int, Any]) -> Any:
         for step in self.plan.steps:
+            if is_recurrent(step):
+                values.update(trained(self, step, values, rounding=self.is_on("rounding")))
+                continue
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
                 values[step.output], clamp = self._value(step, values)

@@ -21,15 +21,19 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
-from quant.graph import Node
+from quant.calibrate.report import lost_share
+from quant.fuse import Plan, Step, is_recurrent
+from quant.graph import Node, attribute
 from quant.kernels import ACTIVATION_U8
+from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
 from quant.prepare import GraphRunner
 from quant.static.recognise import OPERATORS, what
+from quant.static.recurrent import tensors_of
 from quant.static.weights import folded, output_first
 
 LOWEST_COSINE = 0.98
@@ -69,13 +73,33 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
     for step in runner.plan.steps:
-        if not (step.integer and OPERATORS[step.op].anchor):
+        if not (step.integer and OPERATORS[step.op].anchor) or is_recurrent(step):
             continue
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or _under_a_logarithm(step, runner)
         if reason:
             found[node.target if node.kind == "module" else node.owner] = reason
     return found
+
+
+def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
+    """The recurrent layers that are better dynamic, where every row has a range of its own, and why; as above."""
+    found: dict[str, str] = {}
+    for step in filter(is_recurrent, runner.plan.steps):
+        target = runner.graph.nodes[step.nodes[0]].target
+        point = runner.point(runner.plan.slot_of[step.inputs[0]])
+        reason = _lost_inputs(attribute(runner.root, target), point)
+        if reason:
+            found[target] = reason
+    return found
+
+
+def _lost_inputs(module: nn.Module, point: nn.Module) -> str:
+    ways = (False, True) if getattr(module, "bidirectional", False) else (False,)
+    if any(loses_columns(tensors_of(module, 0, reverse).weight_ih.detach().to(torch.float32)) for reverse in ways):
+        return "its input weights differ so much by column that one range for all features would lose some"
+    share = lost_share(point) if isinstance(point, Observer) else 0.0
+    return f"{share:.0%} of its input would round to zero in one fixed range" if share else ""
 
 
 def _compensated(step: Step, runner: GraphRunner) -> str:

@@ -14,7 +14,7 @@ HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "_get_name
 
 DYNAMIC = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.MultiheadAttention, nn.Embedding,
            nn.EmbeddingBag)  # fmt: skip
-"""Layers that have int8 weights, but no static kernel yet: convert makes them dynamic."""
+"""Layers whose int8 form needs no ranges: convert makes those dynamic that it finds no static form for."""
 
 _REGISTERED: set[type[nn.Module]] = set()
 

@@ -23,8 +23,9 @@ class Instruction:
     """One operator call of a converted graph.
 
     Attributes:
-        op: a name in the table of operators; "layer" calls an int8 layer; "call" evaluates a captured call in float,
-            "move" one that only moves values, on integers.
+        op: a name in the table of operators; "layer" calls an int8 layer; "recurrent" one with states, and "first"
+            takes the sequence of what it gave; "call" evaluates a captured call in float, "move" one that only moves
+            values, on integers.
         target: of a layer its key, of "call" and "move" the node's index.
         args: Ref to registers, or constants.
         kwargs: likewise.

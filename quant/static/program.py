@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.prepare import bound_values
@@ -119,7 +119,18 @@ class _Assembler:
             registers = {value: form(value) for value in node.refs}
             self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=step.name))
 
+    def _recurrent_step(self, step: Step) -> None:
+        node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
+        taken = {value: self.integer(value) if value in step.inputs else self.real(value) for value in node.refs}
+        args, kwargs = _registers(node, taken)
+        self.emit(Instruction("recurrent", (args, kwargs, emits), 2 * node.index, node.target, step=step.name))
+        if step.output != node.index:
+            self.emit(Instruction("first", (Ref(2 * node.index),), 2 * step.output + emits, step=step.name))
+
     def _integer_step(self, step: Step) -> None:
+        if is_recurrent(step):
+            self._recurrent_step(step)
+            return
         if step.output in self.sites:
             site = self.sites[step.output]
             out = 2 * step.output + self.plan.emits_integers(step)
@@ -266,6 +277,12 @@ class ProgramRunner(nn.Module):
         args = [_filled(arg, registers) for arg in instruction.args]
         if instruction.op == "layer":
             return self.layer(instruction.target).compute(*args)
+        if instruction.op == "first":
+            return args[0][0]
+        if instruction.op == "recurrent":
+            found: Any = self.root.get_submodule(instruction.target)
+            positional, named, quantized = args
+            return found.compute(*positional, **named, quantized=quantized)
         return table[instruction.op](*args, **_filled(instruction.kwargs, registers))
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.fuse import make_plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.prepare import RESERVED, GraphRunner, prepare, runners
+from quant.prepare import RESERVED, GraphRunner, Prepared, make_point, prepare, runners
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
@@ -123,6 +124,7 @@ def rebuild(
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
     prepared = _prepared(model, description, example_inputs)
     found = runners(prepared)
+    _leave_dynamic(prepared, description.get("dynamic", {}))
     _check_units(model, found, description)
     _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
@@ -149,6 +151,22 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         return prepare(model, example_inputs, Recipe(layers, default=None))
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+
+
+def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
+    """Plan without the recurrent layers that convert left dynamic by what it saw of the data."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for path, runner in runners(prepared).items():
+        inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
+        if inside:
+            plan = make_plan(
+                runner.graph, runner.root, info.recipe, inside if path not in inside else {"": inside[path]}
+            )
+            runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+
+
+def _is_in(name: str, path: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}.")
 
 
 def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute
+from quant.graph import Attr, Graph, Node, PackedParts, Ref, attribute
 from quant.static.leaves import base_layer, is_registered
+from quant.static.recurrent import range_names
 
 
 @dataclass
@@ -45,12 +46,14 @@ class Operator:
     Attributes:
         anchor: worth quantising its inputs for; others become integers only between integers.
         shares: its inputs and its output have one range, because values pass through it unchanged.
-        weighted: has a weight of its own.
+        weighted: has a weight and a bias of its own, and nothing else.
+        recurrent: has states, with ranges of their own inside of it (`static/recurrent.py`).
     """
 
     anchor: bool = False
     shares: bool = False
     weighted: bool = False
+    recurrent: bool = False
 
 
 OPERATORS = {
@@ -58,6 +61,8 @@ OPERATORS = {
     "conv": Operator(anchor=True, weighted=True),
     "conv_transpose": Operator(anchor=True, weighted=True),
     "matmul": Operator(anchor=True),
+    "sequence": Operator(anchor=True, recurrent=True),
+    "cell": Operator(anchor=True, recurrent=True),
     "lookup": Operator(),
     "add": Operator(),
     "mul": Operator(),
@@ -151,6 +156,16 @@ def _module_handler(call: Call) -> Callable[[Call], Meaning] | None:
 
 def _linear_module(call: Call) -> Meaning:
     return Meaning("linear", (call.activation(),), {"weight": _own("weight", call), "bias": _own("bias", call)})
+
+
+def _recurrent(op: str) -> Callable[[Call], Meaning]:
+    def handler(call: Call) -> Meaning:
+        found = call.get(0, "input")
+        if isinstance(found, PackedParts):
+            call = Call(replace(call.node, args=(found.data, *call.node.args[1:])), call.graph, call.root)
+        return Meaning(op, (call.activation(),), {"ranges": range_names(attribute(call.root, call.node.target))})
+
+    return handler
 
 
 def _own(name: str, call: Call) -> Attr | None:
@@ -483,6 +498,8 @@ MODULES: dict[type[nn.Module], Handler] = {
          nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
         _pass,
     ),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _recurrent("sequence")),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _recurrent("cell")),
     nn.MaxPool1d: _max_pool(1), nn.MaxPool2d: _max_pool(2), nn.MaxPool3d: _max_pool(3),
     nn.AvgPool1d: _avg_pool(1), nn.AvgPool2d: _avg_pool(2), nn.AvgPool3d: _avg_pool(3),
     nn.AdaptiveAvgPool1d: _adaptive("adaptive_avg_pool", 1), nn.AdaptiveAvgPool2d: _adaptive("adaptive_avg_pool", 2),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.fuse import Step
-from quant.graph import Graph, evaluate
+from quant.graph import Graph, arguments_of, attribute, evaluate
 from quant.static import weights
+from quant.static.recurrent import call_of, run_float
+from quant.static.rnn import rounded
 from quant.static.weights import product
 
 
@@ -49,3 +51,23 @@ def simulated(
     if bias is not None and scale is not None:
         bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)
     return weighted(step, value(step.inputs[0]), weights.dequantized(q, step), bias)
+
+
+def simulated_recurrent(
+    step: Step,
+    graph: Graph,
+    root: nn.Module,
+    value: Callable[[int], Any],
+    inner: Mapping[str, Callable[[Tensor], Tensor]],
+) -> Any:
+    """All that a recurrent step gives, as the user's layer does; the output sequence and the states not rounded.
+
+    Args:
+        value: as in `simulated`.
+        inner: by the names of `recurrent.range_names`, how values of that range are rounded.
+    """
+    assert step.qconfig is not None
+    node = graph.nodes[step.nodes[0]]
+    module = attribute(root, node.target)
+    input, hx = call_of(*arguments_of(node, root, value))
+    return run_float(module, input, hx, lambda name, x: inner[name](x), rounded(module, step.qconfig))

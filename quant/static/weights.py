@@ -15,6 +15,7 @@ from quant.graph import Attr, Graph, Ref, attribute, evaluate
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
+from quant.recipe import QConfig
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -116,7 +117,8 @@ def row_scale(
     Raises:
         ValueError: the weight holds NaN or inf; with the layer's name.
     """
-    scale = _chosen_scale(rows, step) if learned is None else learned
+    assert step.qconfig is not None
+    scale = _chosen_scale(rows, step.qconfig) if learned is None else learned
     if not bool(torch.isfinite(scale).all()) or (learned is not None and not bool(torch.isfinite(rows).all())):
         raise ValueError(
             f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
@@ -141,9 +143,20 @@ def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tens
     return product(step, x, error, None).movedim(1, 0).flatten(1).mean(1)
 
 
-def _chosen_scale(rows: Tensor, step: Step) -> Tensor:
-    qconfig = step.qconfig
-    assert qconfig is not None
+def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
+    """int8 of the shape of float32 `rows` (out, ...), and the scale, float32 (out,)."""
+    scale = _chosen_scale(rows, qconfig)
+    zeros = torch.zeros_like(scale, dtype=torch.int32)
+    return QParams(scale, zeros, weight_scheme(qconfig.weight_bits)).quantize(rows).contiguous(), scale
+
+
+def dequantized_rows(rows: Tensor, qconfig: QConfig) -> Tensor:
+    """float32 `rows` (out, ...) as their int8 stands for."""
+    q_rows, scale = quantized_rows(rows, qconfig)
+    return q_rows.to(torch.float32) * scale.reshape(-1, *[1] * (rows.dim() - 1))
+
+
+def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
     if not qconfig.per_channel:
         return weight_scale(rows.reshape(1, -1), bits=qconfig.weight_bits).expand(rows.shape[0]).clone()
     if qconfig.weight_observer == "minmax":

@@ -1,0 +1,48 @@
+"""Recurrent layers under training: gradients reach every weight, and eval mode is what convert gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quant import convert, prepare_qat
+from quant.static.rnn import StaticRecurrent
+
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.Linear(5, 8)
+        self.rnn = KINDS[kind](8, 12, num_layers=2, bidirectional=True, batch_first=True)
+        self.after = nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.rnn(self.before(x))[0])
+        return out
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_recurrent_layer_trains_and_converts_to_what_eval_showed(kind: str) -> None:
+    x, target = torch.randn(6, 7, 5), torch.randn(6, 7, 3)
+    prepared = prepare_qat(Net(kind), x).train()
+    optimizer = torch.optim.Adam(prepared.parameters(), lr=0.01)
+    losses = []
+    for _ in range(12):
+        loss = (prepared(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    gradients = [name for name, weight in prepared.named_parameters() if weight.grad is not None]
+    assert {f"rnn.weight_hh_l{layer}{way}" for layer in (0, 1) for way in ("", "_reverse")} <= set(gradients)
+    prepared.eval()
+    with torch.no_grad():
+        expected = prepared(x)
+        converted = convert(prepared)
+        assert isinstance(converted.rnn, StaticRecurrent)
+        assert float((converted(x) - expected).norm() / expected.norm()) < 0.01
