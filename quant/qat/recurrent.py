@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Step
-from quant.graph import arguments_of, attribute
+from quant.graph import arguments_of, attribute, call_module, map_leaves
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.prepare import GraphRunner
 from quant.qat.points import SharedFakeQuantize
@@ -33,12 +33,21 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
     module = attribute(runner.root, node.target)
     args, kwargs = arguments_of(node, runner.root, values.__getitem__)
     points = {name: _Point(runner, slot, (node.target, name)) for name, slot in runner.plan.inner_slots(step).items()}
-    if runner.training:
-        with torch.no_grad():
-            observe(module, args, kwargs, module(*args, **kwargs), lambda name, x: points[name].look(x))
-    input, hx = call_of(args, kwargs)
-    tensors = _rounded(step) if rounding else tensors_of
-    found = run_float(module, input, hx, lambda name, x: points[name].round(x), tensors)
+    weights = _rounded(step, module) if rounding else {}
+    found = None
+    if runner.training or not (rounding or any(point.quantizing for point in points.values())):
+        found = call_module(runner.root, node.target, args, kwargs)
+        if runner.training:
+            observe(module, args, kwargs, map_leaves(_detached, found), lambda name, x: points[name].look(x))
+    if rounding or any(point.quantizing for point in points.values()):
+        input, hx = call_of(args, kwargs)
+        found = run_float(
+            module,
+            input,
+            hx,
+            lambda name, x: points[name].round(x),
+            lambda module, layer, reverse: weights.get((layer, reverse)) or tensors_of(module, layer, reverse),
+        )
     if len(step.nodes) == 1:
         return {node.index: found}
     y = points[step.attrs["ranges"][-1]].round(found[0]) if runner.plan.emits_integers(step) else found[0]
@@ -53,6 +62,10 @@ class _Point:
         found = runner.plan.slots[slot]
         self.place = len(found.observed) + found.inner.index(key)
 
+    @property
+    def quantizing(self) -> bool:
+        return bool(self.point.quantizing)
+
     def look(self, x: Tensor) -> Tensor:
         shared = isinstance(self.point, SharedFakeQuantize)
         seen: Tensor = self.point.at(self.place, x) if shared else self.point(x)
@@ -62,22 +75,36 @@ class _Point:
         if not isinstance(self.point, FakeQuantize):
             learned: Tensor = self.point(x)
             return learned
-        if not bool(self.point.quantizing):
+        if not self.quantizing:
             return x
         return fake_quantize(x, self.point.scale, self.point.zero_point, self.point.scheme)
 
 
-def _rounded(step: Step) -> Any:
-    """`recurrent.tensors_of` with the weights that convert will store, and a gradient straight through them."""
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
-    def tensors(module: nn.Module, layer: int, reverse: bool) -> Tensors:
-        own = tensors_of(module, layer, reverse)
-        names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
-        return replace(own, **{name: _straight(getattr(own, name), step) for name in names})
 
-    return tensors
+def _rounded(step: Step, module: nn.Module) -> dict[tuple[int, bool], Tensors]:
+    """The parameters by layer and direction, with the weights that convert will store and a gradient through them.
+
+    Raises:
+        ValueError: a weight holds NaN or inf; with the layer's name.
+    """
+    layers = range(getattr(module, "num_layers", 1))
+    ways = (False, True) if getattr(module, "bidirectional", False) else (False,)
+    made = {}
+    for layer in layers:
+        for reverse in ways:
+            own = tensors_of(module, layer, reverse)
+            names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
+            made[layer, reverse] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
+    return made
 
 
 def _straight(weight: Tensor, step: Step) -> Tensor:
     assert step.qconfig is not None
+    if not bool(torch.isfinite(weight.sum())):
+        raise ValueError(
+            f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
+        )
     return straight_through(weight, dequantized_rows(weight.detach(), step.qconfig))

@@ -92,6 +92,8 @@ class TrainingRunner(GraphRunner):
         for step in self.plan.steps:
             if is_recurrent(step):
                 values.update(trained(self, step, values, rounding=self.is_on("rounding")))
+                if step.op == "cell":  # its state went round unrounded; who else reads it reads integers
+                    values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
