@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
-from quant.observers._rounding import NO_CLAMP, gradient_inside, round_trip, scale_and_zero_point
+from quant.observers._rounding import NO_CLAMP as NO_CLAMP  # exported: callers of forward need it
+from quant.observers._rounding import gradient_inside, round_trip, scale_and_zero_point
 from quant.observers._state import Stateful, fresh
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver

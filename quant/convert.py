@@ -188,8 +188,9 @@ def _layers(
         if is_recurrent(step):
             key = plan.graph.nodes[step.nodes[0]].target
             name = ".".join(part for part in (path, key) if part)
-            layers[key] = _recurrent_layer(step, plan, root, ranges, made, name)
-            layers[key].backend = backend or ""
+            recurrent: Any = _recurrent_layer(step, plan, root, ranges, made, name)
+            recurrent.backend = backend or ""
+            layers[key] = recurrent
             entries[name] = _recurrent_entry(step, plan, ranges)
         if not (step.integer and OPERATORS[step.op].weighted):
             continue

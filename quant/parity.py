@@ -156,9 +156,9 @@ def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs
         given = bound_values(runner.graph, runner.root, args, kwargs)
         found = layer(*args, **kwargs)
         value = step.inputs[0]
-        q_x = {2 * value + 1: runner.qparams(runner.plan.slot_of[value]).quantize(given[value])}
+        held = {2 * value + 1: runner.qparams(runner.plan.slot_of[value]).quantize(given[value])}
         output = found[0] if step.output != step.nodes[0] else found
-        return {**{2 * index: one for index, one in given.items()}, **q_x, 2 * step.output: output}
+        return {**{2 * index: one for index, one in given.items()}, **held, 2 * step.output: output}
     [value] = step.inputs
     q_x = runner.qparams(runner.plan.slot_of[value]).quantize(*args, **kwargs)
     return {2 * value + 1: q_x, 2 * step.output + runner.plan.emits_integers(step): layer.compute(q_x, 0)}

@@ -72,6 +72,7 @@ def _unsettled(runner: TrainingRunner) -> list[str]:
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_var is None:
             continue
         assert norm.num_batches_tracked is not None
+        assert norm.running_mean is not None
         seen = int(norm.num_batches_tracked)
         if seen == 0:
             # A checkpoint may lack the count, so the values themselves are asked.

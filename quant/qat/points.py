@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -72,6 +74,9 @@ class JoinedObserver(RangeObserver):
     second to about 5.5.
     """
 
+    members: Any
+    """An nn.ModuleList of MovingAverageObserver, one per value."""
+
     def __init__(self, scheme: QScheme, members: int) -> None:
         super().__init__(scheme)
         self.members = nn.ModuleList(MovingAverageObserver(scheme) for _ in range(members))
@@ -120,6 +125,7 @@ class SharedFakeQuantize(FakeQuantize):
 
     def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round the value number `member`."""
+        assert isinstance(self.observer, JoinedObserver)
         self.observer.turn = member
         out: Tensor = self(x, clamp)
         return out

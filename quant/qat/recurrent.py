@@ -34,7 +34,7 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
     args, kwargs = arguments_of(node, runner.root, values.__getitem__)
     points = {name: _Point(runner, slot, (node.target, name)) for name, slot in runner.plan.inner_slots(step).items()}
     weights = _rounded(step, module) if rounding else {}
-    found = None
+    found: Any = None
     if runner.training or not (rounding or any(point.quantizing for point in points.values())):
         found = call_module(runner.root, node.target, args, kwargs)
         if runner.training:

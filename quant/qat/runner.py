@@ -18,8 +18,7 @@ from quant.qat.points import SharedFakeQuantize, weight_key
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static import simulate
-from quant.static.weights import folded, output_first, row_scale
+from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
 
@@ -152,19 +151,19 @@ class TrainingRunner(GraphRunner):
         if not by_batch:
             weight, scale = self._rounded(step, weight, bias)
             bias = rounded_bias(bias, self._scale(step.inputs[0]) * scale)
-            return simulate.product(step, x, weight, bias)
+            return product(step, x, weight, bias)
         gain = batch_norm.folding_gain(norm)
         weight, own_bias = self._unfolded(step)
         rows = output_first(weight, step)
         rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
         weight, _ = self._rounded(step, output_first(rows, step, back=True), bias)
-        a = simulate.product(step, x, weight, None)
+        a = product(step, x, weight, None)
         return batch_norm.normalise(step.name, norm, a, gain, own_bias)
 
     def _in_float(self, step: Step, x: Tensor, norm: nn.Module | None) -> Tensor:
         if norm is None:
-            return simulate.product(step, x, *folded(step, self.graph, self.root))
-        y: Tensor = norm(simulate.product(step, x, *self._unfolded(step)))
+            return product(step, x, *folded(step, self.graph, self.root))
+        y: Tensor = norm(product(step, x, *self._unfolded(step)))
         return y
 
     def _unfolded(self, step: Step) -> tuple[Tensor, Tensor | None]:

@@ -90,7 +90,7 @@ def tensors_of(module: nn.Module, layer: int, reverse: bool) -> Tensors:
     if is_cell(module):
         return Tensors(found.weight_ih, found.weight_hh, found.bias_ih, found.bias_hh)
     suffix = f"_l{layer}" + ("_reverse" if reverse else "")
-    named = {name: getattr(found, name + suffix, None) for name in Tensors.__annotations__}
+    named: dict[str, Any] = {name: getattr(found, name + suffix, None) for name in Tensors.__annotations__}
     return Tensors(**named)
 
 
@@ -229,6 +229,8 @@ def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: An
         own: Tensors = tensors(module, layer, reverse)
         gates = F.linear(x, own.weight_ih, input_bias(mode, own.bias_ih, own.bias_hh))
         sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
+        w_hr = own.weight_hr
+        project = None if w_hr is None else lambda m: F.linear(around(product_range(layer), m), w_hr)
         y, h, c = run_steps(
             gates.reshape(-1, gates.shape[-1]),
             sizes,
@@ -238,7 +240,7 @@ def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: An
             mode,
             reverse,
             lambda before: F.linear(around(state_range(layer), before), own.weight_hh),
-            None if own.weight_hr is None else lambda m: F.linear(around(product_range(layer), m), own.weight_hr),
+            project,
         )
         y = y.reshape(*x.shape[:-1], h.shape[1])
         return y if layer + 1 == layers else around(state_range(layer), y), h, c
