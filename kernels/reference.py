@@ -28,7 +28,13 @@ def exact_product(q_x: Tensor, q_weight: Tensor) -> Tensor:
 
 
 def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """float32 -> uint8 of the same shape (equation 2). Rounds half to even; NaN becomes zero_point."""
+    """float32 -> uint8 of the same shape (equation 2). Rounds half to even; NaN becomes zero_point.
+
+    Raises:
+        TypeError: x is of another dtype.
+    """
+    if x.dtype != torch.float32:
+        raise TypeError(f"input is {x.dtype}, expected torch.float32")
     inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
     q = torch.round(x * inverse)
     q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point

@@ -38,7 +38,15 @@ def conv_u8s8_s32(
 
     Returns:
         int32, (N, out, spatial...), in the memory format of q_x.
+
+    Raises:
+        ValueError: q_x has another number of channels.
     """
+    channels = q_weight.shape[1] * groups
+    if q_x.shape[1] != channels:
+        raise ValueError(
+            f"q_x has {q_x.shape[1]} channels, q_weight {list(q_weight.shape)} expects {channels} in {groups} groups"
+        )
     conv = _CONV[q_weight.dim() - 2]
     sums = conv(_centred(q_x, zero_point), q_weight.to(torch.float64), None, stride, padding, dilation, groups)
     return _add_bias(sums, q_bias)

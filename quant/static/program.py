@@ -244,8 +244,13 @@ class ProgramRunner(nn.Module):
         if backend is None:
             self._steps(program.instructions, program.drops, registers)
         else:
-            planned = self.schedule(program)
-            self._steps(planned.steps, planned.drops, registers, backend)
+            planned, given = self.schedule(program), dict(registers)
+            try:
+                self._steps(planned.steps, planned.drops, registers, backend)
+            except (TypeError, ValueError):
+                # A native call knows its lines, not the user's layers; step by step the error gets a name.
+                self._steps(program.instructions, program.drops, given)
+                raise
         if type(program.output) is Ref:
             return registers[program.output.index]
         return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
@@ -275,6 +280,12 @@ class ProgramRunner(nn.Module):
                 return move(node, args, kwargs, self.root, registers)
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
+        try:
+            return self._integers(instruction, args, registers, table)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"layer '{instruction.step}': {error}") from error
+
+    def _integers(self, instruction: Instruction, args: list[Any], registers: dict[int, Any], table: OpTable) -> Any:
         if instruction.op == "layer":
             return self.layer(instruction.target).compute(*args)
         if instruction.op == "first":

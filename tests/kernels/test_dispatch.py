@@ -145,9 +145,9 @@ def test_a_new_backend_has_every_operator_from_its_product_alone() -> None:
     weight, x = torch.randint(-127, 128, (4, 6), dtype=torch.int8), torch.randn(3, 6)
     arguments = (x, weight, torch.ones(4), None, None, 8, True, False)
     assert torch.equal(Loops().linear_dynamic(*arguments), dispatch.find("reference").linear_dynamic(*arguments))
-    # Convolutions are not among a backend's methods: what the extension does not compute, quant.static does.
+    # Convolutions and plans are not among a backend's methods: what the extension does not compute, quant.static does.
     missing = [name for name in dispatch.ops.WITH_BACKEND if not hasattr(Loops(), name)]
-    assert [name for name in missing if not name.startswith("conv_")] == []
+    assert [name for name in missing if not name.startswith(("conv_", "run_plan"))] == []
 
 
 def test_a_graph_leaves_the_choice_to_the_machine_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,39 @@
+"""What a statically quantised model says of inputs that do not fit: the layer, what was expected and what came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import quant
+
+
+@pytest.fixture(scope="module")
+def converted() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8 * 36, 4))
+    return quant.quantize_static(model.eval(), [torch.randn(4, 3, 8, 8)], progress=False)
+
+
+def test_another_number_of_channels_names_the_first_layer(converted: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"layer '0': q_x has 4 channels, q_weight \[8, 3, 3, 3\] expects 3"):
+        converted(torch.randn(1, 4, 8, 8))
+
+
+def test_another_image_size_names_the_layer_that_it_does_not_fit(converted: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"layer '4': .*expected .*288"):
+        converted(torch.randn(1, 3, 9, 9))
+
+
+def test_another_dtype_names_the_input(converted: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"layer 'input_0': .*expected"):
+        converted(torch.randn(1, 3, 8, 8, dtype=torch.float64))
+
+
+def test_a_good_call_after_a_bad_one_is_as_before(converted: nn.Module) -> None:
+    x = torch.randn(1, 3, 8, 8)
+    before = converted(x)
+    with pytest.raises(ValueError):
+        converted(torch.randn(1, 4, 8, 8))
+    assert torch.equal(converted(x), before)
