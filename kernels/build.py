@@ -41,12 +41,15 @@ FILE_FLAGS = {
     "depthwise_avx2.cpp": ["-mavx2"],
     "depthwise_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
     "depthwise_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
+    "native_neondot.cpp": ["-march=armv8.2-a+dotprod"],
+    "native_neoni8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm"],
     "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
     "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
     "fake_quantize.cpp": ["-fopenmp"],
     "histogram.cpp": ["-fopenmp"],
 }
-X86_ONLY = ("avx",)
+ONLY = {"x86_64": "avx", "aarch64": "neon"}
+"""What the names of files for one architecture contain."""
 TORCH_FILES = (
     "drivers.cpp",
     "embedding.cpp",
@@ -96,10 +99,8 @@ def host_target(output: Path = DEFAULT_OUTPUT) -> Target:
 
 def sources(target: Target) -> list[Path]:
     """The files to compile for this architecture."""
-    every = sorted(SOURCES.glob("*.cpp"))
-    if target.arch == "x86_64":
-        return every
-    return [path for path in every if not any(mark in path.stem for mark in X86_ONLY)]
+    foreign = [mark for arch, mark in ONLY.items() if arch != target.arch]
+    return sorted(path for path in SOURCES.glob("*.cpp") if not any(mark in path.stem for mark in foreign))
 
 
 def fingerprint(target: Target) -> str:

@@ -95,7 +95,7 @@ def extension_problem() -> str:
             return f"the compiled kernels do not load: {error}; `quant build --force` builds them for this torch"
         wrong = torch.ops.octet_native.bad_isa_request()
         if wrong:
-            raise ValueError(f"QUANT_ISA is {wrong!r}, expected portable, avx2, avxvnni or avx512vnni")
+            raise ValueError(wrong)
     return ""
 
 

@@ -1,38 +1,75 @@
 #include "cpu.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace octet {
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avxvnni", "avx512vnni"};
+struct Level {
+  const char* name;
+  Isa isa;
+  bool (*usable)();
+};
+
+bool always() { return true; }
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 
 bool has_avxvnni() {
-#if defined(__x86_64__)
   // g++ 12's __builtin_cpu_supports does not know "avxvnni": CPUID.(EAX=7,ECX=1):EAX[4].
   unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
   __asm__ volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return eax & (1u << 4);
+  return has_avx2() && (eax & (1u << 4));
+}
+
+// Ice Lake servers have the 512-bit VNNI and not the 256-bit one.
+bool has_avx512vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+
+constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always},
+                             {"avx2", Isa::kAvx2, &has_avx2},
+                             {"avxvnni", Isa::kAvxVnni, &has_avxvnni},
+                             {"avx512vnni", Isa::kAvx512Vnni, &has_avx512vnni}};
+#elif defined(__aarch64__)
+// Linux's own numbers (arch/arm64/include/uapi/asm/hwcap.h): older headers lack the second.
+[[maybe_unused]] constexpr unsigned long kDotProduct = 1ul << 20, kInt8MatrixProduct = 1ul << 13;
+
+bool has_dot() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & kDotProduct;
 #else
   return false;
 #endif
 }
 
-Isa detect() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (!avx2) return Isa::kPortable;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-    return Isa::kAvx512Vnni;
-  return has_avxvnni() ? Isa::kAvxVnni : Isa::kAvx2;
+bool has_i8mm() {
+#if defined(__linux__)
+  return has_dot() && (getauxval(AT_HWCAP2) & kInt8MatrixProduct);
 #else
-  return Isa::kPortable;
+  return false;
 #endif
 }
+
+constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always},
+                             {"neon", Isa::kNeon, &always},
+                             {"neondot", Isa::kNeonDot, &has_dot},
+                             {"neoni8mm", Isa::kNeonI8mm, &has_i8mm}};
+#else
+constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always}};
+#endif
 
 const char* requested() {
   const char* name = std::getenv("QUANT_ISA");
@@ -40,12 +77,10 @@ const char* requested() {
 }
 
 Isa choose() {
-  const Isa best = detect();
-  for (int level = 0; level < 4; ++level) {
-    if (std::strcmp(requested(), kNames[level]) != 0) continue;
-    const Isa lowered = std::min(best, static_cast<Isa>(level));
-    // Ice Lake servers have the 512-bit VNNI and not the 256-bit one.
-    return lowered == Isa::kAvxVnni && !has_avxvnni() ? Isa::kAvx2 : lowered;
+  Isa best = Isa::kPortable;
+  for (const Level& level : kLevels) {
+    if (level.usable()) best = level.isa;
+    if (std::strcmp(requested(), level.name) == 0) break;
   }
   return best;
 }
@@ -57,12 +92,20 @@ Isa isa() {
   return chosen;
 }
 
-const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
+const char* isa_name(Isa isa) {
+  for (const Level& level : kLevels)
+    if (level.isa == isa) return level.name;
+  return "";
+}
 
-const char* bad_isa_request() {
-  for (const char* name : kNames)
-    if (std::strcmp(requested(), name) == 0) return "";
-  return requested();
+std::string bad_isa_request() {
+  if (!*requested()) return "";
+  std::string expected;
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    if (std::strcmp(requested(), kLevels[i].name) == 0) return "";
+    expected += std::string(i == 0 ? "" : i + 1 < std::size(kLevels) ? ", " : " or ") + kLevels[i].name;
+  }
+  return std::string("QUANT_ISA is '") + requested() + "', expected " + expected;
 }
 
 }  // namespace octet

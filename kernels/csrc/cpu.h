@@ -1,16 +1,17 @@
 // Which instructions this process may use: what the CPU has, lowered by QUANT_ISA for tests.
 #pragma once
 
+#include <string>
+
 namespace octet {
 
-// Ordered by speed; a level includes the ones before it, but for kAvx512Vnni, which need not include kAvxVnni. On
-// aarch64 only kPortable exists so far.
-enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512Vnni };
+// Those of one architecture are ordered by speed.
+enum class Isa { kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeon, kNeonDot, kNeonI8mm };
 
-// The level in use, fixed at the first call: the CPU's, or QUANT_ISA (portable, avx2, avxvnni, avx512vnni) if lower.
+// The level in use, fixed at the first call: the best of this CPU, or of those up to QUANT_ISA where that is set.
 Isa isa();
 const char* isa_name(Isa isa);
-// The value of QUANT_ISA where it is set and is no level, else "".
-const char* bad_isa_request();
+// What is wrong with the value of QUANT_ISA, in words; "" where it is unset or a level of this architecture.
+std::string bad_isa_request();
 
 }  // namespace octet

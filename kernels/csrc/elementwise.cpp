@@ -12,7 +12,7 @@ const ElementKernels& element_kernels() {
     case Isa::kAvxVnni:
     case Isa::kAvx2:
       return kAvx2Elements;
-    case Isa::kPortable:
+    default:
       break;
   }
 #endif

@@ -10,21 +10,26 @@ namespace octet {
 namespace {
 
 const NativeGemm& choose(const int8_t* weight, int64_t n, int64_t k) {
-#if defined(__x86_64__)
+  (void)weight, (void)n, (void)k;
   switch (isa()) {
+#if defined(__x86_64__)
     case Isa::kAvx512Vnni:
       return kAvx512VnniGemm;
     case Isa::kAvxVnni:
       return kAvxVnniGemm;
     case Isa::kAvx2:
       return pairs_fit_int16(weight, n, k) ? kAvx2PairwiseGemm : kAvx2WideGemm;
-    case Isa::kPortable:
-      break;
-  }
-#else
-  (void)weight, (void)n, (void)k;
+#elif defined(__aarch64__)
+    case Isa::kNeonI8mm:
+      return kNeonI8mmGemm;
+    case Isa::kNeonDot:
+      return kNeonDotGemm;
+    case Isa::kNeon:
+      return kNeonGemm;
 #endif
-  return kPortableGemm;
+    default:
+      return kPortableGemm;
+  }
 }
 
 }  // namespace
@@ -38,7 +43,7 @@ const NativeDepthwise* native_depthwise() {
       return &kAvxVnniDepthwise;
     case Isa::kAvx2:
       return &kAvx2Depthwise;
-    case Isa::kPortable:
+    default:
       break;
   }
 #endif

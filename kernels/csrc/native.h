@@ -56,6 +56,10 @@ extern const NativeGemm kAvx512VnniGemm;
 extern const NativeDepthwise kAvx2Depthwise;
 extern const NativeDepthwise kAvxVnniDepthwise;
 extern const NativeDepthwise kAvx512VnniDepthwise;
+#elif defined(__aarch64__)
+extern const NativeGemm kNeonGemm;
+extern const NativeGemm kNeonDotGemm;
+extern const NativeGemm kNeonI8mmGemm;
 #endif
 
 // The kernel for this CPU, or null.

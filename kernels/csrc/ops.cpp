@@ -122,7 +122,6 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
 }
 
 std::string isa_op() { return isa_name(isa()); }
-std::string bad_isa_request_op() { return bad_isa_request(); }
 std::string why_not_op(c10::string_view backend) { return why_not(backend); }
 std::string route_op(const Tensor& q_weight, c10::string_view backend) { return packed(q_weight, backend)->route(); }
 
@@ -141,7 +140,7 @@ TORCH_LIBRARY_IMPL(octet, CPU, m) {
 // What the extension knows of itself; no tensor decides these, so they belong to no device.
 TORCH_LIBRARY(octet_native, m) {
   m.def("isa() -> str", &isa_op);
-  m.def("bad_isa_request() -> str", &bad_isa_request_op);
+  m.def("bad_isa_request() -> str", &bad_isa_request);
   m.def("why_not(str backend) -> str", &why_not_op);
   m.def("default_backend() -> str", &default_backend);
   m.def("route(Tensor q_weight, str backend) -> str", &route_op);

@@ -15,7 +15,7 @@ const RowKernels& row_kernels() {
     case Isa::kAvxVnni:
     case Isa::kAvx2:
       return kAvx2Rows;
-    case Isa::kPortable:
+    default:
       break;
   }
 #endif

@@ -5,7 +5,9 @@
 // An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
 // outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
 // X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
-// add, store, and for equation 7 Rounding (what is the same for all channels) and requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+// add, store, or a `tile` of its own in place of all that the one here uses; and for equation 7 Rounding (what is the
+// same for all channels) and requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n
+// run out.
 #pragma once
 
 #include <algorithm>
@@ -144,12 +146,20 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
 
 #undef OCTET_UNROLL
 
+template <class A, int M, int B>
+void tile_of(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc) {
+  if constexpr (requires { &A::template tile<M, B>; })
+    A::template tile<M, B>(x, ldx, w, steps, acc, ldacc);
+  else
+    tile<A, M, B>(x, ldx, w, steps, acc, ldacc);
+}
+
 template <class A, int M, int B, class Out>
 void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns) {
   constexpr int64_t kColumns = B * A::kLanes;
-  if (columns >= kColumns && out.whole_rows()) return tile<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld);
+  if (columns >= kColumns && out.whole_rows()) return tile_of<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld);
   alignas(64) int32_t sums[M * kColumns];
-  tile<A, M, B>(x, ldx, w, steps, sums, kColumns);
+  tile_of<A, M, B>(x, ldx, w, steps, sums, kColumns);
   out.template put<M, B>(sums, std::min(columns, kColumns));
 }
 

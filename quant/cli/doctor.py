@@ -13,12 +13,16 @@ import torch
 from quant.kernels import build, dispatch, ops
 
 CPUINFO = Path("/proc/cpuinfo")
-LEVELS = (
-    ("avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
-    ("avxvnni", {"avx2", "fma", "avx_vnni"}),
-    ("avx2", {"avx2", "fma"}),
-)
-"""Instruction sets that the kernels know on x86-64, best first, and the flags of /proc/cpuinfo that make them."""
+LEVELS: dict[str, tuple[tuple[str, set[str]], ...]] = {
+    "x86_64": (
+        ("avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+        ("avxvnni", {"avx2", "fma", "avx_vnni"}),
+        ("avx2", {"avx2", "fma"}),
+        ("portable", set()),
+    ),
+    "aarch64": (("neoni8mm", {"asimddp", "i8mm"}), ("neondot", {"asimddp"}), ("neon", {"asimd"})),
+}
+"""Instruction sets that the kernels know, best first, and the flags of /proc/cpuinfo that make them."""
 
 
 def examine() -> dict[str, Any]:
@@ -33,7 +37,7 @@ def examine() -> dict[str, Any]:
         "cpu": {
             "machine": platform.machine(),
             "name": _cpu_field("model name"),
-            "isa": best_isa(set(_cpu_field("flags").split())),
+            "isa": best_isa(set((_cpu_field("flags") or _cpu_field("Features")).split())),
             "isa_in_use": str(torch.ops.octet_native.isa()) if loaded else "none, the kernels are not loaded",
         },
         "extension": _extension(),
@@ -63,10 +67,8 @@ def as_text(findings: dict[str, Any]) -> str:
 
 
 def best_isa(flags: set[str], machine: str = platform.machine()) -> str:
-    """The best instruction set of a CPU with these flags that the x86-64 kernels know; '' on another machine."""
-    if machine != "x86_64":
-        return ""
-    return next((name for name, needed in LEVELS if needed <= flags), "portable")
+    """The best instruction set of a CPU with these flags that the kernels know there; '' on another machine."""
+    return next((name for name, needed in LEVELS.get(machine, ()) if needed <= flags), "")
 
 
 def _cpu_field(name: str) -> str:

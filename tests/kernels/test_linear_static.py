@@ -52,6 +52,18 @@ def test_sums_are_exact_for_every_shape(backend: Backend, k: int) -> None:
             assert torch.equal(sums, expected[zero_point][:m, :n]), f"M={m} N={n} K={k} zero_point={zero_point}"
 
 
+@pytest.mark.parametrize("k", [1, 4, 12, 21, 40], ids=lambda k: f"K{k}")
+def test_what_is_left_of_a_tile_is_exact(compiled: Backend, k: int) -> None:
+    """Tiles have 4 to 6 rows of 16 to 64 outputs, in vectors of 4 to 16: every part of one, as sums and as bytes."""
+    x, weight = activations(6, k, seed=5), weights(20, k, seed=6)
+    expected, factors = exact(x, 7, weight), torch.linspace(0.001, 0.01, 20)
+    for m, n in itertools.product(range(1, 7), (1, 3, 4, 6, 8, 9, 12, 14, 16, 19, 20)):
+        channels, of = weight[:n].contiguous(), f"M={m} N={n} K={k}"
+        assert torch.equal(compiled.linear_u8s8_s32(x[:m], 7, channels, None), expected[:m, :n]), of
+        arguments = x[:m], 7, channels, None, factors[:n].contiguous(), 60, 0, 255
+        assert torch.equal(compiled.linear_u8s8_u8(*arguments), reference.linear_u8s8_u8(*arguments)), of
+
+
 @pytest.mark.parametrize("zero_point", [0, 3, 128, 255])
 def test_the_zero_point_is_removed_and_the_bias_added(backend: Backend, zero_point: int) -> None:
     x, weight = activations(7, 100), weights(33, 100)

@@ -7,13 +7,31 @@ and FBGEMM) and ONEDNN_MAX_CPU_ISA (oneDNN) lower what a fresh process may use.
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from quant.kernels import dispatch
 
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="int16 pairs are an x86 instruction")
+ROUTES = {
+    "portable": {"portable"},
+    "avx2": {"pairwise", "wide"},
+    "avxvnni": {"vnni"},
+    "avx512vnni": {"vnni"},
+    "neon": {"wide"},
+    "neondot": {"dot"},
+    "neoni8mm": {"mixed dot"},
+}
+"""How the native kernels form products, by instruction set."""
+X86 = platform.machine() in ("x86_64", "AMD64")
+ARM = platform.machine() in ("aarch64", "arm64")
+NAMES = ["portable", *(["avx2", "avxvnni", "avx512vnni"] if X86 else ["neon", "neondot", "neoni8mm"] if ARM else [])]
+"""What QUANT_ISA may be here."""
+
+x86 = pytest.mark.skipif(not X86, reason="int16 pairs are an x86 instruction")
 
 # Prints, per backend, its route for weights that cannot overflow a pair and for weights that can, and the largest error
 # of the sums of both, for the worst activations.
@@ -83,6 +101,25 @@ def test_avx512vnni_is_exact_where_the_cpu_has_it(run_python: Callable[..., str]
         assert result["native"] == {"error": 0, "proven": "vnni", "unproven": "vnni"}
 
 
+@pytest.mark.skipif(not ARM, reason="NEON is ARM's")
+@pytest.mark.parametrize("asked", ["neon", "neondot", "neoni8mm"])
+def test_neon_is_exact_or_gives_way_to_a_lesser_one(
+    run_python: Callable[..., str], extension: None, asked: str
+) -> None:
+    result = measured(run_python, QUANT_ISA=asked)
+    assert NAMES.index("neon") <= NAMES.index(result["isa"]) <= NAMES.index(asked)
+
+
+def test_the_route_is_that_of_the_instruction_set(extension: None) -> None:
+    used, asked = torch.ops.octet_native.isa(), os.environ.get("QUANT_ISA") or NAMES[-1]
+    assert NAMES.index(used) <= NAMES.index(asked)
+    # qemu's "max" has everything, so there the detection itself is tested.
+    assert used == asked or os.environ.get("QEMU_CPU") != "max"
+    for value in (1, 127):
+        weight = torch.full((3, 8), value, dtype=torch.int8)
+        assert dispatch.find("native").route(weight) in ROUTES[used]
+
+
 def test_portable_is_exact_and_leaves_fbgemm_out(run_python: Callable[..., str], extension: None) -> None:
     result = measured(run_python, QUANT_ISA="portable")
     assert result["native"] == {"error": 0, "proven": "portable", "unproven": "portable"}
@@ -119,7 +156,8 @@ except ValueError as error:
     print(error)
 """
     printed = run_python(code, QUANT_ISA="sse9")
-    assert printed.strip() == "QUANT_ISA is 'sse9', expected portable, avx2, avxvnni or avx512vnni"
+    expected = " or ".join(filter(None, [", ".join(NAMES[:-1]), NAMES[-1]]))
+    assert printed.strip() == f"QUANT_ISA is 'sse9', expected {expected}"
 
 
 # Everything that must agree whatever the instructions: the bits of rows, gates and tables.
@@ -154,6 +192,6 @@ print(digest.hexdigest())
 """
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2"])
+@pytest.mark.parametrize("isa", NAMES[:3])
 def test_every_instruction_set_gives_the_same_bits(run_python: Callable[..., str], extension: None, isa: str) -> None:
     assert run_python(BITS, QUANT_ISA=isa) == run_python(BITS)

@@ -337,18 +337,22 @@ def test_doctor_says_which_kernels_are_loaded(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "isa"),
+    ("machine", "flags", "isa"),
     [
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512vnni"),
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq", "avx2"),
-        ("avx2 fma avx_vnni", "avxvnni"),
-        ("avx2 fma", "avx2"),
-        ("sse4_2 avx", "portable"),
+        ("x86_64", "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512vnni"),
+        ("x86_64", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx2"),
+        ("x86_64", "avx2 fma avx_vnni", "avxvnni"),
+        ("x86_64", "avx2 fma", "avx2"),
+        ("x86_64", "sse4_2 avx", "portable"),
+        ("aarch64", "fp asimd atomics asimddp sve i8mm bf16", "neoni8mm"),
+        ("aarch64", "fp asimd atomics asimddp", "neondot"),
+        ("aarch64", "fp asimd", "neon"),
+        ("aarch64", "", ""),
+        ("riscv64", "rv64imafdc", ""),
     ],
 )
-def test_the_best_isa_of_a_cpu(flags: str, isa: str) -> None:
-    assert doctor.best_isa(set(flags.split()), "x86_64") == isa
-    assert doctor.best_isa(set(flags.split()), "aarch64") == ""
+def test_the_best_isa_of_a_cpu(machine: str, flags: str, isa: str) -> None:
+    assert doctor.best_isa(set(flags.split()), machine) == isa
 
 
 def test_doctor_agrees_with_the_kernels_about_this_cpu() -> None:
