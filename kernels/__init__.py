@@ -1,5 +1,6 @@
 """Int8 arithmetic on plain tensors: schemes, the reference, and one dispatch over the backends that are here."""
 
+from quant.kernels.autotune import autotune
 from quant.kernels.dispatch import (
     BackendUnavailable,
     available,
@@ -26,6 +27,7 @@ __all__ = [
     "BackendUnavailable",
     "QParams",
     "QScheme",
+    "autotune",
     "available",
     "choose_qparams",
     "current",

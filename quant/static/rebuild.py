@@ -41,7 +41,8 @@ def describe(converted: nn.Module) -> dict[str, Any]:
         raise ValueError(
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
-    return found
+    tuned = {unit: runner.backend for unit, runner in _runners(converted) if runner.backend != found["backend"]}
+    return {**found, "backends": tuned} if tuned else found
 
 
 def make_description(
@@ -81,12 +82,17 @@ def tables(converted: nn.Module) -> dict[str, Tensor]:
     return {f"{unit}/{step}": table for unit, step, table in _lookups(converted)}
 
 
-def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+def _runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
+    """The captured units, by name."""
     for unit, module in converted.named_modules():
         runner = module._modules.get(RESERVED)
-        if not isinstance(runner, ProgramRunner):
-            continue
-        for program in [runner.program, *_part_programs(module, runner)]:
+        if isinstance(runner, ProgramRunner):
+            yield unit, runner
+
+
+def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for unit, runner in _runners(converted):
+        for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
                 if one.op == "lookup":
                     yield unit, one.step, one.args[1]
@@ -136,7 +142,19 @@ def rebuild(
             found[unit].tables[step] = table
     result = convert(prepared, backend or description["backend"])
     result.__dict__[DESCRIPTION] = {**description, "backend": backend or description["backend"]}
+    result.__dict__[DESCRIPTION].pop("backends", None)
+    if backend is None:
+        _retune(result, description.get("backends", {}))
     return result
+
+
+def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
+    """The choices that `kernels.autotune` made, for captured units and their layers."""
+    for unit, runner in _runners(converted):
+        if unit in backends:
+            for module in (runner, *converted.get_submodule(unit).modules()):
+                if hasattr(module, "backend"):
+                    module.backend = backends[unit]
 
 
 def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:

@@ -1,0 +1,348 @@
+"""Which backend computes each layer of a model fastest: measured on this machine, at the user's shapes and threads.
+
+What is tuned is whatever has an attribute `backend`, '' or None for the dispatcher's choice. A layer that the model
+calls is tuned by itself. Parts that it does not call, because something above them runs them in one native call, get
+one choice together, measured by calling what is above: a statically converted model is such a whole, and so is each
+captured part of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from quant.kernels import dispatch
+from torch import Tensor, nn
+
+FLOAT = "float"
+"""The float layer's name among the contenders."""
+
+ROUNDS = 15
+SAMPLE_SECONDS = 0.002
+"""A sample calls its contender until about this long has passed: far above the clock's resolution."""
+
+HOPELESS = 3.0
+"""A contender whose first call takes this many times the fastest first call is not measured further."""
+
+WORTH, OFTEN = 0.02, 0.8
+"""The dispatcher's choice is kept unless another is faster by this share, and in this share of the rounds: a layer
+without a choice of its own follows the machine that it is loaded on."""
+
+SHAPES = 8
+"""Different inputs of one layer that are measured; a layer that sees more is judged by the first ones."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One choice.
+
+    Attributes:
+        name: dotted name of the module that was called, '' for the model.
+        kind: its class.
+        shapes: of the tensors it was called with, as text.
+        parts: how many modules the choice holds for.
+        seconds: by contender, of all its calls in one inference; '' is the dispatcher's choice.
+        backend: what was chosen; '' for the dispatcher's.
+        cannot: by contender, why it was not measured.
+    """
+
+    name: str
+    kind: str
+    shapes: str
+    parts: int
+    seconds: Mapping[str, float]
+    backend: str
+    cannot: Mapping[str, str]
+
+    @property
+    def slower_than_float(self) -> bool:
+        """Whether the float layer, where it was measured, beats every backend."""
+        return FLOAT in self.seconds and self.seconds[FLOAT] < self.seconds[self.backend]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `autotune` measured and chose. Printable and iterable.
+
+    Attributes:
+        layers: one entry a choice.
+        unseen: modules with a backend that the example did not reach; theirs is as it was.
+        threads: on which all was measured.
+        default: the backend behind the dispatcher's choice.
+    """
+
+    layers: tuple[Tuned, ...]
+    unseen: tuple[str, ...]
+    threads: int
+    default: str
+
+    def __iter__(self) -> Iterator[Tuned]:
+        return iter(self.layers)
+
+    def float_rules(self) -> dict[str, None]:
+        """Rules of a `quant.Recipe` that leave float what is faster so: {} where int8 wins everywhere."""
+        return {one.name or "*": None for one in self.layers if one.slower_than_float}
+
+    def __str__(self) -> str:
+        names = sorted({name for one in self.layers for name in one.seconds}, key=lambda name: (name == FLOAT, name))
+        header = [
+            "layer",
+            "type",
+            "inputs",
+            "parts",
+            *(name or f"default ({self.default})" for name in names),
+            "chosen",
+        ]
+        rows = [[one.name or "(root)", one.kind, one.shapes, str(one.parts), *(_cell(one, name) for name in names),
+                 one.backend or "default"] for one in self.layers]  # fmt: skip
+        lines = [_table([header, *rows]), f"milliseconds of one inference on {self.threads} thread(s); -: cannot"]
+        reasons = {f"{name}: {why}" for one in self.layers for name, why in one.cannot.items()}
+        lines += sorted(reasons)
+        if self.unseen:
+            lines.append(f"not reached by the example, left as they were: {', '.join(self.unseen)}")
+        rules = self.float_rules()
+        if rules:
+            lines.append(f"float is faster for {len(rules)}; to leave them so: quant.Recipe({rules!r})")
+        return "\n".join(lines)
+
+
+def autotune(
+    model: nn.Module,
+    example: Any,
+    *,
+    float_model: nn.Module | None = None,
+    backends: Sequence[str] | None = None,
+    progress: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuning:
+    """Time the backends for each int8 layer of `model` on `example`, and keep the fastest in the layer's `backend`.
+
+    All backends give the same integers, so nothing but time changes. `quant.save` writes the choices with the model.
+
+    Args:
+        model: int8, from `quant.quantize_dynamic`, `quant.convert` or `quant.load`.
+        example: what the model is called with: a tensor, a tuple of positional or a dictionary of keyword arguments.
+        float_model: the model before quantisation; its layers are then measured too, under the same names, and the
+            result says where float is faster. The int8 model is not changed for it: see `Tuning.float_rules`.
+        backends: names of `quant.kernels.available()` to try besides the dispatcher's choice; None tries all that can
+            be used here but the reference.
+        progress: show a bar, and print the table.
+        clock: seconds.
+
+    Raises:
+        ValueError: the model has nothing with a backend, or the example reaches none of it.
+        BackendUnavailable: a name in `backends` does not exist or cannot be used here.
+    """
+    names = _candidates(backends)
+    tunable = {name: module for name, module in model.named_modules() if hasattr(module, "backend")}
+    if not tunable:
+        raise ValueError(f"{type(model).__name__} has no int8 layer to tune; quantise it first")
+    args, kwargs = _arguments(example)
+    with torch.inference_mode():
+        groups, unseen = _groups(model, tunable, _calls(model, args, kwargs))
+        if not groups:
+            raise ValueError(
+                f"the example reaches no int8 layer of {type(model).__name__}; it has {', '.join(tunable)}"
+            )
+        originals = {} if float_model is None else dict(float_model.named_modules())
+        layers = [_tune(one, names, originals, clock) for one in _shown(groups, progress)]
+    result = Tuning(tuple(layers), tuple(unseen), torch.get_num_threads(), dispatch.current().name)
+    if progress:
+        print(result)
+    return result
+
+
+@dataclass
+class _Call:
+    """Inputs that a module was called with, and how often with such shapes."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    count: int = 1
+
+
+@dataclass
+class _Group:
+    """A module that was called, and what takes its backend from the choice."""
+
+    name: str
+    module: nn.Module
+    calls: list[_Call]
+    parts: list[Any] = field(default_factory=list)
+
+
+def _candidates(backends: Sequence[str] | None) -> list[str]:
+    if backends is not None:
+        return [dispatch.find(name).name for name in backends]
+    return [name for name, reason in dispatch.available().items() if not reason and name != "reference"]
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _calls(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[_Call]]:
+    """Run the model once; what every module in it was called with, by name."""
+    found: dict[str, dict[str, _Call]] = {}
+
+    def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen = found.setdefault(name, {})
+            key = _shapes((args, kwargs))
+            if key in seen:
+                seen[key].count += 1
+            elif len(seen) < SHAPES:
+                seen[key] = _Call(args, kwargs)
+
+        return record
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            handle = module.register_forward_pre_hook(recorder(name), with_kwargs=True)
+            hooks.callback(handle.remove)
+        model(*args, **kwargs)
+    return {name: list(seen.values()) for name, seen in found.items()}
+
+
+def _groups(
+    model: nn.Module, tunable: Mapping[str, nn.Module], calls: Mapping[str, list[_Call]]
+) -> tuple[list[_Group], list[str]]:
+    """Who is called, with the parts that follow it, the innermost first; and the parts that nobody called."""
+    groups: dict[str, _Group] = {}
+    unseen = []
+    for name, part in tunable.items():
+        caller = next((outer for outer in _outwards(name) if outer in calls), None)
+        if caller is None:
+            unseen.append(name)
+            continue
+        group = groups.setdefault(caller, _Group(caller, model.get_submodule(caller), calls[caller]))
+        group.parts.append(part)
+    return sorted(groups.values(), key=lambda group: -len(group.name.split(".")) if group.name else 1), unseen
+
+
+def _outwards(name: str) -> Iterator[str]:
+    """a.b.c, a.b, a, ''."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+def _tune(group: _Group, names: Sequence[str], originals: Mapping[str, nn.Module], clock: Callable[[], float]) -> Tuned:
+    contenders: dict[str, Callable[[], None]] = {name: _caller(group.module, group, name) for name in ("", *names)}
+    if group.name in originals:
+        contenders[FLOAT] = _caller(originals[group.name], group, None)
+    before = [part.backend for part in group.parts]
+    _choose(group, "")
+    try:
+        samples, cannot = _race(contenders, clock)
+    except BaseException:
+        for part, backend in zip(group.parts, before, strict=True):
+            part.backend = backend
+        raise
+    best = _fastest(samples)
+    _choose(group, best)
+    seconds = {name: statistics.median(times) for name, times in samples.items()}
+    shapes = "; ".join(_shapes((call.args, call.kwargs)) + (f" x {call.count}" if call.count > 1 else "")
+                       for call in group.calls)  # fmt: skip
+    return Tuned(group.name, type(group.module).__name__, shapes, len(group.parts), seconds, best, cannot)
+
+
+def _fastest(samples: Mapping[str, list[float]]) -> str:
+    """The backend with the least median, or '' where it is not clearly faster than the dispatcher's choice."""
+    best = min((name for name in samples if name != FLOAT), key=lambda name: statistics.median(samples[name]))
+    default = samples[""]
+    if len(default) < ROUNDS:
+        return best  # too slow to be measured further
+    rounds = list(zip(samples[best], default, strict=True))
+    wins = sum(mine < (1 - WORTH) * its for mine, its in rounds)
+    return best if wins >= OFTEN * len(rounds) else ""
+
+
+def _choose(group: _Group, backend: str) -> None:
+    for part in group.parts:
+        part.backend = backend
+
+
+def _caller(module: nn.Module, group: _Group, backend: str | None) -> Callable[[], None]:
+    """All calls of one inference, on one backend; None for a module that has none."""
+
+    def call() -> None:
+        if backend is not None:
+            _choose(group, backend)
+        for one in group.calls:
+            for _ in range(one.count):
+                module(*one.args, **one.kwargs)
+
+    return call
+
+
+def _race(
+    contenders: Mapping[str, Callable[[], None]], clock: Callable[[], float]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """The times of each contender, round by round, or one for a hopeless one; and why some have none."""
+    first: dict[str, float] = {}
+    cannot: dict[str, str] = {}
+    for name, call in contenders.items():
+        try:
+            call()  # packs weights
+            first[name] = _timed(call, 1, clock)
+        except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+            if name == "":
+                raise
+            cannot[name] = f"{type(error).__name__}: {error}"
+    limit = HOPELESS * min(first.values())
+    samples = {name: [spent] for name, spent in first.items() if spent > limit}
+    racing = {name: max(1, round(SAMPLE_SECONDS / max(spent, 1e-9))) for name, spent in first.items() if spent <= limit}
+    samples.update({name: [] for name in racing})
+    order = list(racing)
+    for turn in range(ROUNDS):
+        # Each round starts with another, so that nobody always follows the same neighbour.
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            samples[name].append(_timed(contenders[name], racing[name], clock))
+    return {name: samples[name] for name in first}, cannot
+
+
+def _timed(call: Callable[[], None], repeats: int, clock: Callable[[], float]) -> float:
+    start = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - start) / repeats
+
+
+def _shapes(tree: Any) -> str:
+    """Shapes of the tensors in nested arguments; other values do not change what is computed by much."""
+    if isinstance(tree, Tensor):
+        return "x".join(map(str, tree.shape)) or "()"
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    if isinstance(tree, (tuple, list)):
+        return ", ".join(text for text in map(_shapes, tree) if text)
+    return ""
+
+
+def _shown(groups: Sequence[_Group], progress: bool) -> Iterable[_Group]:
+    if not progress:
+        return groups
+    from tqdm import tqdm  # not with the package: kernels are imported where nothing is shown
+
+    shown: Iterable[_Group] = tqdm(groups, desc="autotune", unit="layer", disable=None)
+    return shown
+
+
+def _cell(one: Tuned, name: str) -> str:
+    return f"{one.seconds[name] * 1e3:.3g}" if name in one.seconds else "-"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
