@@ -174,18 +174,6 @@ def decades_table(kept: list[eight_decades.Kept], names: Sequence[str]) -> tuple
     return harness.table(["cosine to float", *names, "verdict"], rows), lost
 
 
-def absent_lines(absences: dict[str, dict[str, str]]) -> list[str]:
-    """One line for each contender and reason, with where it holds."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for case, missing in absences.items():
-        for name, reason in missing.items():
-            where.setdefault((name, reason), []).append(case)
-    return [
-        f"absent: {name}, because {reason}" + ("" if len(found) == len(absences) else f" ({', '.join(found)})")
-        for (name, reason), found in where.items()
-    ]
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -231,7 +219,7 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any], say: Callable[[
     say(LEGEND)
     if facts["threads"] > 1 and min(race.cpu_share for race in races.values()) < CROWDED:
         say("NOTE: others wanted the CPUs. Threads that wait for each other then measure the others: repeat when idle")
-    for line in absent_lines(absences):
+    for line in harness.absent_lines(absences):
         say(line)
     kept: list[eight_decades.Kept] = []
     if not options.only:

@@ -131,6 +131,7 @@ def race(
     shape: dict[str, Any] | None = None,
     undecided: Callable[[Race], bool] = lambda race: False,
     clock: Callable[[], float] = time.perf_counter,
+    settle: float = 0.0,
 ) -> Race:
     """Time the contenders of one case against each other.
 
@@ -141,6 +142,8 @@ def race(
         shape: recorded with the result.
         undecided: asked once the effort is spent; while it holds, rounds are added, up to the effort's patience.
         clock: seconds, see `clock_for`.
+        settle: seconds to sleep before each sample, which then starts with a call that is not counted; for threads that
+            go on spinning after their work is done and would be in the next contender's way.
     """
     names = [contender.name for contender in contenders]
     if not names or len(set(names)) != len(names):
@@ -155,7 +158,7 @@ def race(
             # Each round starts with another contender, so that nobody always runs in the same neighbour's cache.
             turn = len(result.seconds[names[0]]) % len(names)
             for contender in (*contenders[turn:], *contenders[:turn]):
-                result.seconds[contender.name].append(_sample(contender, result.calls[contender.name], clock))
+                result.seconds[contender.name].append(_sample(contender, result.calls[contender.name], clock, settle))
             rounds, spent = len(result.seconds[names[0]]), time.perf_counter() - start
             if rounds < effort.rounds or spent < limit:
                 continue
@@ -190,11 +193,12 @@ def _calls(contender: Contender, clock: Callable[[], float]) -> int:
             calls *= 2
 
 
-def _sample(contender: Contender, calls: int, clock: Callable[[], float]) -> float:
+def _sample(contender: Contender, calls: int, clock: Callable[[], float], settle: float = 0.0) -> float:
     """Seconds a call, over `calls` calls."""
     call = contender.call
+    time.sleep(settle)
     with contender.scope():
-        if calls > 1:
+        if calls > 1 or settle:
             call()  # brings its weights back into the cache, where the loop then keeps them
         start = clock()
         for _ in range(calls):
@@ -334,6 +338,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([text(lines[0]), "  ".join("-" * width for width in widths), *map(text, lines[1:])])
+
+
+def absent_lines(absences: dict[str, dict[str, str]]) -> list[str]:
+    """One line for each contender and reason, with where it holds."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for case, missing in absences.items():
+        for name, reason in missing.items():
+            where.setdefault((name, reason), []).append(case)
+    return [
+        f"absent: {name}, because {reason}" + ("" if len(found) == len(absences) else f" ({', '.join(found)})")
+        for (name, reason), found in where.items()
+    ]
 
 
 def chart(values: dict[str, float], *, width: int = 50, mark: float = 1.0) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 
@@ -43,6 +45,42 @@ class ResNet18(nn.Module):
             blocks += [BasicBlock(inputs, outputs, 1 if inputs == outputs else 2), BasicBlock(outputs, outputs, 1)]
         self.blocks = nn.Sequential(*blocks)
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(512, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.blocks(self.stem(x))).flatten(1))
+
+
+class Bottleneck(nn.Module):
+    """Of ResNet-50 (He et al. 2015, figure 5, right), with the stride in the 3 x 3 convolution as in torchvision."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            conv_norm(inputs, width, 1, act=nn.ReLU(inplace=True)),
+            conv_norm(width, width, 3, stride, act=nn.ReLU(inplace=True)),
+            conv_norm(width, 4 * width, 1),
+        )
+        same = stride == 1 and inputs == 4 * width
+        self.shortcut = nn.Identity() if same else conv_norm(inputs, 4 * width, 1, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    """He et al. 2015, table 1: 4.1 GMAC at 224 x 224."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv_norm(3, 64, 7, 2, act=nn.ReLU(inplace=True)), nn.MaxPool2d(3, 2, 1))
+        blocks, inputs = [], 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for index in range(count):
+                blocks.append(Bottleneck(inputs, width, stride if index == 0 else 1))
+                inputs = 4 * width
+        self.blocks = nn.Sequential(*blocks)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(2048, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.pool(self.blocks(self.stem(x))).flatten(1))
@@ -89,4 +127,38 @@ class MobileNetV2(nn.Module):
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
+class BertLayer(nn.Module):
+    """Of BERT-base (Devlin et al. 2018, arXiv 1810.04805): 12 heads of 64, 3072 wide inside."""
+
+    def __init__(self, width: int = 768, heads: int = 12, inner: int = 3072) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.body = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        self.norm_after = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = self.norm(x + self.out(seen.transpose(1, 2).flatten(2)))
+        return self.norm_after(x + self.body(x))
+
+
+def settle_norms(model: nn.Module, batches: Sequence[Tensor]) -> nn.Module:
+    """Batch norms get the statistics of data, as training leaves them; with those of initialisation the values of a
+    deep network grow or vanish, and errors would mean nothing."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # a plain average over the batches
+    model.train()
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)
+    return model.eval()
+
+
 NETWORKS: dict[str, type[nn.Module]] = {"ResNet-18": ResNet18, "MobileNetV2": MobileNetV2}
+"""Those of the benchmarks of convolutions and of calibration."""

@@ -49,23 +49,26 @@ class Peer:
 Maker = Callable[[nn.Module, Tensor], Peer]
 
 
-def _module_peer(
+def module_peer(
     name: str, model: nn.Module, x: Tensor, scope: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> Peer:
+    """Of a module that is called with `x`."""
+
     def predict(x: Tensor) -> Tensor:
         with scope():
-            return _first(model(x))
+            return first(model(x))
 
     return Peer(name, lambda: model(x), predict, scope)
 
 
-def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+def first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Of a module's outputs."""
     return output[0] if isinstance(output, tuple) else output
 
 
 def torch_float(model: nn.Module, x: Tensor) -> Peer:
     """The model itself, eager."""
-    return _module_peer("float", model, x)
+    return module_peer("float", model, x)
 
 
 def octet(backend: str = "") -> Maker:
@@ -73,7 +76,7 @@ def octet(backend: str = "") -> Maker:
 
     def make(model: nn.Module, x: Tensor) -> Peer:
         name = f"octet {backend}" if backend else "octet"
-        return _module_peer(name, quant.quantize_dynamic(model, backend=backend or None), x)
+        return module_peer(name, quant.quantize_dynamic(model, backend=backend or None), x)
 
     return make
 
@@ -101,13 +104,13 @@ def torch_ao(engine: str) -> Maker:
 
             # In a Sequential, because torch.ao leaves a supported root float without a word.
             wrapped = quantize_dynamic(nn.Sequential(model), {nn.Linear, nn.LSTM, nn.GRU})
-        return _module_peer(f"ao {engine}", wrapped[0], x, lambda: ao_engine(engine))
+        return module_peer(f"ao {engine}", wrapped[0], x, lambda: ao_engine(engine))
 
     return make
 
 
-def onnxruntime(model: nn.Module, x: Tensor) -> Peer:
-    """ONNX Runtime's dynamic quantisation, with reduce_range, without which it saturates on AVX2."""
+def onnxruntime(model: nn.Module, x: Tensor, *, name: str = "ort", reduce_range: bool = True) -> Peer:
+    """ONNX Runtime's dynamic quantisation; without reduce_range it saturates on AVX2."""
     try:
         import onnx
         import onnxruntime as ort
@@ -120,9 +123,12 @@ def onnxruntime(model: nn.Module, x: Tensor) -> Peer:
         torch.onnx.export(
             model, (x,), exported, input_names=["x"], output_names=["y"], dynamo=False, opset_version=_ONNX_OPSET
         )
-        quantize_dynamic(exported, quantized, weight_type=QuantType.QInt8, reduce_range=True)
-        operators = {node.op_type for node in onnx.load(quantized).graph.node}
-        left = sorted(operators & {"LSTM", "GRU", "RNN", "Gemm", "MatMul"})
+        quantize_dynamic(exported, quantized, weight_type=QuantType.QInt8, reduce_range=reduce_range)
+        graph = onnx.load(quantized).graph
+        weights = {weight.name for weight in graph.initializer}
+        # The products of attention have no weight, and stay as they are.
+        weighted = {node.op_type for node in graph.node if weights & set(node.input)}
+        left = sorted(weighted & {"LSTM", "GRU", "RNN", "Gemm", "MatMul"})
         if left:
             raise Missing(f"it leaves {', '.join(left)} float")
         options = ort.SessionOptions()
@@ -130,7 +136,7 @@ def onnxruntime(model: nn.Module, x: Tensor) -> Peer:
         session = ort.InferenceSession(quantized, options, providers=["CPUExecutionProvider"])
     feed = {"x": x.numpy()}
     return Peer(
-        "ort",
+        name,
         lambda: session.run(["y"], feed),
         lambda x: torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0]),
     )

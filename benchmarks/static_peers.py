@@ -6,6 +6,8 @@ here. All get the same model, exported to ONNX, and the same batches. `peers.py`
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import tempfile
 import warnings
@@ -27,29 +29,38 @@ _OPSET = 17
 
 
 def onnxruntime(reduce_range: bool) -> Maker:
-    """ONNX Runtime's `quantize_static`: QDQ, uint8 activations by min-max (its default), int8 weights per channel.
-
-    Without reduce_range it saturates on CPUs that have AVX2 and no VNNI.
-    """
+    """ONNX Runtime's `quantize_static`, one sample at a time; see `onnxruntime_session`."""
 
     def make(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
-        try:
-            import onnxruntime as ort
-            from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-            from onnxruntime.quantization.shape_inference import quant_pre_process
-        except ImportError as error:
-            raise Missing(f"{error.name} is not installed") from error
+        session = onnxruntime_session(model, batches, reduce_range)
+        return by_sample(lambda x: session.run(None, {"x": x.numpy()})[0])
 
-        class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
-            def __init__(self) -> None:
-                self.feeds = iter([{"x": batch.numpy()} for batch in batches])
+    return make
 
-            def get_next(self) -> dict[str, Any] | None:
-                return next(self.feeds, None)
 
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            exported, ready, quantized = (Path(folder, f"{name}.onnx") for name in ("float", "ready", "int8"))
-            export(model, batches[0], exported)
+def onnxruntime_session(model: nn.Module, batches: Sequence[Tensor], reduce_range: bool | None) -> Any:
+    """ONNX Runtime's `quantize_static`: QDQ, uint8 activations by min-max (its default), int8 weights per channel.
+
+    Without reduce_range it saturates on CPUs that have AVX2 and no VNNI. None leaves the model float.
+    """
+    try:
+        import onnxruntime as ort
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            self.feeds = iter([{"x": batch.numpy()} for batch in batches])
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.feeds, None)
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        exported, ready, quantized = (Path(folder, f"{name}.onnx") for name in ("float", "ready", "int8"))
+        export(model, batches[0], exported)
+        if reduce_range is not None:
             quant_pre_process(exported, ready)
             quantize_static(
                 *(ready, quantized, Reader()),
@@ -59,30 +70,37 @@ def onnxruntime(reduce_range: bool) -> Maker:
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
             )
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            session = ort.InferenceSession(quantized, options, providers=["CPUExecutionProvider"])
-        return by_sample(lambda x: session.run(None, {"x": x.numpy()})[0])
-
-    return make
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        chosen = exported if reduce_range is None else quantized
+        return ort.InferenceSession(chosen, options, providers=["CPUExecutionProvider"])
 
 
 def nncf(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
-    """NNCF's `quantize` with its defaults (bias correction among them), run by OpenVINO."""
+    """NNCF's `quantize`, one sample at a time; see `openvino_model`."""
+    compiled = openvino_model(model, batches, quantized=True)
+    return by_sample(lambda x: compiled(x.numpy())[0])
+
+
+def openvino_model(model: nn.Module, batches: Sequence[Tensor], *, quantized: bool) -> Any:
+    """A model compiled by OpenVINO, after NNCF's `quantize` with its defaults (bias correction among them) or float."""
     try:
-        import nncf
         import openvino
+
+        if quantized:
+            import nncf
     except ImportError as error:
         raise Missing(f"{error.name} is not installed") from error
     with tempfile.TemporaryDirectory() as folder, quiet():
         exported = Path(folder, "float.onnx")
         export(model, batches[0], exported)
-        data = nncf.Dataset([batch.numpy() for batch in batches])
-        quantized = nncf.quantize(openvino.convert_model(exported), data, subset_size=len(batches))
+        made = openvino.convert_model(exported)
+        if quantized:
+            data = nncf.Dataset([batch.numpy() for batch in batches])
+            made = nncf.quantize(made, data, subset_size=len(batches))
         # Its default is bfloat16 where the CPU has it, which is no int8 error.
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        compiled = openvino.compile_model(quantized, "CPU", settings)
-    return by_sample(lambda x: compiled(x.numpy())[0])
+        return openvino.compile_model(made, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
 
 
 def export(model: nn.Module, x: Tensor, path: Path) -> None:
@@ -97,11 +115,11 @@ def by_sample(call: Callable[[Tensor], Any]) -> Predict:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """These libraries give advice through warnings and the root logger."""
+    """These libraries give advice through warnings and the root logger, and print progress bars."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

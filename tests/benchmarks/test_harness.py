@@ -155,12 +155,12 @@ def test_torch_aos_engine_is_put_back(load: Callable[[str], ModuleType]) -> None
 
 
 def test_a_peer_that_cannot_be_had_is_named_with_the_reason(load: Callable[[str], ModuleType]) -> None:
-    peers, bench = load("peers"), load("bench_dynamic")
+    peers = load("peers")
     model, x = torch.nn.Linear(4, 4), torch.randn(1, 4)
     wanted = {"float": peers.torch_float, "ao none": peers.torch_ao("no such engine")}
     found, missing = peers.assemble(model, x, wanted)
     assert [peer.name for peer in found] == ["float"]
-    assert bench.absent_lines({"a": missing, "b": missing}) == [
+    assert load("harness").absent_lines({"a": missing, "b": missing}) == [
         "absent: ao none, because engine 'no such engine' is not in this build of torch"
     ]
-    assert bench.absent_lines({"a": missing, "b": {}})[0].endswith("(a)")
+    assert load("harness").absent_lines({"a": missing, "b": {}})[0].endswith("(a)")

@@ -1,0 +1,71 @@
+"""What the verdicts of `make bench` say."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Import a benchmark's module the way its scripts do: from their own folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(
+    ("seconds", "errors", "exact", "text"),
+    [
+        ({"octet": 1.0, "ort": 1.3, "float": 4.0}, {"octet": 0.01, "ort": 0.02}, True, "reached"),
+        ({"octet": 1.0, "ort": 1.1, "float": 4.0}, {"octet": 0.01, "ort": 0.02}, True, "1.10 of 1.25 against ort"),
+        ({"octet": 1.0, "ort": 1.3}, {"octet": 0.02, "ort": 0.01}, True, "error 0.0200 above 0.0100 of ort"),
+        ({"octet": 1.0, "ort": 1.5, "float": 1.1}, {"octet": 0.01, "ort": 0.02}, True, "1.10 of 1.25 against float"),
+        ({"octet": 1.0, "ort": 1.5, "ort full": 1.0}, {"octet": 0.01, "ort": 0.02, "ort full": 0.2}, False, "reached"),
+        ({"octet": 1.0, "ort": 1.5, "ort full": 1.0}, {"octet": 0.01, "ort": 0.02, "ort full": 0.01}, True, "ort full"),
+        ({"octet": 2.0, "octet static": 1.0, "ort": 1.3}, {"octet": 0.01, "octet static": 0.01, "ort": 0.02}, True,
+         "reached"),
+    ],
+    ids=["reached", "slow", "inaccurate", "float is a peer", "saturates", "does not saturate", "our second form"],
+)  # fmt: skip
+def test_a_goal_needs_both_time_and_error(
+    seconds: dict[str, float], errors: dict[str, float], exact: bool, text: str, load: Callable[[str], ModuleType]
+) -> None:
+    bench, suite, harness = load("bench"), load("suite"), load("harness")
+    case = suite.Case("s", "c", {}, lambda: None, lambda task: {}, goal=1.25)
+    race = harness.Race("c", {}, {name: [one] * 3 for name, one in seconds.items()}, {}, {"float": None, **errors})
+    assert text in bench.judge(case, race, exact).text
+
+
+def test_a_limit_of_time(load: Callable[[str], ModuleType]) -> None:
+    bench, suite, harness = load("bench"), load("suite"), load("harness")
+    case = suite.Case("s", "c", {}, lambda: None, lambda task: {}, limit=3e-6)
+    race = harness.Race("c", {}, {"float": [9e-6], "octet": [3.5e-6]}, {}, {"float": None, "octet": 0.0})
+    assert bench.judge(case, race, True).text == "NOT reached: 3.5 us of 3 us"
+    assert bench.judge(dataclasses.replace(case, limit=4e-6), race, True).text == "reached"
+
+
+def test_a_peer_that_fails_is_absent_with_what_it_said(load: Callable[[str], ModuleType]) -> None:
+    graph_peers, peers = load("graph_peers"), load("peers")
+
+    def broken(model: nn.Module, x: torch.Tensor) -> None:
+        raise KeyError("operator 7")
+
+    wanted = {"float": peers.torch_float, "broken": graph_peers.foreign(broken)}
+    found, missing = peers.assemble(nn.Linear(2, 2), torch.randn(1, 2), wanted)
+    assert [peer.name for peer in found] == ["float"]
+    assert missing == {"broken": "it raises KeyError in broken: 'operator 7'"}
+
+
+def test_every_case_has_a_name_of_its_own(load: Callable[[str], ModuleType]) -> None:
+    cases = [case for section in load("suite").SECTIONS.values() for case in section()]
+    assert len({case.name for case in cases}) == len(cases)
+    assert any(case.quick for case in cases)
