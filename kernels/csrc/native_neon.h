@@ -10,12 +10,15 @@
 namespace octet {
 namespace {
 
-// Four sums to whole numbers in the range of a byte. vcvtn rounds half to even whatever the rounding mode.
+// Four sums to whole numbers in the range of a byte, clamped before the zero point is added, where all still is float:
+// rounding keeps whole numbers apart. vcvtn rounds half to even whatever the rounding mode.
 struct RoundingNeon {
   float32x4_t low, high;
   int32x4_t zero_point;
   explicit RoundingNeon(const Requantize& by)
-      : low(vdupq_n_f32(by.low())), high(vdupq_n_f32(by.high())), zero_point(vdupq_n_s32(by.zero_point)) {}
+      : low(vdupq_n_f32(static_cast<float>(by.bottom - by.zero_point))),
+        high(vdupq_n_f32(static_cast<float>(by.top - by.zero_point))),
+        zero_point(vdupq_n_s32(by.zero_point)) {}
   int32x4_t operator()(int32x4_t sum, const int32_t* offset, const float* multiplier) const {
     const float32x4_t real = vmulq_f32(vcvtq_f32_s32(vaddq_s32(sum, vld1q_s32(offset))), vld1q_f32(multiplier));
     return vaddq_s32(vcvtnq_s32_f32(vminq_f32(vmaxq_f32(real, low), high)), zero_point);
