@@ -96,6 +96,11 @@ class FakeQuantizeBase(Stateful, ABC):
         """
 
     @abstractmethod
+    def current_scale(self) -> Tensor:
+        """The scale of `qparams`, float32 () or (channels,), without its checks, which wait for values and break
+        torch.compile's graph; NaN before any data."""
+
+    @abstractmethod
     def start(self, low: Tensor, high: Tensor) -> None:
         """Begin with the range [low, high], float32 () or (channels,), that calibration found."""
 
@@ -197,7 +202,7 @@ class FakeQuantize(FakeQuantizeBase):
         if (self.training or self.observe_in_eval) and self._is_on("observing") and not recomputing():
             self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
             self._warn_of_non_finite()
-            if quantizing:
+            if quantizing or isinstance(self.observer, RangeObserver):
                 self._refresh()
         if not quantizing or x.numel() == 0:
             return x if clamp == NO_CLAMP else x.clamp(*clamp)
@@ -208,6 +213,13 @@ class FakeQuantize(FakeQuantizeBase):
             )
         return fake_quantize(x, self.scale, self.zero_point, self.scheme, clamp)
 
+    def train(self, mode: bool = True) -> FakeQuantize:
+        """Also takes the scale from the observer's range: an average of models averages both, integers badly."""
+        super().train(mode)
+        if isinstance(self.observer, RangeObserver):
+            self._refresh()
+        return self
+
     def qparams(self) -> QParams:
         if self._is_on("observing"):
             self._refresh()
@@ -216,6 +228,9 @@ class FakeQuantize(FakeQuantizeBase):
             self.observer.range()  # raises with what is known: channels, NaN counts
             raise NoDataSeen(f"{self._where()}: ranges were frozen before any data was seen")
         return QParams(self.scale.clone(), self.zero_point.clone(), self.scheme)
+
+    def current_scale(self) -> Tensor:
+        return self.scale
 
     def start(self, low: Tensor, high: Tensor) -> None:
         """Begin with this range; an observer that searches (a histogram) replaces it at the next batch."""

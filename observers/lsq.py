@@ -111,6 +111,9 @@ class LSQFakeQuantize(FakeQuantizeBase):
         scale, zero_point = floored(self.scale.detach()), self._zero_point()
         return QParams(self._shaped(scale).clone(), self._shaped(zero_point).clone(), self.scheme)
 
+    def current_scale(self) -> Tensor:
+        return self._shaped(torch.where(self.initialised, floored(self.scale.detach()), torch.nan))
+
     def start(self, low: Tensor, high: Tensor) -> None:
         """Begin with the scale and zero point of this range."""
         with torch.no_grad():

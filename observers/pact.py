@@ -60,6 +60,9 @@ class PACTFakeQuantize(FakeQuantizeBase):
         self._check_alpha()
         return QParams(*self._parameters_of_rounding(), self.scheme)
 
+    def current_scale(self) -> Tensor:
+        return self._parameters_of_rounding()[0]
+
     def start(self, low: Tensor, high: Tensor) -> None:
         """Begin with alpha at the upper end, or at the larger one with a symmetric scheme."""
         with torch.no_grad():

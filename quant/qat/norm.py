@@ -44,9 +44,24 @@ def folding_gain(norm: Any) -> Tensor:
     """s of equation 1 as a constant, float32 (channels,); never 0."""
     with torch.no_grad():
         gain = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.weight is None:
-            return gain
-        return torch.where(norm.weight == 0, gain, gain * norm.weight)
+        if norm.weight is not None:
+            gain = torch.where(norm.weight == 0, gain, gain * norm.weight)
+        return kept(gain) if torch.compiler.is_compiling() else gain
+
+
+@torch.library.custom_op("octet::kept", mutates_args=())
+def kept(x: Tensor) -> Tensor:
+    """A copy that torch.compile keeps until backward, as it does with what it cannot look into.
+
+    Left to itself it keeps the running variance instead, and computes the gain in backward anew, from the variance as
+    this very batch has moved it: gradients of the weights were off by a few percent in silence.
+    """
+    return x.clone()
+
+
+@kept.register_fake
+def _kept_shape(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,7 +93,8 @@ def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None
 
 def _statistics(a: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, float32."""
-    if a.device.type == "cpu" and not torch.compiler.is_compiling():
+    halves = a.dtype in (torch.float16, torch.bfloat16)  # under autocast; the other branch sums in float32
+    if a.device.type == "cpu" and not halves and not torch.compiler.is_compiling():
         mean, variance = torch.batch_norm_update_stats(a, None, None, 0.0)
         return mean, variance
     variance, mean = torch.var_mean(a.float(), [d for d in range(a.dim()) if d != 1], correction=0)
@@ -90,7 +106,7 @@ def _update(norm: Any, mean: Tensor, variance: Tensor, count: int, bias: Tensor 
     if not norm.track_running_stats or recomputing():
         return
     norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    share = norm.momentum if norm.momentum is not None else norm.num_batches_tracked.to(mean.dtype).reciprocal()
     mean = mean if bias is None else mean + bias
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
     norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), share)

@@ -8,6 +8,7 @@ from torch import nn
 
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.prepare import runners
+from quant.qat.ranks import sync_point
 from quant.qat.runner import TrainingRunner
 
 
@@ -35,6 +36,27 @@ def freeze_norms(prepared: nn.Module, frozen: bool = True) -> None:
     """Let batch norms normalise by their running statistics, as the converted model will, and keep those."""
     for runner in training_runners(prepared):
         runner.switch("norms_frozen", frozen)
+
+
+def sync_ranges(prepared: nn.Module, on: bool = True) -> None:
+    """Find ranges of the joint batch of all ranks of the default process group; QATSchedule does so by itself.
+
+    From then on a forward in training mode is a collective while ranges follow the data (where they are learned: the
+    first that rounds), so that all ranks must run it, as DistributedDataParallel wants anyway. Without a process group
+    nothing changes.
+
+    Args:
+        prepared: from `prepare_qat`, wrapped or not.
+        on: False for ranges per process, as where the ranks train different models.
+
+    Raises:
+        ValueError: it is not from prepare_qat; or a recipe names an observer that searches for its range in statistics
+            of its own ("percentile", say), which cannot be found so.
+    """
+    for point in points(prepared):
+        sync_point(point, on)
+    for runner in training_runners(prepared):
+        runner.synced = on
 
 
 def points(prepared: nn.Module) -> Iterator[FakeQuantizeBase]:

@@ -15,6 +15,7 @@ from quant.prepare import GraphRunner, bound_values, output_of
 from quant.qat import norm as batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.points import SharedFakeQuantize, weight_key
+from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
@@ -29,6 +30,7 @@ class TrainingRunner(GraphRunner):
     Attributes:
         weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
         dynamic: the settings of the modules that convert makes dynamic, by their paths.
+        synced: whether ranges are those of all ranks' data; None where nobody has said.
 
     Buffers:
         rounding: bool scalar, whether weights are rounded. True at first. Points have a switch of their own.
@@ -49,6 +51,7 @@ class TrainingRunner(GraphRunner):
         super().__init__(root, plan, points)
         self.weights = nn.ModuleDict(weights)
         self.dynamic = dynamic
+        self.synced: bool | None = None
         self.register_buffer("rounding", torch.ones((), dtype=torch.bool))
         self.register_buffer("norms_frozen", torch.zeros((), dtype=torch.bool))
         self._known = {"rounding": True, "norms_frozen": False}
@@ -74,6 +77,8 @@ class TrainingRunner(GraphRunner):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if self.simulate:
             return super().run(*args, **kwargs)
+        if self.training and self.synced is None:
+            self.synced = False if warn_of_ranks(self.graph.path) else None
         return self._train(bound_checked(self, args, kwargs))
 
     def corrected(self) -> list[Step]:
@@ -84,7 +89,7 @@ class TrainingRunner(GraphRunner):
         point = self._weight_point(step) if step.integer and "weight" in step.attrs else None
         if point is None:
             return None
-        scale: Tensor = point.qparams().scale
+        scale: Tensor = point.current_scale() if torch.compiler.is_compiling() else point.qparams().scale
         return scale.reshape(-1).expand(self._channels(step)).clone()
 
     def _train(self, values: dict[int, Any]) -> Any:
@@ -176,7 +181,7 @@ class TrainingRunner(GraphRunner):
         point = self._weight_point(step)
         if point is not None and self.training:
             rounded = output_first(point(rows), step, back=True)
-            learned: Tensor = point.qparams().scale
+            learned: Tensor = point.current_scale()
             return rounded, learned.reshape(-1).expand(rows.shape[0])
         with torch.no_grad():
             known = None if bias is None else bias.detach()
@@ -186,15 +191,13 @@ class TrainingRunner(GraphRunner):
     def _smallest(self, step: Step) -> Tensor | None:
         scales = [self._scale(twin.inputs[0]) for twin in self.plan.twins(step)]
         known = torch.stack(scales)
-        return known[torch.isfinite(known)].amin()
+        return torch.where(torch.isfinite(known), known, torch.inf).amin()
 
     def _scale(self, value: int) -> Tensor:
         """The scale of a value that has a range, float32 (); NaN where another call of the layer comes later."""
         point = self.point(self.plan.slot_of[value])
-        if isinstance(point, FakeQuantize):
-            return point.scale
         assert isinstance(point, FakeQuantizeBase)
-        return point.qparams().scale
+        return point.current_scale()
 
     def _weight_point(self, step: Step) -> Any:
         return self.weights._modules.get(weight_key(step, self.plan)) if len(self.weights) else None

@@ -10,7 +10,8 @@ from torch import nn
 
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_optimizer
-from quant.qat.phases import freeze_norms, freeze_ranges, observe_only, points, round_values
+from quant.qat.phases import freeze_norms, freeze_ranges, observe_only, points, round_values, sync_ranges
+from quant.qat.ranks import several
 
 OBSERVE, RANGES, NORMS = 0.05, 0.6, 0.75
 """Where in the training the phases begin, as shares of its steps: rounding, frozen ranges, frozen batch norms. Early
@@ -39,6 +40,7 @@ class QATSchedule:
         observe: number of steps in float, to find ranges; 0 where the model has ranges already, as from calibration.
         freeze_ranges_at, freeze_norms_at: after how many steps; `steps` or more for never.
         optimizer: checked to hold every parameter, see `check_optimizer`.
+        sync: find ranges of the joint batch of all ranks, see `sync_ranges`; None does where there are several.
 
     Raises:
         ValueError: `prepared` is not from prepare_qat, or the numbers are not in order.
@@ -53,6 +55,7 @@ class QATSchedule:
         freeze_ranges_at: int | None = None,
         freeze_norms_at: int | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        sync: bool | None = None,
     ) -> None:
         if steps < 1:
             raise ValueError(f"QATSchedule: steps is {steps}, expected how often step() will be called, at least 1")
@@ -72,6 +75,8 @@ class QATSchedule:
             )
         if optimizer is not None:
             check_optimizer(prepared, optimizer)
+        if sync is not None or several():
+            sync_ranges(prepared, sync is not False)
         self._apply()
 
     @property

@@ -119,7 +119,11 @@ def row_scale(
     """
     assert step.qconfig is not None
     scale = _chosen_scale(rows, step.qconfig) if learned is None else learned
-    if not bool(torch.isfinite(scale).all()) or (learned is not None and not bool(torch.isfinite(rows).all())):
+    # Under torch.compile a branch on values would break the graph.
+    checked = not torch.compiler.is_compiling()
+    if checked and (
+        not bool(torch.isfinite(scale).all()) or (learned is not None and not bool(torch.isfinite(rows).all()))
+    ):
         raise ValueError(
             f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
         )
@@ -176,7 +180,7 @@ def _room_for_bias(scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step)
     """
     assert step.qconfig is not None
     least = bias.abs() / BIAS_LIMIT / input_scale
-    if not bool((least > scale).any()):
+    if not torch.compiler.is_compiling() and not bool((least > scale).any()):
         return scale
     scale = torch.maximum(scale, least)
     return scale if step.qconfig.per_channel else scale.amax().expand_as(scale).clone()

@@ -1,0 +1,67 @@
+"""Training in several processes: ranges of the joint batch, on every rank.
+
+DistributedDataParallel averages gradients, and before each forward overwrites every rank's buffers by those of rank 0.
+Ranges are buffers: left alone, each rank would find its own, all but rank 0's would be lost, and a value that only
+another rank saw would be clamped. So each batch's extremes are reduced over the ranks before they are used, one small
+collective per range and training forward: all ranks then hold the ranges of the joint batch, and overwriting them by
+rank 0's changes nothing. Batch norms are the user's: each rank has its own statistics, as in float.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from quant.observers import LSQFakeQuantize, PACTFakeQuantize
+from quant.observers.base import Observer, RangeObserver
+from quant.observers.fake_quantize import FakeQuantize, FakeQuantizeBase
+from quant.observers.fixed import FixedObserver
+
+
+def several() -> bool:
+    """Whether the default process group has more than one rank."""
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def warn_of_ranks(path: str) -> bool:
+    """Say that there are several ranks and nobody said what ranges are to be; whether it was said.
+
+    Args:
+        path: of the module that trains.
+
+    Warns:
+        UserWarning: so it is.
+    """
+    if torch.compiler.is_compiling() or not several():
+        return False
+    warnings.warn(
+        f"layer '{path or '(root)'}': trains on one of {torch.distributed.get_world_size()} ranks, and "
+        "its ranges are those of its own data; make a QATSchedule after init_process_group, or call "
+        "quant.qat.sync_ranges(prepared), on every rank (sync_ranges(prepared, False) if this is meant)",
+        stacklevel=4,
+    )
+    return True
+
+
+def sync_point(point: FakeQuantizeBase, on: bool) -> None:
+    """Let a fake quantiser find the range of all ranks' data, or of its own; see `phases.sync_ranges`."""
+    if isinstance(point, LSQFakeQuantize):
+        point.distributed = on
+    elif isinstance(point, FakeQuantize):
+        searching = [
+            one
+            for one in point.modules()
+            if isinstance(one, Observer) and not isinstance(one, (RangeObserver, FixedObserver))
+        ]
+        if on and searching:
+            raise ValueError(
+                f"layer '{point.name}': {type(searching[0]).__name__} cannot find the range of several ranks' data; "
+                "use activation_observer 'moving_average', 'minmax' or a learned one"
+            )
+        for one in point.modules():
+            if isinstance(one, RangeObserver):
+                one.distributed = on
+    else:
+        assert isinstance(point, PACTFakeQuantize), point  # alpha does not begin from data
