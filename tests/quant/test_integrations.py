@@ -1,0 +1,111 @@
+"""Callbacks drive the schedule under the real trainers; skipped where those are not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quant
+
+# What the trainers themselves warn of: workers, loggers, devices, their own dependencies.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def made() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(96, 6)
+    return quant.prepare_qat(model, x), x, torch.arange(96) % 4
+
+
+def test_quant_imports_no_trainer() -> None:
+    code = "import quant, sys; sys.exit(any(one in sys.modules for one in ('lightning', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd="/").returncode == 0
+
+
+def test_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from quant.integrations.lightning import QATCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.x, self.labels = made()
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: list[Tensor], _: int) -> None:
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
+
+        def train_dataloader(self) -> Any:
+            data = torch.utils.data.TensorDataset(self.x, self.labels)
+            return torch.utils.data.DataLoader(data, batch_size=8)
+
+        val_dataloader = train_dataloader
+
+    def fit(epochs: int, checkpoint: str | None = None) -> tuple[Any, Any, Any]:
+        module, callback = Module(), QATCallback(observe=1, freeze_ranges_at=8, freeze_norms_at=10)
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accumulate_grad_batches=3, callbacks=[callback], logger=False, accelerator="cpu",
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=2,
+        )  # fmt: skip
+        trainer.fit(module, ckpt_path=checkpoint)
+        return module, callback, trainer
+
+    module, callback, _ = fit(3)
+    assert callback.schedule.count == 12  # 12 batches an epoch, 3 of them a step
+    assert callback.schedule.phases[-1] == "freeze_norms"
+    quant.convert(module.net)
+    _, _, trainer = fit(1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    resumed, second, _ = fit(3, str(tmp_path / "one.ckpt"))
+    assert second.schedule.count == 12
+    for key, value in module.net.state_dict().items():
+        assert torch.equal(resumed.net.state_dict()[key], value), key
+
+
+def test_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    from quant.integrations.transformers import QATCallback
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, x, labels = made()
+            self.data = [{"x": one, "labels": label} for one, label in zip(x, labels, strict=True)]
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            y = self.net(x)
+            return {"loss": F.cross_entropy(y, labels), "logits": y}
+
+    def fit(resume: str | None = None) -> tuple[Any, Any]:
+        model, callback = Scored(), QATCallback()
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=12, per_device_train_batch_size=8, gradient_accumulation_steps=2, use_cpu=True,
+            report_to=[], save_steps=4, learning_rate=1e-2, disable_tqdm=True, seed=0, remove_unused_columns=False,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=model.data, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume)
+        return model, callback
+
+    model, callback = fit()
+    assert callback.schedule.count == 12
+    assert callback.schedule.phases[-1] == "freeze_norms"
+    quant.convert(model.net)
+    resumed, second = fit(str(tmp_path / "checkpoint-4"))
+    assert second.schedule.count == 12
+    assert second.schedule.starts == callback.schedule.starts
+    for key, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[key], value), key
