@@ -152,7 +152,8 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
     """The choices that `kernels.autotune` made, for captured units and their layers."""
     for unit, runner in _runners(converted):
         if unit in backends:
-            for module in (runner, *converted.get_submodule(unit).modules()):
+            found: list[Any] = [runner, *converted.get_submodule(unit).modules()]
+            for module in found:
                 if hasattr(module, "backend"):
                     module.backend = backends[unit]
 
