@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from quant.observers.fake_quantize import recomputing
+from quant.qat.ranks import several
 
 
 def uses_batch(norm: nn.Module | None, *, frozen: bool) -> bool:
@@ -74,8 +75,13 @@ def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None
         bias: b, (channels,); it matters to the running mean alone and gets a gradient of zeros, as in float.
 
     Raises:
-        ValueError: one value per channel, which has no variance.
+        ValueError: one value per channel, which has no variance; or the norm is to be that of several ranks.
     """
+    if isinstance(norm, nn.SyncBatchNorm) and several():
+        raise ValueError(
+            f"layer '{name}': a SyncBatchNorm that is folded would normalise by this rank's batch alone; leave "
+            "BatchNorm as it is, or freeze the batch norms from the start (QATSchedule(observe=0, freeze_norms_at=0))"
+        )
     count = a.numel() // max(a.shape[1], 1)
     if count == 1:
         raise ValueError(

@@ -43,7 +43,8 @@ class QATSchedule:
         sync: find ranges of the joint batch of all ranks, see `sync_ranges`; None does where there are several.
 
     Raises:
-        ValueError: `prepared` is not from prepare_qat, or the numbers are not in order.
+        ValueError: `prepared` is not from prepare_qat, or the numbers are not in order; or it is wrapped in a
+            DistributedDataParallel that expects a gradient of every parameter, and learned ranges will have none.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class QATSchedule:
             )
         if optimizer is not None:
             check_optimizer(prepared, optimizer)
+        _check_ddp(prepared)
         if sync is not None or several():
             sync_ranges(prepared, sync is not False)
         self._apply()
@@ -117,6 +119,18 @@ class QATSchedule:
         freeze_norms(self.prepared, "freeze_norms" in phases)
         if "freeze_ranges" in phases:
             freeze_ranges(self.prepared)
+
+
+def _check_ddp(prepared: nn.Module) -> None:
+    """Learned ranges get no gradient before rounding and once they are frozen; DDP would stop in the next step."""
+    if not isinstance(prepared, nn.parallel.DistributedDataParallel) or prepared.find_unused_parameters:
+        return
+    learned = [name for point in points(prepared) for name, _ in point.named_parameters(prefix=point.name)]
+    if learned:
+        raise ValueError(
+            f"QATSchedule: {len(learned)} learned ranges, '{learned[0]}' among them, get no gradient before rounding "
+            "and once they are frozen; pass find_unused_parameters=True to DistributedDataParallel"
+        )
 
 
 def _has_ranges(prepared: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import quant
 from quant.recipe import QConfig, Recipe
@@ -74,6 +75,21 @@ def test_sharded_parameters_train_alike(ranks: list[dict[str, Any]], kind: str) 
     one = two_ranks.unsharded(kind)["model"]
     for key, value in one.items():
         torch.testing.assert_close(ranks[0][f"sharded {kind}"]["model"][key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_learned_ranges_need_unused_parameters(ranks: list[dict[str, Any]]) -> None:
+    assert "pass find_unused_parameters=True to DistributedDataParallel" in ranks[0]["refused"]
+
+
+def test_a_norm_of_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would normalise by each rank's own batch in silence."""
+    x = torch.randn(6, 5)
+    prepared = quant.prepare_qat(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), x).train()
+    prepared = nn.SyncBatchNorm.convert_sync_batchnorm(prepared)
+    prepared(x)  # one process
+    monkeypatch.setattr(quant.qat.norm, "several", lambda: True)
+    with pytest.raises(ValueError, match="layer '0': a SyncBatchNorm that is folded"):
+        prepared(x)
 
 
 def test_a_range_that_is_searched_has_no_joint_form() -> None:

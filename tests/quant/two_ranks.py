@@ -99,6 +99,15 @@ def alone(rank: int) -> dict[str, Any]:
     return {"said": said, "model": copy.deepcopy(model.module.state_dict())}
 
 
+def refused() -> str:
+    model = DistributedDataParallel(made("lsq"))
+    try:
+        quant.QATSchedule(model, STEPS)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def sharded(rank: int, kind: str) -> dict[str, Any]:
     """Parameters, learned scales among them, as FSDP2 shards them: the first rounded batch, then fully_shard."""
     model = made(kind)
@@ -134,6 +143,7 @@ def main(folder: Path, rank: int) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     found: dict[str, Any] = {kind: Run(kind, rank).until(STEPS).state() for kind in KINDS}
     found["alone"] = alone(rank)
+    found["refused"] = refused()
     found |= {f"resumed {stop}": resumed(rank, stop) for stop in (1, 6)}
     found |= {f"sharded {kind}": sharded(rank, kind) for kind in ("moving_average", "lsq")}
     torch.save(found, folder / f"{rank}.pt")
