@@ -160,9 +160,11 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
   Tensor out = at::zeros({bags.count(), dim}, rows.options().dtype(at::kFloat));
   float* values = out.mutable_data_ptr<float>();
 #if defined(__x86_64__)
-  // FBGEMM has no maximum, and its 4-bit kernels take whole bytes only.
+  // FBGEMM has no maximum, and its 4-bit kernels take whole bytes only. They are 6 to 18 times faster than our own loops, so
+  // "native", the default where no one chose, takes them too: it has kernels of its own for products, and none for tables.
   const bool suits = mode != "max" && (bits == 8 || dim % 2 == 0) && dim > 0;
-  if (suits && (backend == "fbgemm" || (backend.empty() && default_backend() == "fbgemm")) && why_not_fbgemm().empty()) {
+  const bool wanted = backend == "fbgemm" || backend == "native" || backend.empty();
+  if (suits && wanted && why_not_fbgemm().empty()) {
     fbgemm_bags(table, bags, mode == "mean", values);
     return out;
   }
