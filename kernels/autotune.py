@@ -130,7 +130,7 @@ def autotune(
         float_model: the model before quantisation; its layers are then measured too, under the same names, and the
             result says where float is faster. The int8 model is not changed for it: see `Tuning.float_rules`.
         backends: names of `quant.kernels.available()` to try besides the dispatcher's choice; None tries all that can
-            be used here but the reference.
+            be used here, but the reference.
         progress: show a bar, and print the table.
         clock: seconds.
 
@@ -179,7 +179,8 @@ class _Group:
 def _candidates(backends: Sequence[str] | None) -> list[str]:
     if backends is not None:
         return [dispatch.find(name).name for name in backends]
-    return [name for name, reason in dispatch.available().items() if not reason and name != "reference"]
+    known = {"reference", dispatch.current().name}  # too slow ever to win, and what '' stands for
+    return [name for name, reason in dispatch.available().items() if not reason and name not in known]
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
