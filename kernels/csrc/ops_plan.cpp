@@ -31,9 +31,10 @@ struct ConstantKey {
   const c10::StorageImpl* address;
   const void* data;
   uint32_t version;
+  std::vector<int64_t> sizes, strides;  // of two views that begin at the same place, these differ
   bool is(const Tensor& tensor) const {
     return address == tensor.storage().unsafeGetStorageImpl() && data == tensor.const_data_ptr() &&
-           version == version_of(tensor);
+           version == version_of(tensor) && tensor.sizes() == sizes && tensor.strides() == strides;
   }
 };
 
@@ -95,7 +96,7 @@ std::shared_ptr<Entry> make_entry(at::TensorList inputs, at::TensorList constant
                      "run_plan: a constant is ", constant.scalar_type(), ", expected Char, Byte, Int or Float on the CPU");
     contiguous.push_back(constant.contiguous());
     entry->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
-                                constant.const_data_ptr(), version_of(constant)});
+                                constant.const_data_ptr(), version_of(constant), constant.sizes().vec(), constant.strides().vec()});
     const auto pack = [constant, backend](int64_t group, int64_t groups) {
       return groups ? packed_conv(constant, group, groups, backend) : packed(constant, backend);
     };

@@ -50,8 +50,11 @@ struct Key {
   const void* data;
   const Library* library;
   int64_t n, k;
+  // Two views of one weight may differ in nothing but these: a square matrix and its transpose.
+  std::vector<int64_t> sizes, strides;
   bool operator==(const Key& other) const {
-    return storage == other.storage && data == other.data && library == other.library && n == other.n && k == other.k;
+    return storage == other.storage && data == other.data && library == other.library && n == other.n && k == other.k &&
+           sizes == other.sizes && strides == other.strides;
   }
 };
 
@@ -76,6 +79,11 @@ Cache& cache() {
   return *instance;
 }
 
+// Drops what was made of storages that are no more; the caller holds the lock.
+void forget_dead(Cache& known) {
+  std::erase_if(known.entries, [](const auto& entry) { return entry.second.storage.expired(); });
+}
+
 // Inference tensors keep no version, so writes to them cannot be seen.
 uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
@@ -88,7 +96,7 @@ template <class Packed, class Pack>
 std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
                                            const Library* lib, Pack pack) {
   const c10::Storage& storage = owner.storage();
-  const Key key{storage.unsafeGetStorageImpl(), data, lib, n, k};
+  const Key key{storage.unsafeGetStorageImpl(), data, lib, n, k, owner.sizes().vec(), owner.strides().vec()};
   const uint32_t version = version_of(owner);
   Cache& known = cache();
   {
@@ -99,8 +107,7 @@ std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* 
   }
   std::shared_ptr<const Packed> made = pack();
   std::unique_lock lock(known.mutex);
-  for (auto it = known.entries.begin(); it != known.entries.end();)
-    it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
+  forget_dead(known);
   known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made});
   return made;
 }
@@ -154,8 +161,7 @@ std::string default_backend() { return library("").name; }
 int64_t packed_count() {
   Cache& known = cache();
   std::unique_lock lock(known.mutex);
-  for (auto it = known.entries.begin(); it != known.entries.end();)
-    it = it->second.storage.expired() ? known.entries.erase(it) : std::next(it);
+  forget_dead(known);
   return static_cast<int64_t>(known.entries.size());
 }
 

@@ -197,3 +197,13 @@ def test_bad_operands_are_refused(compiled: Backend, change: dict[str, Any], wor
         compiled.conv_u8s8_s32(  # type: ignore[attr-defined]
             given["x"], 0, given["weight"], None, given["stride"], given["padding"], given["dilation"], given["groups"]
         )
+
+
+def test_views_of_one_weight_are_told_apart(compiled: Backend) -> None:
+    """A square weight and its transpose begin at the same byte and have the same sizes."""
+    x = torch.randint(0, 256, (1, 8, 4, 4), dtype=torch.uint8)
+    weight = torch.randint(-127, 128, (8, 8, 1, 1), dtype=torch.int8)
+    for view in (weight, weight.transpose(0, 1)):
+        sums = compiled.conv_u8s8_s32(x, 3, view, None, [1, 1], [0, 0], [1, 1], 1)
+        expected = torch.einsum("oi,bihw->bohw", view[:, :, 0, 0].long(), x.long() - 3)
+        assert torch.equal(sums.long(), expected)
