@@ -37,12 +37,19 @@ def check_trained(prepared: nn.Module) -> None:
     """Warn of what makes a trained model's integers wrong; called by convert.
 
     Warns:
-        UserWarning: a range is empty, so that a layer gives zeros; or a batch norm's running statistics, which is all
-            that the int8 model has, are still mostly what they began with.
+        UserWarning: values were never rounded, but only observed; a range is empty, so that a layer gives zeros;
+            or a batch norm's running statistics, which is all that the int8 model has, are still mostly what they
+            began with.
     """
     for path, runner in runners(prepared).items():
         if not isinstance(runner, TrainingRunner):
             continue
+        if not runner.is_on("rounding"):
+            warnings.warn(
+                f"quant.convert: layer '{path or '(root)'}' still observes in float, so nothing was trained for "
+                "rounding; train past the schedule's first phase, or call quant.qat.round_values(prepared) and go on",
+                stacklevel=3,
+            )
         empty = [name for name in runner.plan.slots if _collapsed(runner, name)]
         if empty:
             warnings.warn(

@@ -83,7 +83,7 @@ def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None
             "BatchNorm as it is, or freeze the batch norms from the start (QATSchedule(observe=0, freeze_norms_at=0))"
         )
     count = a.numel() // max(a.shape[1], 1)
-    if count == 1:
+    if count < 2:
         raise ValueError(
             f"layer '{name}': a batch norm needs more than one value per channel in training mode, got input "
             f"{tuple(a.shape)}; use a larger batch, or freeze the batch norms"

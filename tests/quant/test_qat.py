@@ -471,6 +471,15 @@ def test_convert_of_a_model_in_training_mode_is_its_eval_mode() -> None:
         torch.testing.assert_close(converted(x), prepared.eval()(x), atol=0.05, rtol=0.05)
 
 
+def test_convert_before_rounding_warns() -> None:
+    model, x = make("twice")
+    prepared = quant.prepare_qat(model, x)
+    schedule = quant.QATSchedule(prepared, steps=100)
+    train(prepared, x, 2, schedule)
+    with pytest.warns(UserWarning, match=r"layer '\(root\)' still observes in float"):
+        quant.convert(prepared)
+
+
 def test_unsettled_norms_warn_by_name() -> None:
     model, x = make("residual")
     prepared = quant.prepare_qat(model, x)
@@ -503,6 +512,8 @@ def test_a_norm_needs_more_than_one_value() -> None:
     prepared = quant.prepare_qat(model, torch.randn(5, 4)).train()
     with pytest.raises(ValueError, match="layer '0': a batch norm needs more than one value"):
         prepared(torch.randn(1, 4))
+    with pytest.raises(ValueError, match=r"layer '0': .* got input \(0, 3\)"):
+        prepared(torch.randn(0, 4))
 
 
 def test_optimizer_that_holds_the_float_model_warns() -> None:
