@@ -23,7 +23,7 @@ CHECKS := lint types test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial test test-random test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration install build clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-random test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -36,6 +36,12 @@ demo: build ## Quantise two trained networks in one call each; print size, laten
 tutorial: build ## Calibrate a real CNN over a folder, read the report, fix one bad layer: tutorials/README.md
 	@$(say) "running tutorials/fix_a_layer.py (fetches 33 MB of trained weights and photos the first time)"
 	@$(in_venv) python tutorials/fix_a_layer.py $(ARGS)
+
+tutorial-qat: build ## Train a CNN for int8, an LSTM, and a CNN for 4-bit weights; plots in tutorials/out (half an hour)
+	@for name in qat_cnn qat_lstm qat_4bit; do \
+	    $(say) "running tutorials/$$name.py (trains the float network the first time)"; \
+	    $(in_venv) python tutorials/$$name.py $(ARGS); \
+	done
 
 test: build ## All tests, on every backend of this machine
 	@$(say) "running the tests"
@@ -92,6 +98,9 @@ bench-static: build $(STAMPS)/bench ## Static quantisation of trained networks a
 
 bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
 	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)
+
+bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (25 minutes)
+	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
 

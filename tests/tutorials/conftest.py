@@ -73,6 +73,27 @@ def fix_a_layer(zoo: ModuleType) -> ModuleType:
     return load("octet_fix_a_layer", TUTORIALS / "fix_a_layer.py")
 
 
+@pytest.fixture(scope="session")
+def curves() -> ModuleType:
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    return load("curves", TUTORIALS / "curves.py")
+
+
+@pytest.fixture(scope="session")
+def qat_cnn(train_fashion: ModuleType, curves: ModuleType) -> ModuleType:
+    return load("qat_cnn", TUTORIALS / "qat_cnn.py")
+
+
+@pytest.fixture(scope="session")
+def qat_lstm(qat_cnn: ModuleType) -> ModuleType:
+    return load("qat_lstm", TUTORIALS / "qat_lstm.py")
+
+
+@pytest.fixture(scope="session")
+def qat_4bit(qat_cnn: ModuleType) -> ModuleType:
+    return load("qat_4bit", TUTORIALS / "qat_4bit.py")
+
+
 def available(fetch: ModuleType, *names: str) -> None:
     for name in names:
         try:

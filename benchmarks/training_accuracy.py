@@ -1,0 +1,220 @@
+"""What training for int8 reaches on Fashion-MNIST, by the loops of the tutorials: float, PTQ and QAT on 10,000 images.
+
+Trained weights are kept in the cache outside the repository, under a hash of the code that made them. Settings were
+chosen on training images held out; test images are scored once, after the last epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import quant
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
+
+import qat_4bit
+import qat_cnn
+import qat_lstm
+from train_fashion import EPOCHS as FLOAT_EPOCHS
+from train_fashion import accuracy, logits, trained
+from zoo import fashion
+from zoo.fetch import cache_root
+
+TUTORIALS = Path(qat_cnn.__file__).parent
+CALIBRATION = 512
+SAME = 0.999
+"""Share of the images for which the int8 model names the trained model's class, at least."""
+
+LEGEND = f"""
+float, PTQ, QAT: per cent of the 10,000 test images right, the mean of the seeds; the int8 models are the converted ones
+points: QAT minus float; limit, on the mean; worst: of a single seed
+same: images for which int8 names the class of the trained model in eval mode, least of the seeds; at least {SAME:.1%}
+unequal: per cent of the uint8 values, over all steps, that differ from the trained model's; largest: by how many steps
+ok: points within the limit, same, and no step more than one off; for 4 bits also that PTQ loses more than QAT"""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A network and how it is rounded.
+
+    Attributes:
+        network: of tutorials/models.py.
+        qconfig: of PTQ.
+        epochs: of QAT.
+        points: by which QAT may be below float, in per cent of the test images.
+        prepare: (float model, images) -> the model to train.
+        train: `train` of a tutorial.
+        taught: the float model is its teacher.
+        recovers: it is to be better than PTQ, too.
+    """
+
+    title: str
+    network: str
+    qconfig: quant.QConfig
+    epochs: int
+    points: float
+    prepare: Callable[[nn.Module, Tensor], nn.Module]
+    train: Callable[..., None]
+    taught: bool = False
+    recovers: bool = False
+
+
+INT8 = quant.QConfig()
+FOUR_BITS = qat_4bit.FOUR_BITS
+
+STUDIES = {
+    "cnn": Study("depthwise CNN, int8", "depthwise", INT8, 1, 0.1, qat_cnn.prepare, qat_cnn.train),
+    "lstm": Study("LSTM classifier, int8", "lstm", INT8, 2, 0.2, qat_cnn.prepare, qat_lstm.train),
+    "4bit": Study("depthwise CNN, 4 bits, a scale a layer", "depthwise", FOUR_BITS, 2, 1.0,
+                  qat_4bit.prepare, qat_4bit.train, True, True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One study with one seed: accuracies in [0, 1], parity, and the seconds that QAT took (None: from the cache)."""
+
+    study: str
+    seed: int
+    before: float
+    ptq: float
+    qat: float
+    same: float
+    unequal: float
+    largest: float
+    holds: bool
+    seconds: float | None
+
+
+def run(key: str, seed: int, *, fresh: bool) -> Run:
+    """Train or load, convert, and score."""
+    study = STUDIES[key]
+    x, classes = fashion.load("train")
+    test, test_classes = fashion.load("test")
+    model = trained(study.network, seed=seed)
+    recipe = quant.Recipe(default=study.qconfig)
+    ptq = quant.quantize_static(model, x[:CALIBRATION].split(64), recipe, progress=False)
+    p, seconds = _trained(key, model, x, classes, seed, fresh=fresh)
+    q = quant.convert(p)
+    answers = logits(q, test)
+    same = (answers.argmax(1) == logits(p, test).argmax(1)).double().mean().item()
+    agreement = quant.parity(p, q, tqdm(test.split(250), desc=f"{key}, seed {seed}, parity", unit="batch"))
+    return Run(
+        key,
+        seed,
+        accuracy(model, test, test_classes),
+        accuracy(ptq, test, test_classes),
+        (answers.argmax(1) == test_classes).double().mean().item(),
+        same,
+        agreement.unequal,
+        max(step.worst for step in agreement if step.integer),
+        agreement.holds,
+        seconds,
+    )
+
+
+def _trained(
+    key: str, model: nn.Module, x: Tensor, classes: Tensor, seed: int, *, fresh: bool
+) -> tuple[nn.Module, float | None]:
+    study, path = STUDIES[key], _weights_path(key, seed)
+    torch.manual_seed(seed)
+    p = study.prepare(model, x)
+    if path.is_file() and not fresh:
+        p.load_state_dict(load_file(path))
+        return p.eval(), None
+    start = time.perf_counter()
+    options = {"teacher": model} if study.taught else {}
+    study.train(p, x, classes, epochs=study.epochs, seed=seed, **options)
+    seconds = time.perf_counter() - start
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        save_file({name: tensor.contiguous().clone() for name, tensor in p.state_dict().items()}, made)
+        os.replace(made, path)
+    return p.eval(), seconds
+
+
+def _weights_path(key: str, seed: int) -> Path:
+    code = [TUTORIALS / name for name in ("models.py", "train_fashion.py", "zoo/fashion.py", "qat_cnn.py")]
+    code += [TUTORIALS / "qat_lstm.py"] * (key == "lstm") + [TUTORIALS / "qat_4bit.py"] * (key == "4bit")
+    for package in (quant.observers, quant.qat):
+        assert package.__file__ is not None
+        code += sorted(Path(package.__file__).parent.glob("*.py"))
+    study = STUDIES[key]
+    settings = f"{study.network} {study.qconfig} {study.epochs}".encode()
+    made_by = hashlib.sha256(settings + b"".join(file.read_bytes() for file in code)).hexdigest()[:12]
+    return cache_root().parent / "trained" / f"qat-{key}-seed{seed}-{made_by}.safetensors"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def verdict(study: Study, runs: Sequence[Run]) -> str:
+    """ "ok", or what is wrong, of the runs of one study."""
+    wrong = []
+    points = 100 * mean([one.qat - one.before for one in runs])
+    if points < -study.points - 1e-6:
+        wrong.append("WORSE than float")
+    if study.recovers and mean([one.qat - one.ptq for one in runs]) <= 0:
+        wrong.append("WORSE than PTQ")
+    if min(one.same for one in runs) < SAME or not all(one.holds for one in runs):
+        wrong.append("not what was TRAINED")
+    return "; ".join(wrong) or "ok"
+
+
+def table(runs: Sequence[Run]) -> str:
+    """A line a study, then a line a run."""
+    rows = []
+    for key, study in STUDIES.items():
+        found = [one for one in runs if one.study == key]
+        if not found:
+            continue
+        shares = [
+            f"{100 * mean(values):.2f}" for values in zip(*((r.before, r.ptq, r.qat) for r in found), strict=True)
+        ]
+        apart = [100 * (one.qat - one.before) for one in found]
+        rows.append([study.title, *shares, f"{mean(apart):+.2f}", f"-{study.points}", f"{min(apart):+.2f}",
+                     f"{100 * min(one.same for one in found):.2f} %", f"{100 * max(one.unequal for one in found):.4f}",
+                     f"{max(one.largest for one in found):.0f}", verdict(study, found)])  # fmt: skip
+    header = [
+        "Fashion-MNIST",
+        "float",
+        "PTQ",
+        "QAT",
+        "points",
+        "limit",
+        "worst",
+        "same",
+        "unequal",
+        "largest",
+        "verdict",
+    ]
+    each = [
+        [f"{one.study}, seed {one.seed}", *(f"{100 * value:.2f}" for value in (one.before, one.ptq, one.qat)),
+         f"{100 * (one.qat - one.before):+.2f}", f"{100 * one.same:.2f} %",
+         "kept" if one.seconds is None else f"{one.seconds:.0f} s"]
+        for one in runs
+    ]  # fmt: skip
+    seeds = harness.table(["each seed", "float", "PTQ", "QAT", "points", "same", "training"], each)
+    return f"{harness.table(header, rows)}\n{LEGEND}\n\n{seeds}"
+
+
+def float_models(keys: Sequence[str], seeds: Sequence[int]) -> None:
+    """Train the float networks that are not kept yet."""
+    for network in dict.fromkeys(STUDIES[key].network for key in keys):
+        for seed in seeds:
+            trained(network, seed=seed, epochs=FLOAT_EPOCHS)
