@@ -11,6 +11,9 @@ try:
 except ImportError as error:  # said before hours of training, not after
     raise ImportError("the plots need matplotlib: pip install 'octet-quant[tutorials]'") from error
 
+SPAN = 2.0
+"""Points that the picture shows at least: a tenth of a point, ten images, is chance and is not to look like a cliff."""
+
 COLOURS = ("#c1440e", "#e0a030", "#1f6f8b", "#3a9d5d")
 
 
@@ -36,6 +39,9 @@ def draw(
         text = f"{label}, {points[-1]:.2f} %"
         axes.plot(range(1, len(points) + 1), points, color=next(colours), marker="o", linewidth=2, label=text)
     axes.set(title=title, xlabel="epoch of QAT", ylabel="test images right, %", xlim=(0.8, epochs + 0.2))
+    low, high = axes.get_ylim()
+    spare = max(0.0, SPAN - (high - low)) / 2
+    axes.set_ylim(low - spare, high + spare)
     axes.set_xticks(range(1, epochs + 1))
     axes.grid(axis="y", alpha=0.3)
     for side in ("top", "right"):
