@@ -18,9 +18,9 @@ struct Vec64 {
   static Acc weights(const int8_t* w) { return _mm512_loadu_si512(w); }
   static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
                      const Rounding& rounding, uint8_t* out) {
-    const auto q = [&](int b) { return rounding(sums[b], offset + 16 * b, multiplier + 16 * b); };
+    const auto q = [&](int b) { return rounding.whole(sums[b], offset + 16 * b, multiplier + 16 * b); };
     const Acc first = _mm512_packs_epi32(q(0), q(1)), second = _mm512_packs_epi32(q(2), q(3));
-    _mm512_storeu_si512(out, _mm512_packus_epi16(first, second));
+    _mm512_storeu_si512(out, rounding.bytes(first, second));
   }
 };
 

@@ -22,9 +22,9 @@ struct Vec16 {
   static Acc weights(const int8_t* w) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(w)); }
   static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
                      const Rounding& rounding, uint8_t* out) {
-    const auto q = [&](int b) { return rounding(sums[b], offset + 4 * b, multiplier + 4 * b); };
+    const auto q = [&](int b) { return rounding.whole(sums[b], offset + 4 * b, multiplier + 4 * b); };
     const Acc first = _mm_packs_epi32(q(0), q(1)), second = _mm_packs_epi32(q(2), q(3));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(first, second));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), rounding.bytes(first, second));
   }
 };
 
@@ -41,9 +41,9 @@ struct Vec32 {
   static Acc weights(const int8_t* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
   static void finish(const Acc (&sums)[4], const int32_t* offset, const float* multiplier,
                      const Rounding& rounding, uint8_t* out) {
-    const auto q = [&](int b) { return rounding(sums[b], offset + 8 * b, multiplier + 8 * b); };
+    const auto q = [&](int b) { return rounding.whole(sums[b], offset + 8 * b, multiplier + 8 * b); };
     const Acc first = _mm256_packs_epi32(q(0), q(1)), second = _mm256_packs_epi32(q(2), q(3));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_packus_epi16(first, second));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounding.bytes(first, second));
   }
 };
 

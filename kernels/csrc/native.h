@@ -11,10 +11,6 @@ struct Requantize {
   const int32_t* offset;    // bias - input zero point * row_sum
   const float* multiplier;
   int32_t zero_point, bottom, top;
-
-  // Bounds before the output's zero point is added, where all still is float: rounding keeps whole numbers apart.
-  float low() const { return static_cast<float>(bottom - zero_point); }
-  float high() const { return static_cast<float>(top - zero_point); }
 };
 
 // A weight is packed in groups of outputs; a group is the unit of work that threads share.
