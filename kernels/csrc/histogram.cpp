@@ -20,8 +20,9 @@ using at::Tensor;
 // Values whose indices are computed together: both stay in the L1 cache.
 constexpr int64_t kBlock = 2048;
 // Neighbours often fall into one bin (the zeros of a ReLU), and an increment waits for the one before it in the same
-// place: so they are counted apart.
-constexpr int kApart = 8;
+// place: so they are counted apart. The counts of a bin lie side by side: a power of two apart, the loads of one would
+// wait for stores to the others, of which the CPU compares 12 bits (with two hot bins, 2.0 ns a value against 0.3).
+constexpr int kApart = 4;
 // Blocks after which the 16-bit counts are emptied. One of the kApart takes what a block has left over as well.
 constexpr int64_t kBlocksPerFlush = 65535 / (kBlock / kApart + kApart);
 constexpr int64_t kValuesPerThread = 1 << 16;
@@ -82,16 +83,16 @@ class Histogram {
     uint16_t* const counts = apart_.data();
     int64_t i = 0;
     for (; i + kApart <= n; i += kApart)
-#pragma GCC unroll 8
-      for (int part = 0; part < kApart; ++part) ++counts[part * bins_ + index_[i + part]];
-    for (; i < n; ++i) ++counts[index_[i]];
+#pragma GCC unroll 4
+      for (int part = 0; part < kApart; ++part) ++counts[kApart * index_[i + part] + part];
+    for (; i < n; ++i) ++counts[kApart * index_[i]];
   }
 
   void flush() {
     const std::lock_guard lock(merging_);
     for (int64_t bin = 0; bin < bins_; ++bin) {
       uint32_t sum = 0;
-      for (int part = 0; part < kApart; ++part) sum += apart_[part * bins_ + bin];
+      for (int part = 0; part < kApart; ++part) sum += apart_[kApart * bin + part];
       all_[bin] += sum;
     }
     std::fill(apart_.begin(), apart_.end(), 0);
