@@ -16,7 +16,8 @@ STAMPS := $(VENV)/.stamps
 RESULTS := build/test-results
 # With the reason of every test that was skipped. Safe path: a child `python -c` would put this folder first and find
 # quant/ without its parts, which lie in other folders.
-PYTEST := PYTHONSAFEPATH=1 pytest -rs
+# A process for each core, each on one thread: two that both use all cores wait for each other.
+PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto
 PACKAGES := quant kernels observers calibrate
 CHECKS := lint types test test-no-compiler test-arm
 
@@ -50,7 +51,7 @@ test: build ## All tests, on every backend of this machine
 
 test-random: build ## 500 random networks through static quantisation, saving and loading (minutes)
 	@$(say) "drawing random networks"
-	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
+	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -n 0 -s -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"
