@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import warnings
@@ -99,7 +100,9 @@ def time_steps(name: str, effort: harness.Effort) -> harness.Race:
 def peak(name: str, who: str) -> int:
     """Bytes at the peak of a training, in a process of its own: what memory an allocator keeps is its history."""
     command = [sys.executable, str(Path(__file__).resolve()), "--peak", name, who]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    # Its neighbours are found by the script's own folder, which a safe path leaves out.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return int(found.stdout)
 
 
