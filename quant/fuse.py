@@ -209,9 +209,20 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
 def _takes_batch_norm(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
     if not (before.integer and OPERATORS[before.op].weighted) or len(before.nodes) > 1:
         return False
+    if _is_called_again(graph.nodes[before.nodes[0]], graph, root):  # the other call would need a weight of its own
+        return False
     meta = graph.nodes[before.output].meta
     module: Any = attribute(root, graph.nodes[step.nodes[0]].target)
     return meta is not None and (before.op != "linear" or len(meta.shape) == 2) and meta.shape[1] == module.num_features
+
+
+def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
+    """Whether the module that `node` calls is called by another node too, under this name or another."""
+    if node.kind != "module":
+        return False
+    module = attribute(root, node.target)
+    calls = [one for one in graph.nodes if one.kind == "module" and attribute(root, one.target) is module]
+    return len(calls) > 1
 
 
 def _takes_clamp(before: Step, step: Step) -> bool:

@@ -37,3 +37,25 @@ def test_a_good_call_after_a_bad_one_is_as_before(converted: nn.Module) -> None:
     with pytest.raises(ValueError):
         converted(torch.randn(1, 4, 8, 8))
     assert torch.equal(converted(x), before)
+
+
+class CalledTwice(nn.Module):
+    """One convolution at two places, of which only the second is followed by a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(self.conv(x))).relu().mean((2, 3))
+
+
+def test_a_batch_norm_is_not_folded_into_a_layer_that_is_called_elsewhere() -> None:
+    torch.manual_seed(0)
+    model = CalledTwice()
+    model(torch.randn(64, 4, 8, 8) * 3 + 1)  # running statistics of its own
+    model.eval()
+    x = torch.randn(8, 4, 8, 8)
+    with torch.no_grad():
+        expected, got = model(x), quant.quantize_static(model, [x], progress=False)(x)
+    assert float((got - expected).norm() / expected.norm()) < 0.03
