@@ -361,7 +361,11 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, p
         assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(loaded(*inputs)), strict=True))
         with mock.patch.object(ops, "plans", return_value=None):
             steps = converted(*inputs)
-        assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(steps), strict=True))
+        # Before the user's own float calls a plan may lay values out otherwise, and torch's sums then round otherwise.
+        if calls_floats(converted):
+            close(got, steps, 0.01)
+        else:
+            assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(steps), strict=True))
     assert quant.summary(loaded) == quant.summary(converted)
     named = dict(zip(("x", "ids", "second"), inputs, strict=False))
     for backend in dict.fromkeys((dispatch.current().name, "reference")) if integers(loaded) else ():
@@ -377,6 +381,12 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, p
     with torch.no_grad():
         assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves(loaded(*more)))
     return "int8"
+
+
+def calls_floats(converted: nn.Module) -> bool:
+    """Whether some step is the user's own float arithmetic."""
+    programs = [module.program for module in converted.modules() if isinstance(module, ProgramRunner)]
+    return any(one.op == "call" for program in programs for one in program.instructions)
 
 
 def integers(converted: nn.Module) -> bool:
