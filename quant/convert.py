@@ -196,7 +196,7 @@ def _layers(
             continue
         node = plan.graph.nodes[step.nodes[0]]
         key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
-        # One module may be called with its batch norm folded at one place and without at another: two weights then.
+        # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
         identity = hash((id(attribute(root, key)), step.attrs.get("batch_norm"))) if node.kind == "module" else id(step)
         if identity not in made:
             settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}

@@ -101,8 +101,7 @@ class Plan:
 
         def same(other: Step) -> bool:
             node = self.graph.nodes[other.nodes[0]]
-            module = node.kind == "module" and node.target == first.target
-            return module and other.integer and other.attrs.get("batch_norm") == step.attrs.get("batch_norm")
+            return node.kind == "module" and node.target == first.target and other.integer
 
         return [other for other in self.steps if same(other)]
 
