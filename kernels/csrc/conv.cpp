@@ -15,8 +15,9 @@ class PaddedInput {
   PaddedInput(const ConvShape& shape, const uint8_t* q_x, int32_t zero_point) : shape_(shape), data_(q_x) {
     bool padded = false;
     for (int axis = 0; axis < 3; ++axis) {
-      size_[axis] = shape.in[axis] + 2 * shape.padding[axis];
-      padded |= shape.padding[axis] > 0;
+      const int64_t needed = (shape.out[axis] - 1) * shape.stride[axis] + shape.dilation[axis] * (shape.kernel[axis] - 1) + 1;
+      size_[axis] = std::max(shape.in[axis] + shape.padding[axis], needed);
+      padded |= size_[axis] > shape.in[axis];
     }
     if (!padded) return;
     const int64_t bytes = shape.batch * size_[0] * size_[1] * size_[2] * shape.channels;
@@ -134,7 +135,7 @@ void gather(const ConvShape& shape, const PaddedInput& input, const std::vector<
 // Whether the pixels of the input are the rows of the product as they lie.
 bool is_product(const Call& call) {
   bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.k() % 4 == 0;
-  for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.padding[axis] == 0;
+  for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.in[axis] == call.shape.out[axis];
   return plain;
 }
 
@@ -211,7 +212,7 @@ void find_columns(const Call& call, int64_t plane, int64_t row, const uint8_t* b
 // Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
 bool in_planes(const Call& call) {
   const ConvShape& shape = call.shape;
-  return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.padding[0] == 0 &&
+  return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
          shape.dilation[2] == 1;
 }
 

@@ -13,7 +13,7 @@ namespace octet {
 struct ConvShape {
   int64_t batch, in[3], channels;
   int64_t kernel[3], out[3], out_channels;
-  int64_t stride[3], padding[3], dilation[3];  // padding before; what lies outside, before or after, is the zero point
+  int64_t stride[3], padding[3], dilation[3];  // padding before; after, what `out` needs
   int64_t groups;
   int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   int64_t pixels() const { return batch * out[0] * out[1] * out[2]; }

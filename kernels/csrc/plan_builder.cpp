@@ -25,7 +25,12 @@ void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inp
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
     registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
   }
-  for (const PlanLine& line : text.lines) registers_[line.out] = lower(*this, line);
+  for (const PlanLine& line : text.lines) {
+    if (std::optional<PlanPad> pad = pad_of(*this, line))
+      pads_[line.out] = std::move(*pad);
+    else
+      registers_[line.out] = lower(*this, line);
+  }
   for (size_t i = 0; i < text.outputs.size(); ++i) give_out(i, text.outputs[i]);
   place_buffers();
 }
@@ -95,13 +100,25 @@ void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
   });
 }
 
-const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) const {
+const PlanView* PlanBuilder::find(int64_t reg) {
   const auto found = registers_.find(reg);
-  if (found == registers_.end()) line.fail("%" + std::to_string(reg) + " is not there yet");
-  return found->second;
+  if (found != registers_.end()) return &found->second;
+  const PlanPad* waiting = pad(reg);
+  return waiting ? &(registers_[reg] = padded(*this, *waiting)) : nullptr;
 }
 
-int64_t PlanBuilder::size_of(const PlanLine& line, std::string_view reg, int64_t dim) const {
+const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) {
+  const PlanView* found = find(reg);
+  if (!found) line.fail("%" + std::to_string(reg) + " is not there yet");
+  return *found;
+}
+
+const PlanPad* PlanBuilder::pad(int64_t reg) const {
+  const auto found = pads_.find(reg);
+  return found == pads_.end() ? nullptr : &found->second;
+}
+
+int64_t PlanBuilder::size_of(const PlanLine& line, std::string_view reg, int64_t dim) {
   const PlanView& view = at(line, parse_register(line, reg));
   return view.sizes[dimension(line, dim, view.rank())];
 }
@@ -118,9 +135,9 @@ const PlanConstant& PlanBuilder::constant(const PlanLine& line, std::string_view
 }
 
 void PlanBuilder::give_out(size_t place, int64_t reg) {
-  const auto found = registers_.find(reg);
-  if (found == registers_.end()) throw std::invalid_argument("the plan gives out %" + std::to_string(reg) + ", which it does not make");
-  PlanView view = found->second;
+  const PlanView* found = find(reg);
+  if (!found) throw std::invalid_argument("the plan gives out %" + std::to_string(reg) + ", which it does not make");
+  PlanView view = *found;
   // Integers stay channels last for the next reader; reals lie as the user's own arithmetic left them.
   const Sizes strides = view.real || view.rank() < 4 ? plain_strides(view.sizes) : channels_last_strides(view.sizes);
   const bool whole = view.offset == 0 && view.has_strides(strides) &&

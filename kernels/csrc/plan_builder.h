@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "plan.h"
+#include "plan_pads.h"
 #include "plan_views.h"
 
 namespace octet {
@@ -24,20 +25,25 @@ class PlanBuilder {
   PlanView dense(const PlanView& view);
   void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run);
   void copy(const PlanView& from, const PlanView& to);
-  const PlanView& at(const PlanLine& line, int64_t reg) const;
-  const PlanView& input(const PlanLine& line, std::string_view name) const { return at(line, line.reg(name)); }
-  int64_t size_of(const PlanLine& line, std::string_view reg, int64_t dim) const;
+  // The view of a register; padding that was put off is written out now.
+  const PlanView& at(const PlanLine& line, int64_t reg);
+  const PlanView& input(const PlanLine& line, std::string_view name) { return at(line, line.reg(name)); }
+  // The padding that was put off for a register, or null.
+  const PlanPad* pad(int64_t reg) const;
+  int64_t size_of(const PlanLine& line, std::string_view reg, int64_t dim);
   const PlanConstant& constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank = 0) const;
   template <class T>
   std::shared_ptr<std::vector<T>> values(const PlanLine& line, std::string_view name, const char* dtype, int64_t count) const;
 
  private:
+  const PlanView* find(int64_t reg);
   void give_out(size_t place, int64_t reg);
   void place_buffers();
 
   const std::vector<PlanConstant>& constants_;
   Plan* plan_;
   std::map<int64_t, PlanView> registers_;
+  std::map<int64_t, PlanPad> pads_;
 };
 
 template <class T>

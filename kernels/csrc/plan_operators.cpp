@@ -78,8 +78,9 @@ void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const Pl
   });
 }
 
-PlanView quantize(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
+}  // namespace
+
+PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
   expect_dtype(line, x, true);
   const PlanView out = b.fresh(x.sizes, channels_last_strides(x.sizes));
   const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
@@ -114,6 +115,10 @@ PlanView quantize(PlanBuilder& b, const PlanLine& line) {
   });
   return out;
 }
+
+namespace {
+
+PlanView quantize(PlanBuilder& b, const PlanLine& line) { return quantized(b, line, b.input(line, "x")); }
 
 PlanView dequantize(PlanBuilder& b, const PlanLine& line) {
   const PlanView q = b.dense(b.input(line, "q"));
@@ -185,7 +190,8 @@ void spread(const PlanLine& line, std::string_view name, int64_t dims, int64_t f
   std::copy(given.begin(), given.end(), out + 3 - dims);
 }
 
-ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weight) {
+// `pad`, where there is one, pads `input` besides the line's own padding.
+ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weight, const PlanPad* pad) {
   const int64_t dims = static_cast<int64_t>(weight.size()) - 2;
   expect(line, dims >= 1 && dims <= 3 && input.size() == weight.size(), "input and weight differ in dimensions");
   ConvShape shape{};
@@ -200,7 +206,8 @@ ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weig
     const int64_t d = axis - 3 + static_cast<int64_t>(weight.size());
     shape.in[axis] = d >= 2 ? input[d] : 1;
     shape.kernel[axis] = d >= 2 ? weight[d] : 1;
-    const int64_t room = shape.in[axis] + 2 * shape.padding[axis] - shape.dilation[axis] * (shape.kernel[axis] - 1);
+    int64_t room = shape.in[axis] + 2 * shape.padding[axis] - shape.dilation[axis] * (shape.kernel[axis] - 1);
+    if (pad && d >= 2) shape.padding[axis] += pad->before[d], room += pad->before[d] + pad->after[d];
     expect(line, room >= 1 && shape.stride[axis] > 0, "the kernel does not fit the padded input");
     shape.out[axis] = (room - 1) / shape.stride[axis] + 1;
   }
@@ -208,10 +215,13 @@ ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weig
 }
 
 PlanView conv(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.channels_last(b.input(line, "q_x"));
+  const int32_t zero_point = byte(line, "zero_point");
+  const PlanPad* pad = b.pad(line.reg("q_x"));
+  if (pad && (!pad->spatial() || pad->fill != zero_point)) pad = nullptr;
+  const PlanView x = b.channels_last(pad ? pad->source : b.input(line, "q_x"));
   expect_dtype(line, x, false);
   const PlanConstant& weight = b.constant(line, "q_weight", "int8", x.sizes.size());
-  const ConvShape shape = conv_shape(line, x.sizes, weight.sizes);
+  const ConvShape shape = conv_shape(line, x.sizes, weight.sizes, pad);
   const Finish finish = finish_of(line, b.values<int32_t>(line, "q_bias", "int32", shape.out_channels),
                                   b.values<float>(line, "multiplier", "float32", shape.out_channels));
   std::vector<std::shared_ptr<const PackedGemm>> groups;
@@ -223,7 +233,6 @@ PlanView conv(PlanBuilder& b, const PlanLine& line) {
   Sizes sizes{shape.batch, shape.out_channels};
   sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
   const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
-  const int32_t zero_point = byte(line, "zero_point");
   b.emit({&x}, out, [=](const PlanFrame& frame) {
     conv_static(shape, groups, depthwise.get(), x.bytes(frame), zero_point, finish.bias_data(),
                 finish.to(out, frame));

@@ -17,6 +17,9 @@ const PlanOperators& value_operators();   // layers, and what computes value by 
 const PlanOperators& window_operators();  // pooling and means
 const PlanOperators& move_operators();    // what only moves values, padding and resizing among it
 
+// A real view, rounded by the line's scale and zero point.
+PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x);
+
 // table[x] for every value.
 PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<std::vector<uint8_t>> table);
 

@@ -69,6 +69,7 @@ POOLS: dict[str, Callable[[int], nn.Module]] = {
     "upsample": lambda dims: nn.Upsample(scale_factor=2, mode="nearest"),
     "upsample linear": lambda dims: nn.Upsample(scale_factor=1.5, mode=LINEAR[dims], align_corners=False),
     "zero pad": lambda dims: _of("ZeroPad", dims)(1),
+    "uneven zero pad": lambda dims: _of("ZeroPad", dims)((0, 1) * dims),
     "reflection pad": lambda dims: _of("ReflectionPad", dims)(1),
 }
 LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
