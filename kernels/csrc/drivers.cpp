@@ -12,6 +12,8 @@ namespace {
 
 // Rows that are quantised, multiplied and written back together: their sums stay in the cache.
 constexpr int64_t kRowBlock = 64;
+// Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
+constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
 // Below this many products a second thread costs more than it brings.
 constexpr int64_t kProductsPerThread = 1 << 18;
 
@@ -116,18 +118,33 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
   });
 }
 
+// Many columns are shared among threads, so that each weight goes to one core; few leave the rows to be shared.
+void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
+                   const StaticOutput& output) {
+  const int64_t k = gemm.k(), n = gemm.n(), threads = threads_for(m * n * k);
+  const bool columns = m < 8 * threads || (n >= 256 * threads && n * k >= kSharedWeight);
+  const int64_t block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
+  each_thread(threads, [&](int64_t thread) {
+    const int64_t end = columns ? m : m * (thread + 1) / threads;
+    const int part = columns ? static_cast<int>(thread) : 0, parts = columns ? static_cast<int>(threads) : 1;
+    for (int64_t first = columns ? 0 : m * thread / threads; first < end; first += block) {
+      const int64_t rows = std::min(block, end - first);
+      if (output.reals)
+        gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+      else
+        gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
+    }
+  });
+}
+
 void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  if (m == 0) return;
   // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
-  const bool direct = output.quantized && gemm.requantizes() && k % 4 == 0;
-  const Requantize by = direct ? requantize_of(output, n, zero_point, gemm.row_sums(), bias) : Requantize{};
+  if (!output.sums && gemm.requantizes() && k > 0 && k % 4 == 0)
+    return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
-    // With threads inside, rows are few and each thread takes a share of the outputs.
-    if (direct && threads == 1) {
-      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n);
-      return;
-    }
     Workspace& space = workspace();
     // A copy with room around it: the kernels read a little past each row.
     uint8_t* q = space.q.get(rows * ldq);

@@ -34,13 +34,20 @@ class PackedGemm {
   virtual void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
                    int threads) const = 0;
 
-  // out[m * ldout + j] = equation 7 of the same sums, for all n, by this thread alone. x needs no bytes around it where
-  // K is a multiple of 4. False where the library has no such kernel, and then nothing was written.
-  virtual bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout) const {
-    (void)x, (void)ldx, (void)m, (void)by, (void)out, (void)ldout;
+  // out[m * ldout + j] = equation 7 of the same sums. x needs no bytes around it where K is a multiple of 4. False where
+  // the library has no such kernel, and then nothing was written.
+  virtual bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout,
+                      int thread = 0, int threads = 1) const {
+    (void)x, (void)ldx, (void)m, (void)by, (void)out, (void)ldout, (void)thread, (void)threads;
     return false;
   }
-  // Whether run_u8 computes.
+  // The same as reals: (sums + by.offset) * by.multiplier.
+  virtual bool run_f32(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, float* out, int64_t ldout,
+                       int thread = 0, int threads = 1) const {
+    (void)x, (void)ldx, (void)m, (void)by, (void)out, (void)ldout, (void)thread, (void)threads;
+    return false;
+  }
+  // Whether run_u8 and run_f32 compute.
   virtual bool requantizes() const { return false; }
 
   // How the products are formed, for the report: "vnni", "pairwise", "wide", "split", ...

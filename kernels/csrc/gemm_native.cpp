@@ -72,10 +72,21 @@ class NativePacked final : public PackedGemm {
               groups * (thread + 1) / threads);
   }
 
-  bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out,
-              int64_t ldout) const override {
+  bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout, int thread,
+              int threads) const override {
     if (!gemm_.run_u8) return false;
-    gemm_.run_u8(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, 0, gemm_.groups(n()));
+    const int64_t groups = gemm_.groups(n());
+    gemm_.run_u8(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, groups * thread / threads,
+                 groups * (thread + 1) / threads);
+    return true;
+  }
+
+  bool run_f32(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, float* out, int64_t ldout, int thread,
+               int threads) const override {
+    if (!gemm_.run_f32) return false;
+    const int64_t groups = gemm_.groups(n());
+    gemm_.run_f32(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, groups * thread / threads,
+                  groups * (thread + 1) / threads);
     return true;
   }
 

@@ -25,6 +25,9 @@ struct NativeGemm {
   // The same, requantised tile by tile; null where there is no such kernel.
   void (*run_u8)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                  const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last);
+  // The same as reals, (sums + offset) * multiplier; there wherever run_u8 is.
+  void (*run_f32)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+                  const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last);
 };
 
 // Depthwise convolutions, 16 channels and more at a time, requantised from registers.

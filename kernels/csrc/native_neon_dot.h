@@ -98,6 +98,10 @@ struct ByLane {
                      const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
     tile::run_u8<Dot>(x, ldx, m, packed, n, k + Dot::kHead, by, out, ldout, first, last);
   }
+  static void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+                      const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last) {
+    tile::run_f32<Dot>(x, ldx, m, packed, n, k + Dot::kHead, by, out, ldout, first, last);
+  }
 };
 
 }  // namespace

@@ -98,6 +98,30 @@ struct Bytes {
   }
 };
 
+// The real values (sums + offset) * multiplier, in the same way.
+template <class A>
+struct Reals {
+  const Requantize* by;
+  float* out;
+  int64_t ld, channel = 0;
+  Reals at(int64_t rows, int64_t columns) const { return {by, out + rows * ld + columns, ld, channel + columns}; }
+  int32_t* whole_rows() const { return nullptr; }
+  template <int M, int B>
+  void put(const int32_t* __restrict sums, int64_t columns) const {
+    const int32_t* __restrict offset = by->offset + channel;
+    const float* __restrict multiplier = by->multiplier + channel;
+    constexpr int64_t kColumns = B * A::kLanes;
+    for (int64_t m = 0; m < M; ++m) {
+      float* __restrict row = out + m * ld;
+      const int32_t* __restrict sum = sums + m * kColumns;
+      if (columns == kColumns)
+        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+      else
+        for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+    }
+  }
+};
+
 // The accumulators must live in registers, so every loop over them is unrolled.
 #define OCTET_UNROLL _Pragma("GCC unroll 16")
 
@@ -178,6 +202,10 @@ void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int
   if constexpr (B > 1) group<A, Out, B - 1>(blocks, x, ldx, m, w, steps, out, columns);
 }
 
+// A weight of this many bytes comes from memory that all cores share. While one group is multiplied the next one is
+// fetched, where both fit the core's own cache beside the activations. On Zen 5, 128 x 768 x 768: 521 instead of 504 GMAC/s.
+constexpr int64_t kStreamed = 1 << 19, kFetchedAhead = 1 << 16;
+
 template <class A, class Out>
 void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
             int64_t first, int64_t last) {
@@ -194,10 +222,18 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
     for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide.data() + i * rows_ld);
     rows_x = wide.data();
   }
+  const int64_t bytes = kGroup<A> * steps * A::kStep;
+  const bool streams = n * steps * A::kStep >= kStreamed && bytes <= kFetchedAhead && m >= 4 * A::kRows;
   for (int64_t g = first; g < last; ++g) {
     const int64_t n0 = g * kGroup<A>;
     const int8_t* w = packed + n0 * steps * A::kStep;
-    group<A, Out>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, out.at(0, n0), n - n0);
+    const bool ahead = streams && g + 1 < last && n - n0 >= 2 * kGroup<A>;
+    for (int64_t row = 0, next = 0; row < m; row = next) {
+      next = ahead ? std::min<int64_t>(m, row + A::kRows) : m;
+      if (ahead)
+        for (int64_t at = bytes * row / m; at < bytes * next / m; at += 64) __builtin_prefetch(w + bytes + at, 0, 2);
+      group<A, Out>(blocks_of<A>(n, n0), rows_x + row * rows_ld, rows_ld, next - row, w, steps, out.at(row, n0), n - n0);
+    }
   }
 }
 
@@ -214,8 +250,14 @@ void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int6
 }
 
 template <class A>
+void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
+             float* out, int64_t ldout, int64_t first, int64_t last) {
+  run_to<A>(Reals<A>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
+}
+
+template <class A>
 constexpr NativeGemm table(const char* route) {
-  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>};
+  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>};
 }
 
 }  // namespace octet::tile
