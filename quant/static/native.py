@@ -162,6 +162,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
     """
     made = Schedule([], [], {})
     run = _Run()
+    planner.rounded = _only_rounded(instructions, output)
     later = _read_later(instructions, output)
     for index, instruction in enumerate(instructions):
         try:
@@ -177,6 +178,13 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
     run.close(made, _registers(output))
     planner.symbols.clear()
     return made
+
+
+def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
+    """The registers that nobody reads but to quantise them."""
+    rounded = {one.args[0].index for one in instructions if one.op == "quantize"}
+    others = [(one.args, one.kwargs) for one in instructions if one.op != "quantize"]
+    return rounded - _registers(others) - _registers(output)
 
 
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:

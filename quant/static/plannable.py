@@ -15,7 +15,7 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
-from quant.static.recognise import what
+from quant.static.recognise import StaysFloat, recognise, what
 
 
 class Unplanned(Exception):
@@ -40,11 +40,13 @@ class Planner:
 
     Attributes:
         symbols: by register, of the instructions planned so far in this region.
+        rounded: float registers that are only read to be quantised.
     """
 
     def __init__(self, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
+        self.rounded: set[int] = set()
 
     def plan(self, instruction: Instruction) -> list[Line] | Instruction | Symbol:
         """Lines of text; the instruction itself for a layer, whose numbers are read when it runs; or a symbol.
@@ -55,7 +57,7 @@ class Planner:
         if instruction.op == "layer":
             return self._layer(instruction)
         if instruction.op == "call":
-            return self._symbol(instruction)
+            return [self._pad(instruction)] if instruction.out in self.rounded else self._symbol(instruction)
         if instruction.op == "move":
             return self._move(instruction)
         if instruction.op not in PLANNED:
@@ -94,6 +96,24 @@ class Planner:
         meta = self.graph.nodes[ref.index // 2].meta
         if meta is None or (ref.index % 2 == 0 and meta.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
+
+    def _pad(self, instruction: Instruction) -> Line:
+        """Reals with zeros around them, which the plan may as well put around the integers."""
+        node = self.graph.nodes[instruction.target]
+        module = self.root.get_submodule(node.target) if node.kind == "module" else None
+        if module is not None and (module._forward_hooks or module._forward_pre_hooks):
+            raise Unplanned("it has hooks")
+        try:
+            meaning = recognise(node, self.graph, self.root)
+        except StaysFloat as reason:
+            raise Unplanned(str(reason)) from None
+        widths = leaves(meaning.attrs.get("widths"))
+        if meaning.op != "pad" or meaning.attrs["mode"] != "constant" or not all(map(_is_width, widths)):
+            raise Unplanned("it is computed in float")
+        source = Ref(2 * meaning.inputs[0])
+        self._check_tensor(source)
+        settings = {"q": Register(source.index), "widths": meaning.attrs["widths"], "mode": "constant", "fill": 0}
+        return Line(instruction.out, "pad", settings)
 
     def _symbol(self, instruction: Instruction) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""
@@ -152,6 +172,10 @@ PLANNED = ("quantize", "dequantize", "lookup", "add", "mul", "max_pool", "avg_po
 
 OPERANDS = ("x", "q", "q_a", "q_b")
 """Names of arguments that are activations."""
+
+
+def _is_width(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 def _numbers(name: str, value: Any) -> Any:

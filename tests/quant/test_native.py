@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
@@ -100,3 +102,80 @@ def test_an_exported_graph_takes_any_batch() -> None:
     graph = torch.export.export(model, (X,), dynamic_shapes={"args": ({0: torch.export.Dim.DYNAMIC},)})
     x = torch.randn(7, 3, 8, 8)
     assert torch.equal(graph.module()(x), model(x))
+
+
+class Padded(nn.Module):
+    """Pads as TensorFlow does, reads the batch's size before anything else, and reshapes by it at the end."""
+
+    def __init__(self, pad: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.pad = pad
+        self.stem, self.deep = nn.Conv2d(3, 20, 3, 2), nn.Conv2d(20, 20, 5, 2, groups=20)
+        self.pool, self.head = nn.AdaptiveAvgPool2d(2), nn.Linear(80, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.size(0)
+        x = F.relu6(self.stem(self.pad(x)))
+        x = F.relu6(self.deep(F.pad(x, (1, 2, 1, 2))))
+        return self.head(self.pool(x).view(batch, -1))
+
+
+class Scaled(nn.Module):
+    """Pads by a width that is computed at run time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, (x.shape[2] // x.shape[2], 0, 0, 0))
+
+
+PADS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "a module": (nn.ZeroPad2d((0, 1, 0, 1)), True),
+    "a function": (lambda x: F.pad(x, (0, 1, 2, 0)), True),
+    "constant zero": (lambda x: F.pad(x, (0, 1, 2, 0), "constant", 0.0), True),
+    "channels of zeros": (lambda x: F.pad(x[:, :2], (0, 1, 0, 1, 0, 1)), True),
+    "another constant": (nn.ConstantPad2d(1, 0.5), False),
+    "reflected": (nn.ReflectionPad2d(1), False),
+    "cropped": (lambda x: F.pad(x, (-1, 1, 0, -1)), False),
+    "read twice": (lambda x: F.pad(x, (0, 1, 0, 1)).mul(1.0) + F.pad(x, (0, 1, 0, 1)), False),
+    "by what is computed": (Scaled(), False),
+}
+
+
+@pytest.mark.parametrize(("pad", "planned"), PADS.values(), ids=list(PADS))
+def test_a_padded_stem(pad: Callable[[Tensor], Tensor], planned: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Padded(pad).eval(), torch.randn(2, 3, 12, 12)
+    prepared = quant.prepare(model, x)
+    with torch.no_grad():
+        prepared(x)
+        q = quant.convert(prepared)
+    first = schedule(q).regions[0]
+    assert (
+        any(" = pad " in piece and "fill=0" in piece for piece in first.pieces[:1] if isinstance(piece, str)) is planned
+    )
+    for shape in ((2, 3, 12, 12), (1, 3, 12, 12), (5, 3, 9, 14), (1, 3, 7, 7)):
+        other = torch.randn(shape)
+        assert torch.equal(q(other), by_steps(q, other))
+    with torch.no_grad():
+        assert (q(x) - model(x)).norm() < 0.1 * model(x).norm()
+
+
+def test_a_padded_stem_is_one_call() -> None:
+    prepared = quant.prepare(Padded(nn.ZeroPad2d((0, 1, 0, 1))).eval(), X)
+    with torch.no_grad():
+        prepared(X)
+        made = schedule(quant.convert(prepared))
+    assert len(made.steps) == 1
+    assert not made.reasons
+
+
+def test_a_hook_of_a_float_pad_runs() -> None:
+    model = Padded(nn.ZeroPad2d((0, 1, 0, 1))).eval()
+    seen: list[Any] = []
+    model.pad.register_forward_hook(lambda module, args, output: seen.append(output.shape))  # type: ignore[attr-defined]
+    prepared = quant.prepare(model, X)
+    with torch.no_grad():
+        prepared(X)
+        q = quant.convert(prepared)
+    seen.clear()
+    q(X)
+    assert seen == [(2, 3, 9, 9)]
