@@ -6,6 +6,7 @@ from quant.artefact_file import ArtefactError
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import NothingQuantized, quantize_dynamic
+from quant.equalize import equalize
 from quant.page import report_html
 from quant.parity import parity
 from quant.post_training import quantize_static
@@ -29,6 +30,7 @@ __all__ = [
     "compare",
     "convert",
     "distill_loss",
+    "equalize",
     "kernels",
     "load",
     "observers",

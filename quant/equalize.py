@@ -1,0 +1,179 @@
+"""Cross-layer equalisation: a float model that gives the same answers, with channels of like size (Nagel et al. 2019,
+arXiv:1906.04721, section 4.1).
+
+Between two layers a channel can be made smaller in the first and larger in the second: for s > 0, relu(x / s) s is
+relu(x). With R1 and R2 the largest weights of channel i in the first layer (its output) and in the second (its input),
+batch norms folded in,
+
+    s_i = sqrt(R1_i / R2_i),    R1_i / s_i = R2_i s_i = sqrt(R1_i R2_i)                     (equation 11 there)
+
+makes the two alike. Where one scale has to do for a whole weight, small channels are then not rounded away. With a
+scale per channel there is little to win.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture import capture
+from quant.fuse import Plan, Step, make_plan
+from quant.graph import Attr, attribute
+from quant.prepare import runners
+from quant.recipe import Recipe
+from quant.static.weights import folded
+
+ROUNDS, CONVERGED = 100, 1e-3
+"""Pairs are neighbours, so each undoes a little of what the one before did; a few rounds settle them."""
+
+SIGMAS = 6.0
+"""Of what a batch norm puts out, beta + 6 |gamma| is taken for the largest value, as in section 5 there."""
+
+
+@dataclass
+class Pair:
+    """Two layers in a row, the second the only reader of the first, of one captured module."""
+
+    first: Step
+    second: Step
+    plan: Plan
+    root: nn.Module
+
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """R1 and R2: the largest magnitude per channel between the layers, float32 (channels,)."""
+        rows = folded(self.first, self.plan.graph, self.root)[0].flatten(1)
+        columns = _by_input(folded(self.second, self.plan.graph, self.root)[0], self.second)
+        return rows.abs().amax(1), columns.abs().amax((1, 3)).flatten()
+
+    def rescale(self, s: Tensor) -> None:
+        """Divide the channels of the first layer by s and multiply those that the second reads; float32 (channels,)."""
+        norm = self.norm
+        if norm is None:
+            weight = self._own(self.first, "weight")
+            weight.div_(s.reshape(-1, *[1] * (weight.dim() - 1)))
+        else:
+            norm.weight.div_(s)
+        bias = self._own(self.first, "bias") if norm is None else norm.bias
+        if bias is not None:
+            bias.div_(s)
+        weight = self._own(self.second, "weight")
+        columns = _by_input(weight, self.second)
+        columns.mul_(s.reshape(columns.shape[0], 1, columns.shape[2], 1))  # a view
+
+    def excess(self) -> float:
+        """The largest value that the first layer is expected to have, over the largest that its clamp lets through."""
+        norm, (_, high) = self.norm, self.first.attrs.get("clamp") or (0.0, math.inf)
+        if norm is None or high == math.inf:
+            return 0.0
+        return float((norm.bias + SIGMAS * norm.weight.abs()).amax()) / float(high)
+
+    @property
+    def norm(self) -> Any:
+        """The batch norm of the first layer, or None."""
+        place = self.first.attrs.get("batch_norm")
+        return None if place is None else attribute(self.root, self.plan.graph.nodes[place].target)
+
+    def _own(self, step: Step, name: str) -> Any:
+        source = step.attrs[name]
+        return None if source is None else attribute(self.root, source.path)
+
+
+@torch.no_grad()
+def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
+    """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
+
+    Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
+    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
+    acts as a ReLU, which a value that it did clamp will notice. The copy has the user's classes and names; quantise it,
+    or train it by `prepare_qat`, as any float model.
+
+    Args:
+        model: a float module, trained; left as it is.
+        example_inputs: as for `quant.prepare`.
+
+    Raises:
+        TypeError: `model` is not a module.
+        ValueError: it is prepared already, or no two of its layers follow each other so.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quant.equalize: expected an nn.Module, got {type(model).__name__}")
+    if runners(model):
+        raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
+    equalized = copy.deepcopy(model)
+    found = list(_pairs(equalized, example_inputs))
+    if not found:
+        raise ValueError(
+            "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
+            "batch norm and a ReLU between, so there is nothing to equalise; use a scale per channel"
+        )
+    for _ in range(ROUNDS):
+        if max(map(_equalize_pair, found)) < CONVERGED:
+            break
+    for pair in found:
+        excess = pair.excess()
+        if excess > 1.0:
+            first, _ = pair.ranges()
+            pair.rescale(torch.full_like(first, excess))
+    return equalized
+
+
+def _equalize_pair(pair: Pair) -> float:
+    """Returns the largest |log s| that was asked for."""
+    first, second = pair.ranges()
+    # A channel that is 0 on one side has no size to give to the other.
+    s = torch.where((first > 0) & (second > 0), (first / second).sqrt(), 1.0)
+    pair.rescale(s)
+    return float(s.log().abs().max())
+
+
+def _by_input(weight: Tensor, step: Step) -> Tensor:
+    """A weight (out, in / groups, ...) as (groups, out / groups, in / groups, the rest), a view."""
+    groups = step.attrs.get("groups", 1)
+    return weight.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
+
+
+def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
+    modules = dict(model.named_modules())
+    shared = Counter(id(p) for m in modules.values() for p in m._parameters.values() if p is not None)
+    for path, graph in capture(model, example_inputs).graphs.items():
+        root = modules[path]
+        plan, users = make_plan(graph, root, Recipe()), graph.users()
+        makers = {step.output: step for step in plan.steps}
+        for second in plan.steps:
+            first = makers.get(second.inputs[0]) if second.inputs else None
+            if first is None or users[first.output] != [second.nodes[0]]:
+                continue
+            pair = Pair(first, second, plan, root)
+            if _scalable(pair) and all(shared[id(p)] == 1 for p in _parameters(pair)):
+                yield pair
+
+
+def _scalable(pair: Pair) -> bool:
+    """Whether a channel may be made smaller in the first layer and larger in the second."""
+    first, second, plan = pair.first, pair.second, pair.plan
+    if first.op != second.op or first.op not in ("conv", "linear"):
+        return False
+    if len(plan.twins(first)) > 1 or len(plan.twins(second)) > 1:  # another call has another neighbour
+        return False
+    low, high = first.attrs.get("clamp") or (0.0, math.inf)
+    if low != 0.0 or high <= 0.0 or (high != math.inf and (pair.norm is None or pair.norm.bias is None)):
+        return False
+    return all(isinstance(p, nn.Parameter) for p in _parameters(pair))
+
+
+def _parameters(pair: Pair) -> list[Any]:
+    """What `rescale` writes to, and the weight of the first layer; other than parameters if it cannot."""
+    sources = [pair.first.attrs["weight"], pair.second.attrs["weight"]]
+    if pair.norm is None:
+        sources += [pair.first.attrs["bias"]] * (pair.first.attrs["bias"] is not None)
+    found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
+    if pair.norm is not None:
+        found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
+    return found
