@@ -79,6 +79,7 @@ LEGEND = f"""
 float, PTQ, QAT: per cent of the 10,000 test images right by the converted models, the mean of the seeds
 epochs: what QAT trains after the float model's {FLOAT_EPOCHS}, from its weights
 points: QAT minus float; limit, on the mean; worst: of a single seed
+whole: largest where recurrent layers are simulated over whole sequences; one step off is fed back and grows: no limit
 same: per cent of the images to which int8 and the trained model give one class, least of the seeds; limit {100 * SAME}
 unequal: per cent of the uint8 values, over all steps, that differ from the trained model's; largest: by how many steps
 ok: points within the limit, same, and no step more than one off; for 4 bits also that PTQ loses more than QAT"""
@@ -86,7 +87,10 @@ ok: points within the limit, same, and no step more than one off; for 4 bits als
 
 @dataclass(frozen=True)
 class Run:
-    """One study with one seed: accuracies in [0, 1], parity, and the seconds that QAT took (None: from the cache)."""
+    """One study with one seed: accuracies in [0, 1], parity, the seconds that QAT took (None: from the cache).
+
+    `largest` is of a recurrent layer at one time step; `whole` over whole sequences, None where none is recurrent.
+    """
 
     study: str
     seed: int
@@ -98,6 +102,7 @@ class Run:
     largest: float
     holds: bool
     seconds: float | None
+    whole: float | None = None
 
 
 def run(key: str, seed: int, *, fresh: bool) -> Run:
@@ -123,6 +128,7 @@ def run(key: str, seed: int, *, fresh: bool) -> Run:
         max(step.worst for step in agreement if step.integer),
         agreement.holds,
         seconds,
+        max((step.whole for step in agreement if step.whole is not None), default=None),
     )
 
 
@@ -193,8 +199,10 @@ def _study_row(study: Study, runs: Sequence[Run]) -> list[str]:
 
 def _run_row(one: Run) -> list[str]:
     shares = map(_percent, (one.before, one.ptq, one.qat))
+    whole = "" if one.whole is None else f"{one.whole:.0f}"
     took = "kept" if one.seconds is None else f"{one.seconds:.0f} s"
-    return [f"{one.study}, seed {one.seed}", *shares, f"{100 * (one.qat - one.before):+.2f}", _percent(one.same), took]
+    points = f"{100 * (one.qat - one.before):+.2f}"
+    return [f"{one.study}, seed {one.seed}", *shares, points, _percent(one.same), whole, took]
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -203,7 +211,7 @@ def table(runs: Sequence[Run]) -> str:
     measured = ["points", "limit", "worst", "same", "unequal", "largest", "verdict"]
     header = ["Fashion-MNIST", "float", "PTQ", "QAT", "epochs", *measured]
     studies = harness.table(header, [_study_row(STUDIES[key], found) for key, found in by_study.items() if found])
-    header = ["each seed", "float", "PTQ", "QAT", "points", "same", "training"]
+    header = ["each seed", "float", "PTQ", "QAT", "points", "same", "whole", "training"]
     return f"{studies}\n{LEGEND}\n\n{harness.table(header, [_run_row(one) for one in runs])}"
 
 

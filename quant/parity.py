@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller
 from quant.compare import calls_of, refuse_single
 from quant.fuse import Step, is_recurrent
-from quant.graph import leaves
-from quant.prepare import RESERVED, GraphRunner, bound_values, runners
+from quant.graph import arguments_of, leaves
+from quant.kernels import QParams
+from quant.prepare import RESERVED, GraphRunner, bound_values, rounding, runners
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
+from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.static.simulate import simulated_layer
+from quant.time_steps import TimeSteps, time_steps
 
 FLOAT_TOLERANCE = 1e-4
 """What two orders of adding float32 products may differ by, relative to the largest sum."""
@@ -26,12 +30,19 @@ FLOAT_TOLERANCE = 1e-4
 class StepParity:
     """How one step of the int8 model differs from its simulation on the same integers.
 
+    The states of a recurrent layer are compared at every time step, each from the int8 layer's own state before: they
+    are steps of the name "layer.h_l0", one for each layer inside.
+
     Attributes:
         name: of the step.
         worst: largest difference, in steps of the output's scale; of a float output, relative to its largest value.
         unequal: share of values that differ at all; 0.0 for a float output.
         values: how many there were.
         integer: whether the output is uint8.
+        unrounded: largest difference of a recurrent layer's states before they are rounded, relative to the largest;
+            of one with a projection, of its cell states. 0.0 for other steps.
+        whole: largest difference of the states, in steps, where the simulation goes through whole sequences on its own
+            states; None for other steps. It has no bar: a difference of one step is fed back and grows.
     """
 
     name: str
@@ -39,17 +50,30 @@ class StepParity:
     unequal: float
     values: int
     integer: bool = True
+    unrounded: float = 0.0
+    whole: float | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether simulation and integers agree: within one step, or, in float, within what float sums differ by."""
-        return self.worst <= (1 if self.integer else FLOAT_TOLERANCE)
+        """Whether simulation and integers agree: within one step, and in float within what float sums differ by."""
+        return self.worst <= (1 if self.integer else FLOAT_TOLERANCE) and self.unrounded <= FLOAT_TOLERANCE
 
     def and_(self, other: StepParity) -> StepParity:
-        """The same step over two batches."""
+        """The same step over two batches, calls, or directions."""
         values = self.values + other.values
         unequal = (self.unequal * self.values + other.unequal * other.values) / max(values, 1)
-        return StepParity(self.name, max(self.worst, other.worst), unequal, values, self.integer)
+        whole = max((one for one in (self.whole, other.whole) if one is not None), default=None)
+        worst, unrounded = max(self.worst, other.worst), max(self.unrounded, other.unrounded)
+        return StepParity(self.name, worst, unequal, values, self.integer, unrounded, whole)
+
+    def difference(self) -> str:
+        """The largest difference, for people."""
+        if not self.integer:
+            return f"{self.worst:.1e} (float output)"
+        steps = f"{self.worst:.0f} steps"
+        if self.unrounded > FLOAT_TOLERANCE:
+            steps += f", {self.unrounded:.1e} before rounding"
+        return steps if self.whole is None else f"{steps} at a time step ({self.whole:.0f} over whole sequences)"
 
 
 @dataclass(frozen=True)
@@ -83,8 +107,7 @@ class Parity:
         width = max([len("step"), *(len(step.name) for step in self.steps)])
         lines = [f"{'step':{width}}      values  unequal  largest difference"]
         for step in self.steps:
-            worst = f"{step.worst:.0f} steps" if step.integer else f"{step.worst:.1e} (float output)"
-            lines.append(f"{step.name:{width}}  {step.values:10}  {100 * step.unequal:6.3f}%  {worst}")
+            lines.append(f"{step.name:{width}}  {step.values:10}  {100 * step.unequal:6.3f}%  {step.difference()}")
         total = sum(step.values for step in self.steps if step.integer)
         lines.append(f"{'total':{width}}  {total:10}  {100 * self.unequal:6.3f}%  of uint8 values")
         return "\n".join(lines)
@@ -94,7 +117,8 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     """Compare each integer step with its float simulation, given the integers that the step really got.
 
     So a difference is the step's own and none that came down to it. Requantising rounds a float32 product; simulation
-    rounds a float32 sum: values on the edge between two integers may fall to either side, and no others.
+    rounds a float32 sum: values on the edge between two integers may fall to either side, and no others. A recurrent
+    layer is compared by the same rule at every time step, given the input and the state that the integers had there.
 
     Args:
         prepared: calibrated, from `prepare`.
@@ -117,7 +141,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
             calls.clear()
             converted(*args, **kwargs)
             for path, runner in found.items():
-                for call in calls.get(path, ()):
+                for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
                     for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
                         steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
     if not steps:
@@ -146,7 +170,11 @@ def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: An
     for step in runner.plan.steps:
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
         if step.integer and not computed.isdisjoint({2 * step.output, 2 * step.output + 1}):
-            yield _step(".".join(part for part in (path, step.name) if part), step, runner, registers)
+            name = ".".join(part for part in (path, step.name) if part)
+            if is_recurrent(step):
+                yield from _recurrent(name, step, runner, _recurrent_layer(unit, step, runner), registers)
+            else:
+                yield _step(name, step, runner, registers)
 
 
 def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> dict[int, Any]:
@@ -166,29 +194,70 @@ def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs
 
 def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
     expected = runner.simulated(step, _reals(runner, registers))[step.output]
-    if is_recurrent(step):
-        return _recurrent(name, step, runner, expected, registers)
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     if not runner.plan.emits_integers(step):
-        found = registers[2 * step.output]
-        size = float(expected.abs().max().clamp(min=1e-30))
-        return StepParity(name, float((found - expected).abs().max()) / size, 0.0, expected.numel(), False)
+        return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
-    apart = (registers[2 * step.output + 1].int() - q_expected.int()).abs()
-    return StepParity(name, float(apart.max()), float((apart > 0).double().mean()), apart.numel())
+    return _integers(name, registers[2 * step.output + 1], q_expected)
 
 
-def _recurrent(name: str, step: Step, runner: GraphRunner, expected: Any, registers: dict[int, Any]) -> StepParity:
-    """States in steps of their range, in whichever form they come: a state that rounds otherwise changes later ones."""
-    qparams = runner.qparams(runner.plan.inner_slots(step)[step.attrs["ranges"][-1]])
-    emits = runner.plan.emits_integers(step)
-    found = registers[2 * step.output + emits]
-    one, other = _first(found), _first(expected)
-    apart = ((one if emits else qparams.quantize(one)).int() - qparams.quantize(other).int()).abs()
+def _integers(name: str, found: Tensor, expected: Tensor) -> StepParity:
+    apart = (found.int() - expected.int()).abs()
     if not apart.numel():
         return StepParity(name, 0.0, 0.0, 0)
     return StepParity(name, float(apart.max()), float((apart > 0).double().mean()), apart.numel())
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value; inf where one of them is not finite."""
+    if not expected.numel():
+        return 0.0
+    apart = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+    return float(apart.nan_to_num(nan=torch.inf))
+
+
+def _recurrent_layer(unit: nn.Module, step: Step, runner: GraphRunner) -> StaticRecurrent | StaticCell:
+    if isinstance(unit, (StaticRecurrent, StaticCell)):
+        return unit
+    found = unit.get_submodule(runner.graph.nodes[step.nodes[0]].target)
+    assert isinstance(found, (StaticRecurrent, StaticCell))
+    return found
+
+
+def _recurrent(
+    name: str, step: Step, runner: GraphRunner, layer: StaticRecurrent | StaticCell, registers: dict[int, Any]
+) -> Iterator[StepParity]:
+    """The states of every layer inside, at every time step, and what the last layer gave in the model's own call."""
+    plan, node = runner.plan, runner.graph.nodes[step.nodes[0]]
+    known = {one: runner.qparams(slot) for one, slot in plan.inner_slots(step).items()}
+    names = [state_range(index) for index in range(layer.num_layers if isinstance(layer, StaticRecurrent) else 1)]
+    states = [known[one] for one in names]
+    simulate = simulated_layer(step, runner.graph, runner.root, {one: rounding(known[one]) for one in known})
+    reads = [runner.qparams(plan.slot_of[step.inputs[0]]), *states]
+    args, kwargs = arguments_of(node, runner.root, lambda index: registers[2 * index + (index in step.inputs)])
+    made, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
+    for one in made:
+        projected = product_range(one.layer) in known
+        yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)
+    emits, last, name = plan.emits_integers(step), states[-1], f"{name}.{names[-1]}"
+    given = _first(registers[2 * step.output + emits])
+    q_given = given if emits else last.quantize(given)
+    yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
+    if step.op == "sequence":
+        whole = _first(runner.simulated(step, _reals(runner, registers))[step.output])
+        yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
+
+
+def _states(name: str, made: TimeSteps, qparams: QParams, *, projected: bool) -> StepParity:
+    """The states of one layer and direction.
+
+    What a projection reads is rounded too, and may fall to either side; the states after it differ by more than float
+    sums do, and are compared as integers alone.
+    """
+    unrounded = [_relative(made.cells, made.expected_cells)]
+    unrounded += [] if projected else [_relative(made.states, made.expected)]
+    return replace(_integers(name, made.q_states, qparams.quantize(made.expected)), unrounded=max(unrounded))
 
 
 def _first(tree: Any) -> Tensor:

@@ -217,11 +217,25 @@ def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: An
 
     Args:
         module: of torch.nn; its own forward is not called.
+        around, tensors: as in `float_run`.
+    """
+    found: Any = module
+    run = float_run(module, around, tensors)
+    if is_cell(module):
+        return run_cell(mode_of(module), found.input_size, found.hidden_size, input, hx, run)
+    return run_layers(found, input, hx, run, dropout=found.dropout if module.training else 0.0)
+
+
+def float_run(module: nn.Module, around: Round, tensors: Any = tensors_of) -> Run:
+    """One layer and direction of a float recurrent layer, step by step.
+
+    Args:
         around: given the states before every product with them, and the output of each layer but the last, which the
             caller rounds where integers read it.
         tensors: (module, layer, reverse) -> Tensors, its parameters or rounded ones.
     """
     mode = mode_of(module)
+    layers: int = 1 if is_cell(module) else module.num_layers  # type: ignore[assignment]
 
     def run(
         layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
@@ -245,11 +259,7 @@ def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: An
         y = y.reshape(*x.shape[:-1], h.shape[1])
         return y if layer + 1 == layers else around(state_range(layer), y), h, c
 
-    found: Any = module
-    layers = 1 if is_cell(module) else found.num_layers
-    if is_cell(module):
-        return run_cell(mode, found.input_size, found.hidden_size, input, hx, run)
-    return run_layers(found, input, hx, run, dropout=found.dropout if module.training else 0.0)
+    return run
 
 
 def observe(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, show: Round) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quant.fuse import Step
 from quant.graph import Graph, arguments_of, attribute, evaluate
 from quant.static import weights
-from quant.static.recurrent import call_of, run_float
+from quant.static.recurrent import Run, call_of, float_run, run_float
 from quant.static.rnn import rounded
 from quant.static.weights import product
 
@@ -71,3 +71,10 @@ def simulated_recurrent(
     module = attribute(root, node.target)
     input, hx = call_of(*arguments_of(node, root, value))
     return run_float(module, input, hx, lambda name, x: inner[name](x), rounded(module, step.qconfig))
+
+
+def simulated_layer(step: Step, graph: Graph, root: nn.Module, inner: Mapping[str, Callable[[Tensor], Tensor]]) -> Run:
+    """What `simulated_recurrent` takes for each layer and direction of a recurrent step, to be called by itself."""
+    assert step.qconfig is not None
+    module = attribute(root, graph.nodes[step.nodes[0]].target)
+    return float_run(module, lambda name, x: inner[name](x), rounded(module, step.qconfig))

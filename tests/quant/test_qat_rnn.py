@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from quant.observers import _rounding, fake_quantize
 from torch import Tensor, nn
 
-from quant import convert, prepare_qat
+from quant import convert, parity, prepare_qat
+from quant.prepare import simulating
 from quant.static.rnn import StaticRecurrent
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
@@ -26,7 +30,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_recurrent_layer_trains_and_converts_to_what_eval_showed(kind: str) -> None:
+def test_a_recurrent_layer_trains_and_converts_to_what_eval_showed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, target = torch.randn(6, 7, 5), torch.randn(6, 7, 3)
     prepared = prepare_qat(Net(kind), x).train()
     optimizer = torch.optim.Adam(prepared.parameters(), lr=0.01)
@@ -43,6 +47,18 @@ def test_a_recurrent_layer_trains_and_converts_to_what_eval_showed(kind: str) ->
     prepared.eval()
     with torch.no_grad():
         expected = prepared(x)
+        with simulating(prepared):
+            assert torch.equal(prepared(x), expected)
         converted = convert(prepared)
         assert isinstance(converted.rnn, StaticRecurrent)
         assert float((converted(x) - expected).norm() / expected.norm()) < 0.01
+    agreement = parity(prepared, converted, [x])
+    assert agreement.holds, agreement
+    with torch.no_grad(), monkeypatch.context() as patch:  # half a step more is another arithmetic, and is seen
+        patch.setattr(fake_quantize, "round_trip", _half_a_step_off)
+        assert not torch.equal(prepared(x), expected)
+
+
+def _half_a_step_off(x: Tensor, scale: Tensor, *args: Any, **kwargs: Any) -> Any:
+    shift = scale / 2 if scale.dim() == 0 else (scale / 2).reshape(-1, *[1] * (x.dim() - 1))
+    return _rounding.round_trip(x + shift, scale, *args, **kwargs)
