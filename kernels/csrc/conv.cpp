@@ -191,24 +191,6 @@ void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGe
   });
 }
 
-// The input pixels under a row of output pixels, as NativeDepthwise::row wants them; `border` is a pixel of zero points.
-void find_columns(const Call& call, int64_t plane, int64_t row, const uint8_t* border, const uint8_t** columns) {
-  const ConvShape& shape = call.shape;
-  const int64_t count = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2], rows = (shape.kernel[1] + 3) / 4 * 4;
-  const int64_t first = std::min(shape.padding[2], count), last = std::clamp(shape.in[2] + first, first, count);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t tap = std::min(r, shape.kernel[1] - 1);
-    const int64_t h = row * shape.stride[1] - shape.padding[1] + tap * shape.dilation[1];
-    const bool inside = h >= 0 && h < shape.in[1];
-    const uint8_t* at = inside ? call.q_x + (plane * shape.in[1] + h) * shape.in[2] * shape.channels : border;
-    const int64_t step = inside ? shape.channels : 0;
-    const uint8_t** column = columns + r;
-    for (int64_t c = 0; c < first; ++c, column += rows) *column = border;
-    for (int64_t c = first; c < last; ++c, column += rows, at += step) *column = at;
-    for (int64_t c = last; c < count; ++c, column += rows) *column = border;
-  }
-}
-
 // Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
 bool in_planes(const Call& call) {
   const ConvShape& shape = call.shape;
@@ -216,25 +198,79 @@ bool in_planes(const Call& call) {
          shape.dilation[2] == 1;
 }
 
-void depthwise_u8(const Call& call, const PackedDepthwise& layer) {
+// The rows of input that the kernel sees at once, as NativeDepthwise::row wants them, with padding around.
+class PlacedRows {
+ public:
+  PlacedRows(const Call& call, const NativeDepthwise& kernel) : call_(call), kernel_(kernel) {
+    const ConvShape& shape = call.shape;
+    columns_ = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2];
+    bytes_ = columns_ * kernel.placed_bytes(shape.channels);
+    span_ = (shape.kernel[1] - 1) * shape.dilation[1] + 1;
+    // One row more, which stays padding. Vectors of several pixels read on past the last one.
+    base_ = workspace().placed.get((span_ + 1) * bytes_ + shape.stride[2] * kSlack);
+    std::memset(base_ + span_ * bytes_, call.zero_point, bytes_);
+  }
+
+  int64_t columns() const { return columns_; }
+
+  // Those under a row of output pixels; rows of a plane must be asked for in order.
+  void find(int64_t plane, int64_t row, const uint8_t** rows) {
+    const ConvShape& shape = call_.shape;
+    const int64_t top = row * shape.stride[1] - shape.padding[1];
+    next_ = plane == plane_ ? std::max(next_, top) : std::max<int64_t>(top, 0);
+    plane_ = plane;
+    for (; next_ < std::min(top + span_, shape.in[1]); ++next_)
+      if (next_ >= 0) place(next_);
+    for (int64_t tap = 0; tap < shape.kernel[1]; ++tap) {
+      const int64_t h = top + tap * shape.dilation[1];
+      rows[tap] = base_ + (h < 0 || h >= shape.in[1] ? span_ : h % span_) * bytes_;
+    }
+  }
+
+ private:
+  void place(int64_t h) const {
+    const ConvShape& shape = call_.shape;
+    const int64_t first = std::min(shape.padding[2], columns_), count = std::min(shape.in[2], columns_ - first);
+    kernel_.place(call_.q_x + (plane_ * shape.in[1] + h) * shape.in[2] * shape.channels, count, shape.channels, first,
+                  columns_, static_cast<uint8_t>(call_.zero_point), base_ + h % span_ * bytes_);
+  }
+
+  const Call& call_;
+  const NativeDepthwise& kernel_;
+  int64_t columns_, bytes_, span_, plane_ = -1, next_ = 0;
+  uint8_t* base_;
+};
+
+// Whether every sum times its multiplier fits int32, whatever the input. |sum| <= taps * 255 * 128 + |offset|.
+bool fits_int32(const Requantize& by, int64_t channels, int64_t taps) {
+  int32_t low = 0, high = 0;
+  float multiplier = 0.0f;
+  for (int64_t c = 0; c < channels; ++c) {
+    low = std::min(low, by.offset[c]);
+    high = std::max(high, by.offset[c]);
+    multiplier = std::max(multiplier, by.multiplier[c]);
+  }
+  const double offset = std::max(static_cast<double>(high), -static_cast<double>(low));
+  // Less than the limit, for the roundings of the sum and of the product.
+  return (static_cast<double>(taps) * 255 * 128 + offset) * multiplier < 0.99 * 2147483648.0;
+}
+
+void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requantize& plain) {
   const ConvShape& shape = call.shape;
   const NativeDepthwise& kernel = *native_depthwise();
-  const int64_t channels = shape.channels, lines = shape.batch * shape.out[0] * shape.out[1];
-  const Requantize plain = requantize_of(call, layer.row_sums());
-  int32_t* offset = workspace().arranged_offset.get(channels + kSlack);
-  float* multiplier = workspace().arranged_multiplier.get(channels + kSlack);
-  kernel.arrange(plain.offset, channels, offset);
-  kernel.arrange(plain.multiplier, channels, multiplier);
+  const int64_t lines = shape.batch * shape.out[0] * shape.out[1], arranged = kernel.arranged(shape.channels);
+  int32_t* offset = workspace().arranged_offset.get(arranged);
+  float* multiplier = workspace().arranged_multiplier.get(arranged);
+  kernel.arrange(plain.offset, shape.channels, offset);
+  kernel.arrange(plain.multiplier, shape.channels, multiplier);
   const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top};
-  uint8_t* border = workspace().border.get(channels);
-  std::memset(border, call.zero_point, channels);
-  const int64_t most = ((shape.out[2] - 1) * shape.stride[2] + shape.kernel[2]) * ((shape.kernel[1] + 3) / 4 * 4);
   each_block(lines, call.products(), [&](int64_t first, int64_t count, int64_t) {
-    const uint8_t** columns = workspace().columns.get(most);
+    PlacedRows input(call, kernel);
+    const uint8_t* rows[kDepthwiseMost];
     for (int64_t line = first; line < first + count; ++line) {
-      find_columns(call, line / shape.out[1], line % shape.out[1], border, columns);
-      kernel.row(columns, shape.out[2], channels, shape.kernel[1], shape.kernel[2], shape.stride[2], layer.native(), by,
-                 call.output.quantized + line * shape.out[2] * channels);
+      input.find(line / shape.out[1], line % shape.out[1], rows);
+      kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
+                 layer.native(), by, call.output.quantized + line * shape.out[2] * shape.channels);
     }
   });
 }
@@ -265,9 +301,10 @@ PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const i
       row_sums_[c] += weight[c * taps + tap];
     }
   const NativeDepthwise* table = native_depthwise();
-  if (!table || kernel[0] != 1 || channels < kDepthwiseLeast) return;
-  native_.resize(table->packed_bytes(channels, kernel[1], kernel[2]));
-  table->pack(weight, channels, kernel[1], kernel[2], native_.data());
+  if (!table || kernel[0] != 1 || kernel[1] > kDepthwiseMost) return;
+  int8_t* packed = packed_.get(table->packed_bytes(channels, kernel[1], kernel[2]));
+  table->pack(weight, channels, kernel[1], kernel[2], packed);
+  native_ = packed;
 }
 
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
@@ -275,7 +312,13 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
                  const StaticOutput& output) {
   if (shape.pixels() == 0 || shape.out_channels == 0) return;
   const Call call{shape, q_x, zero_point, bias, output};
-  if (shape.depthwise()) return layer->native() && in_planes(call) ? depthwise_u8(call, *layer) : depthwise(call, *layer);
+  if (shape.depthwise()) {
+    if (layer->native() && in_planes(call)) {
+      const Requantize by = requantize_of(call, layer->row_sums());
+      if (fits_int32(by, shape.channels, shape.taps())) return depthwise_u8(call, *layer, by);
+    }
+    return depthwise(call, *layer);
+  }
   const bool direct = std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
   return output.quantized && direct ? convolve_u8(call, groups) : convolve(call, groups);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "drivers.h"
+#include "workspace.h"
 
 namespace octet {
 
@@ -28,11 +29,13 @@ class PackedDepthwise {
   const int8_t* by_tap() const { return by_tap_.data(); }
   const int32_t* row_sums() const { return row_sums_.data(); }
   // For native_depthwise(); null where that has no kernel for this shape.
-  const int8_t* native() const { return native_.empty() ? nullptr : native_.data(); }
+  const int8_t* native() const { return native_; }
 
  private:
-  std::vector<int8_t> by_tap_, native_;
+  std::vector<int8_t> by_tap_;
   std::vector<int32_t> row_sums_;
+  Scratch<int8_t> packed_;  // aligned
+  const int8_t* native_ = nullptr;
 };
 
 // q_x (batch, *in, channels), out (batch, *out, out_channels). `groups` holds a packed weight (out_channels / groups,

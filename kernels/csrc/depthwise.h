@@ -1,18 +1,24 @@
-// The depthwise convolution, written once over vectors of 16, 32 and 64 channels.
+// The depthwise convolution, written once over vectors of 32 and 64 bytes.
 //
 // The products of a channel are summed over taps, and a dot product sums neighbouring bytes: so the four rows above each
-// other in a column of the kernel are interleaved, channel by channel, into one 32-bit lane. A column interleaved once
-// serves every output pixel of a strip that sees it. Interleaving works within 128 bits, so register b of a block holds
-// channels 4 b .. 4 b + 3 of each 16; packing to bytes at the end puts them back in order.
+// other in a column of the kernel are interleaved, channel by channel, into one 32-bit lane. Interleaving works within 128
+// bits, so register b holds bytes 4 b .. 4 b + 3 of each 16; packing to bytes at the end puts them back in order.
 //
-// A `Vec` says: Acc (its register), kWidth (channels), kDotBytes (of packed weights per register and column of four
-// rows), zero, load, interleave8 and 16 (low and high), dots (what a lane of bytes is turned into before it is
-// multiplied), dot, pack_weight, Rounding and finish (four registers to kWidth bytes).
+// A row of input lies in blocks of channels, each with its columns side by side (`place`), so that loads are aligned and the
+// last channels fill a vector too: a block of a half or a quarter of a vector holds two or four pixels there. In whole
+// vectors a column is interleaved once for all the output pixels that see it: their sums are in registers at the same time,
+// one of them finished and one begun at each step.
+//
+// A `Vec` says: Acc (its register), kWidth (bytes), kDotBytes (of packed weights per register and column of four rows),
+// load, gather (the parts of a vector from pixels that lie apart), constant (int32 of each lane), low and high interleaving
+// of 8 and 16 bits, dots (what a lane of bytes is turned into before it is multiplied), Weight, weight, dot, pack_weight,
+// Rounding and finish (four registers to kWidth bytes).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "native.h"
 
@@ -22,132 +28,268 @@ namespace octet::depthwise {
 
 inline int64_t quads_of(int64_t height) { return (height + 3) / 4; }
 
-// Channel that lane `lane` of register `b` holds, of a block.
-inline int64_t channel_of(int b, int lane) { return lane / 4 * 16 + b * 4 + lane % 4; }
+// Byte of a vector that lane `lane` of register `b` holds.
+inline int64_t byte_of(int b, int lane) { return lane / 4 * 16 + b * 4 + lane % 4; }
 
-// fn(vec, first channel) for blocks of the widest vectors that fit; the last one of 16 overlaps the one before where the
-// channels are no multiple of 16, and computes the same values again. channels >= 16.
-template <class First, class... Narrower, class Fn>
-inline void each_block(int64_t channels, Fn fn, int64_t c = 0) {
-  for (; c + First::kWidth <= channels; c += First::kWidth) fn(First{}, c);
-  if constexpr (sizeof...(Narrower) > 0) return each_block<Narrower...>(channels, fn, c);
-  if (c < channels) fn(First{}, channels - First::kWidth);
+// fn(Parts, first channel, channels) for blocks of kWidth / Parts channels. The last may have fewer than it has room for.
+template <class Vec, class Fn>
+inline void each_block(int64_t channels, Fn fn) {
+  constexpr int64_t kWidth = Vec::kWidth;
+  int64_t c = 0;
+  for (; c + kWidth <= channels; c += kWidth) fn(std::integral_constant<int, 1>{}, c, kWidth);
+  const int64_t rest = channels - c;
+  if (rest == 0) return;
+  if constexpr (kWidth == 64) {
+    if (rest <= 16) return fn(std::integral_constant<int, 4>{}, c, rest);
+    if (rest <= 32) return fn(std::integral_constant<int, 2>{}, c, rest);
+  } else {
+    if (rest <= 16) return fn(std::integral_constant<int, 2>{}, c, rest);
+  }
+  fn(std::integral_constant<int, 1>{}, c, rest);
 }
 
-template <class... Vecs>
-int64_t packed_bytes(int64_t channels, int64_t height, int64_t width) {
+template <class Vec>
+int64_t placed_bytes(int64_t channels) {
   int64_t bytes = 0;
-  each_block<Vecs...>(channels, [&](auto vec, int64_t) { bytes += quads_of(height) * width * 4 * vec.kDotBytes; });
+  each_block<Vec>(channels, [&](auto parts, int64_t, int64_t) { bytes += Vec::kWidth / parts; });
   return bytes;
 }
 
-template <class... Vecs>
+template <class Vec>
+void place(const uint8_t* pixels, int64_t count, int64_t channels, int64_t first, int64_t columns, uint8_t border,
+           uint8_t* row) {
+  each_block<Vec>(channels, [&](auto parts, int64_t c, int64_t valid) {
+    constexpr int64_t kBlock = Vec::kWidth / parts;
+    std::memset(row, border, first * kBlock);
+    uint8_t* to = row + first * kBlock;
+    if (valid == kBlock)
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kBlock, pixels + i * channels + c, kBlock);
+    else
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kBlock, pixels + i * channels + c, valid);
+    std::memset(to + count * kBlock, border, (columns - first - count) * kBlock);
+    row += columns * kBlock;
+  });
+}
+
+template <class Vec>
+int64_t packed_bytes(int64_t channels, int64_t height, int64_t width) {
+  int64_t blocks = 0;
+  each_block<Vec>(channels, [&](auto, int64_t, int64_t) { ++blocks; });
+  return blocks * quads_of(height) * width * 4 * Vec::kDotBytes;
+}
+
+template <class Vec>
 void pack(const int8_t* weight, int64_t channels, int64_t height, int64_t width, int8_t* packed) {
-  each_block<Vecs...>(channels, [&](auto vec, int64_t first) {
+  each_block<Vec>(channels, [&](auto parts, int64_t first, int64_t valid) {
     for (int64_t q = 0; q < quads_of(height); ++q)
       for (int64_t column = 0; column < width; ++column)
-        for (int b = 0; b < 4; ++b, packed += vec.kDotBytes)
-          for (int lane = 0; lane < vec.kWidth / 4; ++lane) {
-            int8_t taps[4];
-            for (int64_t i = 0; i < 4; ++i) {
-              const int64_t row = q * 4 + i;
-              taps[i] = row < height ? weight[((first + channel_of(b, lane)) * height + row) * width + column] : 0;
-            }
-            vec.pack_weight(taps, lane, packed);
+        for (int b = 0; b < 4; ++b, packed += Vec::kDotBytes)
+          for (int lane = 0; lane < Vec::kWidth / 4; ++lane) {
+            const int64_t c = byte_of(b, lane) % (Vec::kWidth / parts);
+            int8_t taps[4] = {};
+            for (int64_t i = 0; i < 4 && q * 4 + i < height && c < valid; ++i)
+              taps[i] = weight[((first + c) * height + q * 4 + i) * width + column];
+            Vec::pack_weight(taps, lane, packed);
           }
   });
 }
 
-template <class... Vecs>
+template <class Vec>
+int64_t arranged(int64_t channels) {
+  return packed_bytes<Vec>(channels, 1, 1) / Vec::kDotBytes / 4 * Vec::kWidth;
+}
+
+template <class Vec>
 void arrange(const void* by_channel, int64_t channels, void* out) {
   const int32_t* from = static_cast<const int32_t*>(by_channel);
   int32_t* to = static_cast<int32_t*>(out);
-  each_block<Vecs...>(channels, [&](auto vec, int64_t first) {
+  each_block<Vec>(channels, [&](auto parts, int64_t first, int64_t valid) {
+    constexpr int64_t kBlock = Vec::kWidth / parts;
+    int32_t block[kBlock] = {};
+    std::copy_n(from + first, valid, block);
     for (int b = 0; b < 4; ++b)
-      for (int lane = 0; lane < vec.kWidth / 4; ++lane) *to++ = from[first + channel_of(b, lane)];
+      for (int lane = 0; lane < Vec::kWidth / 4; lane += 4, to += 4) std::copy_n(block + byte_of(b, lane) % kBlock, 4, to);
   });
 }
 
-// `Pixels` neighbouring output pixels of one block of channels. Width and Stride are 0 where they are only known now.
-template <class Vec, int Pixels, int Width, int Stride>
-inline void strip(const uint8_t* const* columns, int64_t quads, int64_t width, int64_t c, const int8_t* w,
-                  const Requantize& by, const typename Vec::Rounding& rounding, int64_t at, uint8_t* out,
-                  int64_t channels) {
-  static_assert(Pixels == 1 || Width > 0);
-  typename Vec::Acc sums[Pixels][4];
+template <int I>
+inline constexpr std::integral_constant<int, I> constant;
+
+// fn(0), ..., fn(Count - 1), each with a constant of its own: which sums a step works on must be known when they are given
+// registers.
+template <int Count, class Fn>
+inline __attribute__((always_inline)) void each(Fn fn) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (fn(constant<I>), ...); }
+  (std::make_integer_sequence<int, Count>{});
+}
+
+// What the pixels of one block of channels have in common. `rows` are where the block's columns begin.
+template <class Vec>
+struct Block {
+  const uint8_t* const* rows;
+  int64_t height, width, stride;
+  const int8_t* weights;
+  const int32_t* offset;
+  const float* multiplier;
+  typename Vec::Rounding rounding;
+  uint8_t* out;
+  int64_t pixels, channels, valid;
+};
+
+// Four rows of a column, interleaved. Those past the height repeat another one: their weights are 0.
+template <class Vec, int Parts>
+struct Lanes {
+  typename Vec::Acc of[4];
+  Lanes(const uint8_t* const* rows, int64_t count, int64_t at, int64_t step) {
+    const auto r0 = load(rows[0] + at, step), r1 = count > 1 ? load(rows[1] + at, step) : r0;
+    const auto r2 = count > 2 ? load(rows[2] + at, step) : r0, r3 = count > 3 ? load(rows[3] + at, step) : r0;
+    const auto low01 = Vec::low8(r0, r1), low23 = Vec::low8(r2, r3);
+    const auto high01 = Vec::high8(r0, r1), high23 = Vec::high8(r2, r3);
+    of[0] = Vec::low16(low01, low23), of[1] = Vec::high16(low01, low23);
+    of[2] = Vec::low16(high01, high23), of[3] = Vec::high16(high01, high23);
+  }
+  static typename Vec::Acc load(const uint8_t* x, int64_t step) {
+    if constexpr (Parts == 1)
+      return Vec::load(x);
+    else
+      return Vec::template gather<Parts>(x, step);
+  }
+};
+
+// At most `Most` bytes, in moves that the compiler writes out: a call would put every register into memory around it.
+template <int64_t Most>
+inline __attribute__((always_inline)) void copy_few(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  if (bytes & Most) {
+    std::memcpy(to, from, Most);
+    to += Most, from += Most;
+  }
+  if constexpr (Most > 1) copy_few<Most / 2>(to, from, bytes);
+}
+
+// The bytes of `Parts` pixels, of which `count` are wanted.
+template <class Vec, int Parts>
+inline __attribute__((always_inline)) void put(const typename Vec::Acc (&sums)[4], const float* multiplier,
+                                               const typename Vec::Rounding& rounding, uint8_t* out, int64_t channels,
+                                               int64_t valid, int64_t count) {
+  constexpr int64_t kBlock = Vec::kWidth / Parts;
+  if (Parts == 1 && valid == kBlock) return Vec::finish(sums, multiplier, rounding, out);
+  alignas(64) uint8_t whole[Vec::kWidth];
+  Vec::finish(sums, multiplier, rounding, whole);
   OCTET_UNROLL
-  for (int p = 0; p < Pixels; ++p)
+  for (int p = 0; p < Parts; ++p) {
+    if (p >= count) break;
+    if (valid == kBlock)
+      std::memcpy(out + p * channels, whole + p * kBlock, kBlock);
+    else
+      copy_few<kBlock>(out + p * channels, whole + p * kBlock, valid);
+  }
+}
+
+// Kernels of a known size: Parts pixels a step.
+template <class Vec, int Parts, int Height, int Width, int Stride>
+void row_of(const Block<Vec>& by) {
+  constexpr int kBlock = Vec::kWidth / Parts, kQuads = (Height + 3) / 4;
+  // Output pixels that are in the making at once, and the columns that each step adds.
+  constexpr int kAlive = Parts == 1 ? (Width + Stride - 1) / Stride : 1, kNew = Parts == 1 ? std::min(Width, Stride) : Width;
+  const typename Vec::Rounding rounding = by.rounding;
+  const uint8_t* rows[Height];
+  for (int r = 0; r < Height; ++r) rows[r] = by.rows[r];
+  typename Vec::Acc sums[kAlive][4];
+  typename Vec::Weight weights[kQuads * Width * 4];
+  OCTET_UNROLL
+  for (int i = 0; i < kQuads * Width * 4; ++i) weights[i] = Vec::weight(by.weights + i * Vec::kDotBytes);
+  int64_t x = 0;  // of the next output pixel's first column
+  // Adds a column, counted from the next pixel's first, to all pixels that see it; sums[first] are the next pixel's.
+  const auto add = [&](auto column, auto first) __attribute__((always_inline)) {
     OCTET_UNROLL
-    for (int b = 0; b < 4; ++b) sums[p][b] = Vec::zero();
-  const int64_t rows = quads * 4;
-  for (int64_t q = 0; q < quads; ++q) {
-    const auto add_column = [&](int64_t column, auto sees) __attribute__((always_inline)) {
-      const uint8_t* const* x = columns + column * rows + q * 4;
-      const auto r0 = Vec::load(x[0] + c), r1 = Vec::load(x[1] + c), r2 = Vec::load(x[2] + c), r3 = Vec::load(x[3] + c);
-      const auto low01 = Vec::low8(r0, r1), low23 = Vec::low8(r2, r3);
-      const auto high01 = Vec::high8(r0, r1), high23 = Vec::high8(r2, r3);
-      const typename Vec::Acc lanes[4] = {Vec::low16(low01, low23), Vec::high16(low01, low23),
-                                          Vec::low16(high01, high23), Vec::high16(high01, high23)};
+    for (int q = 0; q < kQuads; ++q) {
+      const Lanes<Vec, Parts> lanes(rows + 4 * q, Height - 4 * q, x + column * kBlock, Stride * kBlock);
       OCTET_UNROLL
       for (int b = 0; b < 4; ++b) {
-        const auto dots = Vec::dots(lanes[b]);
+        const auto dots = Vec::dots(lanes.of[b]);
         OCTET_UNROLL
-        for (int p = 0; p < Pixels; ++p) {
-          const int64_t tap = sees(p);
-          if (tap >= 0) sums[p][b] = Vec::dot(sums[p][b], dots, w + ((q * width + tap) * 4 + b) * Vec::kDotBytes);
+        for (int later = 0; later < kAlive; ++later) {
+          const int tap = column - later * Stride;
+          typename Vec::Acc& sum = sums[(first + later) % kAlive][b];
+          if (tap >= 0 && tap < Width) sum = Vec::dot(sum, dots, weights[(q * Width + tap) * 4 + b]);
         }
       }
-    };
-    if constexpr (Width > 0) {
-      OCTET_UNROLL
-      for (int column = 0; column < (Pixels - 1) * Stride + Width; ++column)
-        add_column(column, [&](int p) {
-          const int tap = column - p * Stride;
-          return tap < Width ? tap : -1;
-        });
-    } else {
-      for (int64_t column = 0; column < width; ++column) add_column(column, [&](int) { return column; });
     }
-  }
-  OCTET_UNROLL
-  for (int p = 0; p < Pixels; ++p)
-    Vec::finish(sums[p], by.offset + at, by.multiplier + at, rounding, out + p * channels + c);
+  };
+  const int32_t* offset = by.offset;
+  const auto begin = [&](auto which) __attribute__((always_inline)) {
+    OCTET_UNROLL
+    for (int b = 0; b < 4; ++b) sums[which][b] = Vec::constant(offset + b * (Vec::kWidth / 4));
+  };
+  const float* multiplier = by.multiplier;
+  const int64_t channels = by.channels, valid = by.valid;
+  uint8_t* out = by.out;
+  int64_t left = by.pixels;
+  const auto step = [&](auto first) __attribute__((always_inline)) {
+    each<kNew>([&](auto i) __attribute__((always_inline)) { add(constant<Width - kNew + i>, first); });
+    put<Vec, Parts>(sums[first], multiplier, rounding, out, channels, valid, left);
+    begin(first);
+    x += Parts * Stride * kBlock, out += Parts * channels, left -= Parts;
+  };
+  each<kAlive>(begin);
+  each<Width - kNew>([&](auto column) __attribute__((always_inline)) { add(column, constant<0>); });
+  while (left > (kAlive - 1) * Parts) each<kAlive>(step);
+  each<kAlive - 1>([&](auto i) __attribute__((always_inline)) {
+    if (left > 0) step(i);
+  });
 }
 
-template <int Pixels, int Width, int Stride, class... Vecs>
-void pixels_of(const uint8_t* const* columns, int64_t count, int64_t channels, int64_t height, int64_t width,
-               int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out) {
-  const int64_t quads = quads_of(height);
-  for (; count >= Pixels; count -= Pixels, columns += Pixels * stride * quads * 4, out += Pixels * channels) {
-    const int8_t* w = packed;
-    int64_t at = 0;
-    each_block<Vecs...>(channels, [&](auto vec, int64_t c) {
-      const typename decltype(vec)::Rounding rounding(by);
-      strip<decltype(vec), Pixels, Width, Stride>(columns, quads, width, c, w, by, rounding, at, out, channels);
-      w += quads * width * 4 * vec.kDotBytes;
-      at += vec.kWidth;
-    });
-  }
-  if constexpr (Pixels > 1) {
-    if (count)
-      pixels_of<Pixels / 2, Width, Stride, Vecs...>(columns, count, channels, height, width, stride, packed, by, out);
+// Kernels of any size.
+template <class Vec, int Parts>
+void row_any(const Block<Vec>& by) {
+  constexpr int kBlock = Vec::kWidth / Parts;
+  uint8_t* out = by.out;
+  for (int64_t pixel = 0; pixel < by.pixels; pixel += Parts, out += Parts * by.channels) {
+    typename Vec::Acc sums[4];
+    for (int b = 0; b < 4; ++b) sums[b] = Vec::constant(by.offset + b * (Vec::kWidth / 4));
+    const int8_t* w = by.weights;
+    for (int64_t r = 0; r < by.height; r += 4)
+      for (int64_t column = 0; column < by.width; ++column) {
+        const int64_t at = (pixel * by.stride + column) * kBlock;
+        const Lanes<Vec, Parts> lanes(by.rows + r, by.height - r, at, by.stride * kBlock);
+        for (int b = 0; b < 4; ++b, w += Vec::kDotBytes) sums[b] = Vec::dot(sums[b], Vec::dots(lanes.of[b]), Vec::weight(w));
+      }
+    put<Vec, Parts>(sums, by.multiplier, by.rounding, out, by.channels, by.valid, by.pixels - pixel);
   }
 }
 
-template <int Pixels, class... Vecs>
-void row(const uint8_t* const* columns, int64_t pixels, int64_t channels, int64_t height, int64_t width, int64_t stride,
-         const int8_t* packed, const Requantize& by, uint8_t* out) {
-  const auto fixed = [&](auto kernel) { kernel(columns, pixels, channels, height, width, stride, packed, by, out); };
-  if (width == 3 && stride == 1) return fixed(&pixels_of<Pixels, 3, 1, Vecs...>);
-  if (width == 3 && stride == 2) return fixed(&pixels_of<Pixels, 3, 2, Vecs...>);
-  if (width == 5 && stride == 1) return fixed(&pixels_of<Pixels, 5, 1, Vecs...>);
-  if (width == 5 && stride == 2) return fixed(&pixels_of<Pixels, 5, 2, Vecs...>);
-  fixed(&pixels_of<1, 0, 0, Vecs...>);
+template <class Vec, int Parts>
+void block(const Block<Vec>& by) {
+  const auto is = [&](int64_t size, int64_t stride) {
+    return by.height == size && by.width == size && by.stride == stride;
+  };
+  if (is(3, 1)) return row_of<Vec, Parts, 3, 3, 1>(by);
+  if (is(3, 2)) return row_of<Vec, Parts, 3, 3, 2>(by);
+  if (is(5, 1)) return row_of<Vec, Parts, 5, 5, 1>(by);
+  if (is(5, 2)) return row_of<Vec, Parts, 5, 5, 2>(by);
+  row_any<Vec, Parts>(by);
 }
 
-template <int Pixels, class... Vecs>
+template <class Vec>
+void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+         int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out) {
+  const uint8_t* begins[kDepthwiseMost];
+  std::copy_n(rows, height, begins);
+  const typename Vec::Rounding rounding(by);
+  const int32_t* offset = by.offset;
+  const float* multiplier = by.multiplier;
+  each_block<Vec>(channels, [&](auto parts, int64_t c, int64_t valid) {
+    block<Vec, parts>({begins, height, width, stride, packed, offset, multiplier, rounding, out + c, pixels, channels, valid});
+    packed += quads_of(height) * width * 4 * Vec::kDotBytes;
+    offset += Vec::kWidth, multiplier += Vec::kWidth;
+    for (int64_t r = 0; r < height; ++r) begins[r] += columns * (Vec::kWidth / parts);
+  });
+}
+
+template <class Vec>
 constexpr NativeDepthwise table() {
-  return {&packed_bytes<Vecs...>, &pack<Vecs...>, &arrange<Vecs...>, &row<Pixels, Vecs...>};
+  return {&placed_bytes<Vec>, &place<Vec>,    &packed_bytes<Vec>, &pack<Vec>,
+          &arranged<Vec>,     &arrange<Vec>, &row<Vec>};
 }
 
 #undef OCTET_UNROLL

@@ -6,41 +6,28 @@ namespace depthwise {
 namespace {
 
 // A lane of four taps is two pairs of int16: taps 0 and 2, and taps 1 and 3.
-template <class Vec>
-struct Pairs : Vec {
-  static constexpr int kDotBytes = 2 * Vec::kWidth;
+struct Pairs : Vec32 {
+  struct Two {
+    Acc even, odd;
+  };
+  using Weight = Two;
+  static constexpr int kDotBytes = 2 * kWidth;
+  static Two dots(Acc lanes) { return {_mm256_and_si256(lanes, _mm256_set1_epi16(255)), _mm256_srli_epi16(lanes, 8)}; }
+  static Weight weight(const int8_t* w) { return {load(w), load(w + kWidth)}; }
+  static Acc dot(Acc sum, Two x, Weight w) {
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, w.even));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, w.odd));
+  }
   static void pack_weight(const int8_t (&taps)[4], int lane, int8_t* packed) {
     const int16_t even[2] = {taps[0], taps[2]}, odd[2] = {taps[1], taps[3]};
     std::memcpy(packed + lane * 4, even, sizeof even);
-    std::memcpy(packed + Vec::kWidth + lane * 4, odd, sizeof odd);
-  }
-};
-
-struct Narrow : Pairs<Vec16> {
-  struct Dots {
-    Acc even, odd;
-  };
-  static Dots dots(Acc lanes) { return {_mm_and_si128(lanes, _mm_set1_epi16(255)), _mm_srli_epi16(lanes, 8)}; }
-  static Acc dot(Acc sum, Dots x, const int8_t* w) {
-    sum = _mm_add_epi32(sum, _mm_madd_epi16(x.even, weights(w)));
-    return _mm_add_epi32(sum, _mm_madd_epi16(x.odd, weights(w + kWidth)));
-  }
-};
-
-struct Wide : Pairs<Vec32> {
-  struct Dots {
-    Acc even, odd;
-  };
-  static Dots dots(Acc lanes) { return {_mm256_and_si256(lanes, _mm256_set1_epi16(255)), _mm256_srli_epi16(lanes, 8)}; }
-  static Acc dot(Acc sum, Dots x, const int8_t* w) {
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x.even, weights(w)));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(x.odd, weights(w + kWidth)));
+    std::memcpy(packed + kWidth + lane * 4, odd, sizeof odd);
   }
 };
 
 }  // namespace
 }  // namespace depthwise
 
-extern const NativeDepthwise kAvx2Depthwise = depthwise::table<2, depthwise::Wide, depthwise::Narrow>();
+extern const NativeDepthwise kAvx2Depthwise = depthwise::table<depthwise::Pairs>();
 
 }  // namespace octet

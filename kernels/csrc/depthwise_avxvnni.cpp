@@ -5,17 +5,13 @@ namespace octet {
 namespace depthwise {
 namespace {
 
-struct Narrow : Vnni<Vec16> {
-  static Acc dot(Acc sum, Acc x, const int8_t* w) { return _mm_dpbusd_avx_epi32(sum, x, weights(w)); }
-};
-
-struct Wide : Vnni<Vec32> {
-  static Acc dot(Acc sum, Acc x, const int8_t* w) { return _mm256_dpbusd_avx_epi32(sum, x, weights(w)); }
+struct Dots : Vnni<Vec32> {
+  static Acc dot(Acc sum, Acc x, Weight w) { return _mm256_dpbusd_avx_epi32(sum, x, w); }
 };
 
 }  // namespace
 }  // namespace depthwise
 
-extern const NativeDepthwise kAvxVnniDepthwise = depthwise::table<2, depthwise::Wide, depthwise::Narrow>();
+extern const NativeDepthwise kAvxVnniDepthwise = depthwise::table<depthwise::Dots>();
 
 }  // namespace octet

@@ -30,21 +30,28 @@ struct NativeGemm {
                   const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last);
 };
 
-// Depthwise convolutions, 16 channels and more at a time, requantised from registers.
+// Depthwise convolutions, requantised from registers. Their input lies in rows of their own, with room for a vector past
+// their end: blocks of channels, and in each the columns of the row side by side.
 struct NativeDepthwise {
+  // Bytes of a column in all blocks together.
+  int64_t (*placed_bytes)(int64_t channels);
+  // Pixels (count, channels) to the columns [first, first + count) of a row with `columns` columns, `border` to the others.
+  void (*place)(const uint8_t* pixels, int64_t count, int64_t channels, int64_t first, int64_t columns, uint8_t border,
+                uint8_t* row);
   int64_t (*packed_bytes)(int64_t channels, int64_t height, int64_t width);
-  // weight (channels, height, width)
+  // weight (channels, height, width); packed is aligned to 64 bytes.
   void (*pack)(const int8_t* weight, int64_t channels, int64_t height, int64_t width, int8_t* packed);
-  // Values of 4 bytes per channel in the order of the kernel's registers, (channels + 64) of them at most.
+  // Values of 4 bytes per channel in the order of the kernel's registers, and how many there are.
+  int64_t (*arranged)(int64_t channels);
   void (*arrange)(const void* by_channel, int64_t channels, void* out);
-  // A row of output pixels. columns[c * rows + r] is the input pixel under row r of the kernel in column c, whose
-  // `rows` are a multiple of 4 (those past the height repeat another one: their weights are 0). Output pixel i sees the
-  // columns from i * stride on. offset and multiplier of `by` are arranged.
-  void (*row)(const uint8_t* const* columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+  // A row of output pixels (pixels, channels) from `height` rows with `columns` columns; the first pixel sees the first
+  // `width` of them. height <= kDepthwiseMost. offset and multiplier of `by` are arranged, and no sum times its multiplier
+  // leaves int32.
+  void (*row)(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
               int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out);
 };
 
-constexpr int64_t kDepthwiseLeast = 16;  // channels
+constexpr int64_t kDepthwiseMost = 32;
 
 extern const NativeGemm kPortableGemm;
 #if defined(__x86_64__)

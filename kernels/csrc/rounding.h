@@ -12,26 +12,6 @@ namespace {
 
 constexpr float kMostWord = 32767.0f;  // and any zero point on top saturates
 
-struct Rounding128 {
-  __m128 most = _mm_set1_ps(kMostWord);
-  __m128i zero_point, bottom, top;
-  explicit Rounding128(const Requantize& by)
-      : zero_point(_mm_set1_epi16(static_cast<int16_t>(by.zero_point))),
-        bottom(_mm_set1_epi8(static_cast<int8_t>(by.bottom))),
-        top(_mm_set1_epi8(static_cast<int8_t>(by.top))) {}
-  // Four sums to whole numbers, the zero point not yet added.
-  __m128i whole(__m128i sum, const int32_t* offset, const float* multiplier) const {
-    const __m128i exact = _mm_add_epi32(sum, _mm_loadu_si128(reinterpret_cast<const __m128i*>(offset)));
-    const __m128 real = _mm_mul_ps(_mm_cvtepi32_ps(exact), _mm_loadu_ps(multiplier));
-    return _mm_cvtps_epi32(_mm_min_ps(real, most));
-  }
-  // Two packs of eight to bytes.
-  __m128i bytes(__m128i first, __m128i second) const {
-    const __m128i q = _mm_packus_epi16(_mm_adds_epi16(first, zero_point), _mm_adds_epi16(second, zero_point));
-    return _mm_min_epu8(_mm_max_epu8(q, bottom), top);
-  }
-};
-
 struct Rounding256 {
   __m256 most = _mm256_set1_ps(kMostWord);
   __m256i zero_point, bottom, top;
@@ -39,11 +19,17 @@ struct Rounding256 {
       : zero_point(_mm256_set1_epi16(static_cast<int16_t>(by.zero_point))),
         bottom(_mm256_set1_epi8(static_cast<int8_t>(by.bottom))),
         top(_mm256_set1_epi8(static_cast<int8_t>(by.top))) {}
+  // Eight sums to whole numbers, the zero point not yet added.
   __m256i whole(__m256i sum, const int32_t* offset, const float* multiplier) const {
     const __m256i exact = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset)));
     const __m256 real = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_loadu_ps(multiplier));
     return _mm256_cvtps_epi32(_mm256_min_ps(real, most));
   }
+  // The same where offsets are in the sums, and no product leaves int32.
+  __m256i small(__m256i sum, const float* multiplier) const {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(multiplier)));
+  }
+  // Two packs of sixteen to bytes.
   __m256i bytes(__m256i first, __m256i second) const {
     const __m256i q = _mm256_packus_epi16(_mm256_adds_epi16(first, zero_point), _mm256_adds_epi16(second, zero_point));
     return _mm256_min_epu8(_mm256_max_epu8(q, bottom), top);
@@ -81,6 +67,10 @@ struct Rounding512 {
     const __m512i exact = _mm512_add_epi32(sum, _mm512_loadu_si512(offset));
     const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_loadu_ps(multiplier));
     return _mm512_cvtps_epi32(_mm512_min_ps(real, most));
+  }
+  // The same where offsets are in the sums, and no product leaves int32.
+  __m512i small(__m512i sum, const float* multiplier) const {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(multiplier)));
   }
   __m512i bytes(__m512i first, __m512i second) const {
     const __m512i q = _mm512_packus_epi16(_mm512_adds_epi16(first, zero_point), _mm512_adds_epi16(second, zero_point));

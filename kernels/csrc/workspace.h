@@ -48,9 +48,8 @@ struct Workspace {
   // What requantises a channel, and the same in the order of a depthwise kernel.
   Scratch<int32_t> offset, arranged_offset;
   Scratch<float> multiplier, arranged_multiplier;
-  // Of a convolution: its padded input, a pixel of padding, and where the columns of a row lie.
-  Scratch<uint8_t> padded, border;
-  Scratch<const uint8_t*> columns;
+  // Of a convolution: its padded input; of a depthwise one, the rows that its kernel sees.
+  Scratch<uint8_t> padded, placed;
 };
 
 // The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.

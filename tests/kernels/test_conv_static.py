@@ -71,6 +71,7 @@ CASES = {
     "depthwise-5x5-strided": Case(channels=96, outputs=96, groups=96, kernel=5, padding=2, stride=2),
     "depthwise-7x7": Case(channels=40, outputs=40, groups=40, kernel=7, padding=3),
     "depthwise-2x2-stride-3": Case(channels=32, outputs=32, groups=32, kernel=2, padding=0, stride=3),
+    "depthwise-many-rows": Case(batch=1, channels=20, outputs=20, groups=20, size=150),
     "depthwise-padding-alone": Case(channels=17, outputs=17, groups=17, size=1, kernel=3, padding=3),
     "pointwise-odd": Case(channels=7, outputs=5, kernel=1, padding=0),
     "pointwise-wide": Case(channels=20, outputs=150, kernel=1, padding=0),
@@ -129,6 +130,21 @@ def test_depthwise_kernels_that_are_not_square(compiled: Backend, kernel: tuple[
     u8 = compiled.conv_u8s8_u8(x, 9, weight, None, ones, padding, ones, 50, factors, 60, 0, 255)  # type: ignore[attr-defined]
     exact = CONVOLUTIONS[len(ones)](x.double() - 9, weight.double(), None, ones, padding, ones, 50).int()
     assert torch.equal(u8.movedim(1, -1), reference.requantize(exact.movedim(1, -1), factors, 60, 0, 255))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 15, 17, 32, 33, 48, 49, 63, 64, 65, 80, 100, 129])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (4, 3)], ids=str)
+def test_depthwise_kernels_take_any_number_of_channels(
+    compiled: Backend, channels: int, kernel: int, stride: int
+) -> None:
+    """Blocks of 64, 32 and 16 channels, the last of them not full, over rows of 1 to 12 pixels."""
+    for size in (1, 2, 4, 7, 12):
+        case = Case(2, 1, channels, channels, size, kernel, stride, kernel // 2, groups=channels)
+        x, weight = case.operands()
+        factors = torch.rand(channels, generator=torch.Generator().manual_seed(size)) * 1e-3 + 1e-4
+        sums = case.exact(x, 7, weight, None).movedim(1, -1)
+        u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
+        assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 16], ids=["full", "grouped", "depthwise"])
