@@ -26,6 +26,8 @@ COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-
 # No contraction: a fused multiply-add rounds once where the reference rounds twice, so those that are meant are in
 # the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
 ROW_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+# What is float32 in a float model has no reference to the bit.
+REAL_FLAGS = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 FILE_FLAGS = {
     "rows_portable.cpp": ROW_FLAGS,
@@ -34,6 +36,9 @@ FILE_FLAGS = {
     "elementwise_portable.cpp": ROW_FLAGS,
     "elementwise_avx2.cpp": [*ROW_FLAGS, "-mavx2"],
     "elementwise_avx512.cpp": [*ROW_FLAGS, *AVX512],
+    "reals_portable.cpp": REAL_FLAGS,
+    "reals_avx2.cpp": [*REAL_FLAGS, "-mavx2", "-mfma"],
+    "reals_avx512.cpp": [*REAL_FLAGS, *AVX512],
     "plan_moves.cpp": ["-ffp-contract=off"],
     "native_avx2.cpp": ["-mavx2"],
     "native_avxvnni.cpp": ["-mavx2", "-mavxvnni"],

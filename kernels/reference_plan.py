@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from quant.kernels.reference_ops import OPS, OpTable
+from quant.kernels.reference_reals import REALS
 from torch import Tensor
 
 HEADER = "octet-plan 1"
@@ -163,7 +164,7 @@ def run_plan(
 
     Args:
         inputs: float32 or uint8, one per register of the text's `inputs`.
-        constants: what $n names: int8 weights, int32 biases, float32 multipliers, uint8 look-up tables.
+        constants: what $n names: int8 weights, int32 biases, float32 multipliers and norms, uint8 look-up tables.
         table: the operators, with the arguments of their references.
 
     Returns:
@@ -184,7 +185,7 @@ def run_plan(
         return constants[value.index] if isinstance(value, Constant) else value
 
     for line in plan.lines:
-        operator = MOVES.get(line.op) or table[line.op]
+        operator = MOVES.get(line.op) or REALS.get(line.op) or table[line.op]
         registers[line.out] = operator(**{name: filled(value) for name, value in line.settings.items()})
     return [_as_promised(registers[index]) for index in plan.outputs]
 

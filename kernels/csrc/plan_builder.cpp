@@ -25,7 +25,9 @@ void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inp
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
     registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
   }
+  text_ = &text;
   for (const PlanLine& line : text.lines) {
+    if (registers_.contains(line.out)) continue;
     if (std::optional<PlanPad> pad = pad_of(*this, line))
       pads_[line.out] = std::move(*pad);
     else
@@ -116,6 +118,54 @@ const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) {
 const PlanPad* PlanBuilder::pad(int64_t reg) const {
   const auto found = pads_.find(reg);
   return found == pads_.end() ? nullptr : &found->second;
+}
+
+namespace {
+
+// How often a line names a register, sizes of it among that.
+int64_t mentions(const PlanLine& line, int64_t reg) {
+  const std::string name = "%" + std::to_string(reg);
+  int64_t count = 0;
+  for (const auto& [field, value] : line.fields)
+    for (size_t at = value.find(name); at != std::string::npos; at = value.find(name, at + 1)) {
+      const size_t end = at + name.size();
+      count += end == value.size() || value[end] < '0' || value[end] > '9';
+    }
+  return count;
+}
+
+}  // namespace
+
+const PlanLine* PlanBuilder::only_reader(int64_t reg) const {
+  if (std::find(text_->outputs.begin(), text_->outputs.end(), reg) != text_->outputs.end()) return nullptr;
+  const PlanLine* found = nullptr;
+  int64_t count = 0;
+  for (const PlanLine& line : text_->lines)
+    if (const int64_t here = mentions(line, reg)) {
+      found = &line;
+      count += here;
+    }
+  return count == 1 ? found : nullptr;
+}
+
+const PlanLine* PlanBuilder::reader(int64_t reg, std::string_view op) const {
+  for (const PlanLine& line : text_->lines)
+    if (line.op.starts_with(op) && mentions(line, reg)) return &line;
+  return nullptr;
+}
+
+Sizes PlanBuilder::rounded_strides(const PlanLine& line, const Sizes& sizes) const {
+  return reader(line.out, "linear_u8s8") ? plain_strides(sizes) : channels_last_strides(sizes);
+}
+
+PlanView PlanBuilder::pending_sum(const PlanLine& line) {
+  pending_[line.out] = &line;
+  return at(line, line.reg("a"));
+}
+
+const PlanLine* PlanBuilder::sum_of(int64_t reg) const {
+  const auto found = pending_.find(reg);
+  return found == pending_.end() ? nullptr : found->second;
 }
 
 int64_t PlanBuilder::size_of(const PlanLine& line, std::string_view reg, int64_t dim) {

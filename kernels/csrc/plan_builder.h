@@ -30,6 +30,13 @@ class PlanBuilder {
   const PlanView& input(const PlanLine& line, std::string_view name) { return at(line, line.reg(name)); }
   // The padding that was put off for a register, or null.
   const PlanPad* pad(int64_t reg) const;
+  // Steps that compute several lines at once: who reads a register, one line ahead of being lowered.
+  const PlanLine* only_reader(int64_t reg) const;                       // null where it has several, or is given out
+  const PlanLine* reader(int64_t reg, std::string_view op) const;       // the first whose name begins so, or null
+  Sizes rounded_strides(const PlanLine& line, const Sizes& sizes) const;  // of its integers: as a linear reader has them
+  void define(const PlanLine& line, const PlanView& view) { registers_[line.out] = view; }  // and do not lower it
+  PlanView pending_sum(const PlanLine& line);                           // leave a sum to its only reader
+  const PlanLine* sum_of(int64_t reg) const;                            // the line of such a sum, or null
   int64_t size_of(const PlanLine& line, std::string_view reg, int64_t dim);
   const PlanConstant& constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank = 0) const;
   template <class T>
@@ -43,6 +50,8 @@ class PlanBuilder {
   const std::vector<PlanConstant>& constants_;
   Plan* plan_;
   std::map<int64_t, PlanView> registers_;
+  const PlanText* text_ = nullptr;
+  std::map<int64_t, const PlanLine*> pending_;
   std::map<int64_t, PlanPad> pads_;
 };
 

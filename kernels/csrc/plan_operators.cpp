@@ -82,7 +82,7 @@ void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const Pl
 
 PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
   expect_dtype(line, x, true);
-  const PlanView out = b.fresh(x.sizes, channels_last_strides(x.sizes));
+  const PlanView out = b.fresh(x.sizes, b.rounded_strides(line, x.sizes));
   const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
   if (x.rank() >= 3 && x.sizes[1] >= 2 && x.sizes[1] <= kMostPlanes && x.has_strides(plain_strides(x.sizes))) {
     quantize_planes(b, x, range, out);
@@ -286,16 +286,22 @@ PlanView lookup(PlanBuilder& b, const PlanLine& line) {
   return out;
 }
 
-// Both sides with as many dimensions as the result, and the strides with which they repeat over it.
-struct Broadcast {
-  PlanView a, b;
-  Sizes sizes, a_strides, b_strides;
-};
+}  // namespace
 
-void lengthen(PlanView& view, size_t rank) {
-  const size_t missing = rank - view.sizes.size();
-  view.sizes.insert(view.sizes.begin(), missing, 1);
-  view.strides.insert(view.strides.begin(), missing, 1);
+Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right) {
+  const size_t rank = std::max(left.sizes.size(), right.sizes.size());
+  for (PlanView* view : {&left, &right}) {
+    const size_t missing = rank - view->sizes.size();
+    view->sizes.insert(view->sizes.begin(), missing, 1);
+    view->strides.insert(view->strides.begin(), missing, 1);
+  }
+  Sizes sizes(rank);
+  for (size_t d = 0; d < rank; ++d) {
+    expect(line, left.sizes[d] == right.sizes[d] || left.sizes[d] == 1 || right.sizes[d] == 1,
+           "its inputs have shapes that do not go together");
+    sizes[d] = left.sizes[d] == 1 ? right.sizes[d] : left.sizes[d];
+  }
+  return sizes;
 }
 
 Sizes repeated(const PlanView& view, const Sizes& sizes) {
@@ -304,6 +310,8 @@ Sizes repeated(const PlanView& view, const Sizes& sizes) {
     if (view.sizes[d] == 1 && sizes[d] != 1) strides[d] = 0;
   return strides;
 }
+
+namespace {
 
 bool rows_can_be_read(const PlanLoops& loops) {
   return loops.step(0) == 1 && (loops.step(1) == 0 || loops.step(1) == 1) && (loops.step(2) == 0 || loops.step(2) == 1);
@@ -317,15 +325,7 @@ PlanView binary(PlanBuilder& b, const PlanLine& line, const Settings& settings, 
   PlanView left = b.input(line, "q_a"), right = b.input(line, "q_b");
   expect_dtype(line, left, false);
   expect_dtype(line, right, false);
-  const size_t rank = std::max(left.sizes.size(), right.sizes.size());
-  lengthen(left, rank);
-  lengthen(right, rank);
-  Sizes sizes(rank);
-  for (size_t d = 0; d < rank; ++d) {
-    expect(line, left.sizes[d] == right.sizes[d] || left.sizes[d] == 1 || right.sizes[d] == 1,
-           "its inputs have shapes that do not go together");
-    sizes[d] = left.sizes[d] == 1 ? right.sizes[d] : left.sizes[d];
-  }
+  const Sizes sizes = broadcast(line, left, right);
   const PlanView& larger = left.count() >= right.count() ? left : right;
   const bool plain =
       larger.has_strides(plain_strides(larger.sizes)) && !larger.has_strides(channels_last_strides(larger.sizes));
@@ -389,7 +389,7 @@ const PlanOperators& value_operators() {
 }
 
 PlanView lower(PlanBuilder& b, const PlanLine& line) {
-  for (const PlanOperators* table : {&value_operators(), &window_operators(), &move_operators()}) {
+  for (const PlanOperators* table : {&value_operators(), &window_operators(), &move_operators(), &real_operators()}) {
     const auto found = table->find(line.op);
     if (found != table->end()) return found->second(b, line);
   }

@@ -16,6 +16,7 @@ using PlanOperators = std::map<std::string, PlanView (*)(PlanBuilder&, const Pla
 const PlanOperators& value_operators();   // layers, and what computes value by value
 const PlanOperators& window_operators();  // pooling and means
 const PlanOperators& move_operators();    // what only moves values, padding and resizing among it
+const PlanOperators& real_operators();    // what is computed in float32
 
 // A real view, rounded by the line's scale and zero point.
 PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x);
@@ -27,6 +28,10 @@ void expect(const PlanLine& line, bool holds, const std::string& what);
 void expect_dtype(const PlanLine& line, const PlanView& view, bool real);
 // A setting in [0, 255].
 int32_t byte(const PlanLine& line, std::string_view name);
+// The shape of the result of two views, which get as many dimensions as it has.
+Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right);
+// The strides with which a view repeats over a larger shape.
+Sizes repeated(const PlanView& view, const Sizes& sizes);
 // A dimension counted from the front; fails where there is none.
 int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank);
 

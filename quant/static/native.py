@@ -8,7 +8,7 @@ when it first runs, and again when a layer's buffers were replaced.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from quant.graph import Ref, leaves
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
-from quant.static.plannable import Planner, Symbol, Unplanned
+from quant.static.plannable import Planner, Symbol
+from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""
@@ -29,28 +30,34 @@ class Region:
     """Instructions that are computed in one call.
 
     Attributes:
-        pieces: lines as text, and calls of layers, whose numbers are read when the region runs.
+        pieces: lines as text, and calls of layers and modules, whose numbers are read when the region runs.
         constants: tensors that the lines name as $0, $1, ...; those of layers follow.
         inputs, outputs: registers.
         tail: instructions that look at an output's shape or cut it into a tuple, for what comes after the region.
         drops: registers that nobody reads after it.
         steps: how many instructions it stands for.
+        instructions: these.
     """
 
-    pieces: list[str | Instruction]
+    pieces: list[str | Instruction | ModuleCall]
     constants: list[Tensor]
     inputs: list[int]
     outputs: list[int]
     tail: list[Instruction]
     drops: list[int]
     steps: int
+    instructions: list[Instruction]
     _text: _Text | None = field(default=None, repr=False, compare=False)
 
     def text(self, layer: Callable[[str], StaticLayer]) -> tuple[str, list[Tensor]]:
         """The program text and the constants it names."""
-        if self._text is None or not self._text.current():
+        if self._text is None or not self._text.current(layer):
             self._text = _Text(self, layer)
         return self._text.program, self._text.constants
+
+    def holds(self, layer: Callable[[str], Any]) -> bool:
+        """Whether its float modules may be computed natively: not hooked, not replaced, not training."""
+        return all(piece.holds(layer(piece.path)) for piece in self.pieces if isinstance(piece, ModuleCall))
 
     def run(self, registers: dict[int, Any], layer: Callable[[str], StaticLayer], backend: str) -> None:
         """Fill the registers that others read."""
@@ -69,11 +76,13 @@ class _Text:
     def __init__(self, region: Region, layer: Callable[[str], StaticLayer]) -> None:
         self.constants = list(region.constants)
         self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
+        self.norms: list[tuple[str, tuple[Any, ...]]] = []
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
         for piece in region.pieces:
-            lines += (
-                [piece] if isinstance(piece, str) else self._layer(piece, layer(piece.target), LAYERED + len(lines))
-            )
+            if isinstance(piece, Instruction):
+                lines += self._layer(piece, layer(piece.target), LAYERED + len(lines))
+            else:
+                lines.append(piece if isinstance(piece, str) else self._module(piece, layer(piece.path)))
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
 
@@ -109,16 +118,33 @@ class _Text:
             lines.append(Line(instruction.out, "clamp", ends))
         return [str(line) for line in lines]
 
+    def _module(self, call: ModuleCall, module: Any) -> str:
+        """The line that does what a float module does."""
+        x = Register(call.source)
+        if call.op == "same":
+            return str(Line(call.out, "same", {"x": x}))
+        found = _norm_of(module)
+        self.norms.append((call.path, found))
+        weight, bias = (None if one is None else self._constant(one) for one in found[:2])
+        return str(Line(call.out, "layer_norm", {"x": x, "weight": weight, "bias": bias, "eps": found[2]}))
+
     def _constant(self, tensor: Tensor) -> Constant:
         self.constants.append(tensor)
         return Constant(len(self.constants) - 1)
 
-    def current(self) -> bool:
+    def current(self, layer: Callable[[str], Any]) -> bool:
         """Whether the layers are still those that the text was made from."""
+        for path, found in self.norms:
+            if any(one is not other for one, other in zip(_norm_of(layer(path)), found, strict=True)):
+                return False
         for layer, site, known, weight in self.sources:
             if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
                 return False
         return True
+
+
+def _norm_of(module: Any) -> tuple[Any, ...]:
+    return module._parameters["weight"], module._parameters["bias"], module.eps
 
 
 LAYERED = 1 << 20
@@ -201,17 +227,48 @@ def _registers(tree: Any) -> set[int]:
     return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
 
 
+@dataclass(frozen=True)
+class _Part:
+    """An instruction with its plan."""
+
+    instruction: Instruction
+    drops: list[int]
+    planned: list[Line] | Instruction | ModuleCall | Symbol
+
+    @property
+    def pieces(self) -> int:
+        """How many lines of text it becomes, those of a layer as one."""
+        if isinstance(self.planned, Symbol):
+            return 0
+        return len(self.planned) if isinstance(self.planned, list) else 1
+
+    @property
+    def inexact(self) -> bool:
+        """Whether its last bits are not torch's, so that it is native wherever it can be."""
+        if isinstance(self.planned, ModuleCall):
+            return self.planned.op in INEXACT
+        return isinstance(self.planned, list) and any(line.op in INEXACT for line in self.planned)
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether it moves reals or looks at a shape, which torch does as well without a copy."""
+        if self.instruction.op != "call":
+            return False
+        if isinstance(self.planned, ModuleCall):
+            return not self.inexact
+        return isinstance(self.planned, Symbol) or (
+            isinstance(self.planned, list) and all(line.op in VIEWS for line in self.planned)
+        )
+
+
+VIEWS = ("reshape", "flatten", "permute", "transpose", "unsqueeze", "squeeze", "slice", "select", "chunk", "same")
+
+
 class _Run:
     """A region while it grows."""
 
     def __init__(self) -> None:
-        self.instructions: list[Instruction] = []
-        self.drops: list[list[int]] = []
-        self.pieces: list[str | Instruction] = []
-        self.constants: list[Tensor] = []
-        self.inputs: dict[int, None] = {}
-        self.made: set[int] = set()
-        self.symbolic: dict[int, Instruction] = {}
+        self.parts: list[_Part] = []
 
     def add(self, instruction: Instruction, drops: list[int], planner: Planner) -> None:
         """Take an instruction in.
@@ -219,56 +276,96 @@ class _Run:
         Raises:
             Unplanned: it has no plan; nothing was changed.
         """
-        planned = planner.plan(instruction)
-        if isinstance(planned, Symbol):
-            self.symbolic[instruction.out] = instruction
-        else:
-            for line in planned if isinstance(planned, list) else []:
-                self.pieces.append(str(self._with_constants(line)))
-            if isinstance(planned, Instruction):
-                self.pieces.append(planned)
-            for register in _tensors(planned):
-                if register not in self.made:
-                    self.inputs[register] = None
-        self.made.add(instruction.out)
-        self.instructions.append(instruction)
-        self.drops.append(drops)
-
-    def _with_constants(self, line: Line) -> Line:
-        settings = dict(line.settings)
-        for name, value in settings.items():
-            if isinstance(value, Tensor):
-                settings[name] = Constant(len(self.constants))
-                self.constants.append(value)
-        return Line(line.out, line.op, settings)
+        self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
 
     def close(self, made: Schedule, wanted: set[int]) -> None:
-        """Put the run into the schedule: as a region, or as it was where it is too short."""
-        if len(self.pieces) < SHORTEST:
-            made.steps += self.instructions
-            made.drops += self.drops
-            return
-        tail, wanted = self._tail(wanted)
-        outputs = [one.out for one in self.instructions if one.out in wanted and one.out not in self.symbolic]
-        held = {*self.inputs, *outputs, *(one.out for one in tail)}
-        drops = sorted({register for part in self.drops for register in part} & held)
-        steps = len(self.instructions)
-        made.steps.append(Region(self.pieces, self.constants, list(self.inputs), outputs, tail, drops, steps))
-        made.drops.append(drops)
+        """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
+        begin, end = self._edges()
+        inside, after = self.parts[begin:end], self.parts[end:]
+        short = sum(part.pieces for part in inside) < SHORTEST or all(part.instruction.op == "call" for part in inside)
+        if short and not any(part.inexact for part in inside):
+            inside, after = [], self.parts[begin:]
+        before = self.parts[:begin]
+        if inside:
+            read = _registers([(part.instruction.args, part.instruction.kwargs) for part in after])
+            region = _region(inside, wanted | read)
+            # A size that was read before it is, to the region, one of the tensor that it was read of.
+            kept = {register for part in before for register in part.drops} & set(region.inputs)
+            region.drops = sorted({*region.drops, *kept})
+            before = [replace(part, drops=[one for one in part.drops if one not in kept]) for part in before]
+        _append(made, before)
+        if inside:
+            made.steps.append(region)
+            made.drops.append(region.drops)
+        _append(made, after)
 
-    def _tail(self, wanted: set[int]) -> tuple[list[Instruction], set[int]]:
-        """The symbolic instructions that somebody outside reads, and all that is then read of the region."""
-        tail: list[Instruction] = []
-        wanted = set(wanted)
-        for instruction in reversed(list(self.symbolic.values())):
-            if instruction.out in wanted:
-                tail.insert(0, instruction)
-                wanted |= _registers((instruction.args, instruction.kwargs))
-        return tail, wanted
+    def _edges(self) -> tuple[int, int]:
+        """Where what is more than moves begins and ends; shapes that are read there stay with it."""
+        begin, end = 0, len(self.parts)
+        for place, part in enumerate(self.parts):
+            if not part.only_moves:
+                break
+            begin = begin if isinstance(part.planned, Symbol) else place + 1
+        for place in range(len(self.parts) - 1, begin - 1, -1):
+            if not self.parts[place].only_moves:
+                break
+            end = end if isinstance(self.parts[place].planned, Symbol) else place
+        return begin, end
 
 
-def _tensors(planned: list[Line] | Instruction) -> list[int]:
+def _append(made: Schedule, parts: list[_Part]) -> None:
+    made.steps += [part.instruction for part in parts]
+    made.drops += [part.drops for part in parts]
+
+
+def _region(parts: list[_Part], wanted: set[int]) -> Region:
+    """One call for all parts; `wanted` are the registers that others read."""
+    pieces: list[str | Instruction | ModuleCall] = []
+    constants: list[Tensor] = []
+    inputs: dict[int, None] = {}
+    known: set[int] = set()
+    symbolic = {part.instruction.out: part.instruction for part in parts if isinstance(part.planned, Symbol)}
+    for part in parts:
+        if isinstance(part.planned, list):
+            pieces += [str(_with_constants(line, constants)) for line in part.planned]
+        elif not isinstance(part.planned, Symbol):
+            pieces.append(part.planned)
+        inputs.update(dict.fromkeys(register for register in _tensors(part.planned) if register not in known))
+        known.add(part.instruction.out)
+    instructions = [part.instruction for part in parts]
+    tail, wanted = _tail(symbolic, wanted)
+    outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
+    held = {*inputs, *outputs, *(one.out for one in tail)}
+    drops = sorted({register for part in parts for register in part.drops} & held)
+    return Region(pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions)
+
+
+def _with_constants(line: Line, constants: list[Tensor]) -> Line:
+    settings = dict(line.settings)
+    for name, value in settings.items():
+        if isinstance(value, Tensor):
+            settings[name] = Constant(len(constants))
+            constants.append(value)
+    return Line(line.out, line.op, settings)
+
+
+def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Instruction], set[int]]:
+    """The symbolic instructions that somebody outside reads, and all that is then read of the region."""
+    tail: list[Instruction] = []
+    wanted = set(wanted)
+    for instruction in reversed(list(symbolic.values())):
+        if instruction.out in wanted:
+            tail.insert(0, instruction)
+            wanted |= _registers((instruction.args, instruction.kwargs))
+    return tail, wanted
+
+
+def _tensors(planned: list[Line] | Instruction | ModuleCall | Symbol) -> list[int]:
     """The registers whose tensors a plan reads."""
+    if isinstance(planned, Symbol):
+        return []
+    if isinstance(planned, ModuleCall):
+        return [planned.source]
     if isinstance(planned, Instruction):
         return [planned.args[0].index]
     found: list[int] = []

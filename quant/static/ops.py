@@ -31,6 +31,11 @@ def table(backend: str | None = None) -> OpTable:
 
 def plans(backend: str | None = None) -> str | None:
     """The backend of planned runs, for a layer's or model's choice; None where the steps run one by one."""
+    return compiled(backend)
+
+
+def compiled(backend: str | None = None) -> str | None:
+    """The extension's backend, for a layer's or model's choice; None where another computes."""
     chosen = dispatch.current(backend or "")
     return chosen.name if isinstance(chosen, CompiledBackend) else None
 

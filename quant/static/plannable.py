@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,9 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
+from quant.static.plannable_reals import MOVES as REAL_MOVES
+from quant.static.plannable_reals import REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.recognise import StaysFloat, recognise, what
-
-
-class Unplanned(Exception):
-    """An instruction runs step by step; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,12 @@ class Planner:
     def __init__(self, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
+        self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
 
-    def plan(self, instruction: Instruction) -> list[Line] | Instruction | Symbol:
-        """Lines of text; the instruction itself for a layer, whose numbers are read when it runs; or a symbol.
+    def plan(self, instruction: Instruction) -> list[Line] | Instruction | ModuleCall | Symbol:
+        """Lines of text; the instruction itself for a layer, whose numbers are read when it runs; a call of a float
+        module, likewise; or a symbol.
 
         Raises:
             Unplanned: with the reason.
@@ -57,7 +58,7 @@ class Planner:
         if instruction.op == "layer":
             return self._layer(instruction)
         if instruction.op == "call":
-            return [self._pad(instruction)] if instruction.out in self.rounded else self._symbol(instruction)
+            return self._call(instruction)
         if instruction.op == "move":
             return self._move(instruction)
         if instruction.op not in PLANNED:
@@ -68,7 +69,7 @@ class Planner:
         op = self.layer(instruction.target).op
         if op not in ("linear", "conv"):
             raise Unplanned(f"{op} has no native kernel")
-        self._check_tensor(instruction.args[0])
+        self.check_tensor(instruction.args[0])
         return instruction
 
     def _settings(self, instruction: Instruction) -> dict[str, Any]:
@@ -85,11 +86,11 @@ class Planner:
 
     def _registers(self, value: Any) -> Any:
         if isinstance(value, Ref):
-            self._check_tensor(value)
+            self.check_tensor(value)
             return Register(value.index)
         raise Unplanned("an operand is no activation")
 
-    def _check_tensor(self, ref: Ref) -> None:
+    def check_tensor(self, ref: Ref) -> None:
         """Regions take uint8 and float32: an even register may hold anything that the user computed."""
         if ref.index in self.symbols:
             raise Unplanned("it reads a size or a tuple as a tensor")
@@ -111,9 +112,37 @@ class Planner:
         if meaning.op != "pad" or meaning.attrs["mode"] != "constant" or not all(map(_is_width, widths)):
             raise Unplanned("it is computed in float")
         source = Ref(2 * meaning.inputs[0])
-        self._check_tensor(source)
+        self.check_tensor(source)
         settings = {"q": Register(source.index), "widths": meaning.attrs["widths"], "mode": "constant", "fill": 0}
         return Line(instruction.out, "pad", settings)
+
+    def _call(self, instruction: Instruction) -> list[Line] | ModuleCall | Symbol:
+        """A call in float."""
+        if instruction.out in self.rounded:
+            with suppress(Unplanned):
+                return [self._pad(instruction)]
+        try:
+            return self._symbol(instruction)
+        except Unplanned:
+            node, (args, kwargs) = self.graph.nodes[instruction.target], instruction.args
+            name = what(node, self.root)
+            moves = self._views_are_safe and name in REAL_MOVES
+            if not moves and name not in REALS and node.kind != "module":
+                raise
+        made = Move(self, node, args, kwargs, name)
+        if node.kind == "module" and not moves:
+            return module_call(made, instruction.out)
+        done = (MOVES if moves else REALS)[name](made)
+        if isinstance(done, Symbol):
+            self.symbols[instruction.out] = done
+            return done
+        return _chain(instruction.out, done)
+
+    def shape(self, register: Register) -> tuple[int, ...]:
+        """Of a tensor, as captured."""
+        meta = self.graph.nodes[register.index // 2].meta
+        assert meta is not None
+        return tuple(meta.shape)
 
     def _symbol(self, instruction: Instruction) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""
@@ -133,7 +162,7 @@ class Planner:
                 made = Symbol("size", shape.source, rest[0])
         if made is None:
             raise Unplanned("it is computed in float")
-        self._check_tensor(Ref(made.source))
+        self.check_tensor(Ref(made.source))
         self.symbols[instruction.out] = made
         return made
 
@@ -144,7 +173,7 @@ class Planner:
         handler = MOVES.get(name)
         if handler is None:
             raise Unplanned(f"{name} has no native kernel")
-        made = handler(_Move(self, node, args, kwargs, name))
+        made = handler(Move(self, node, args, kwargs, name))
         if isinstance(made, Symbol):
             self.symbols[instruction.out] = made
             return made
@@ -192,7 +221,7 @@ def _check_interpolate(settings: dict[str, Any]) -> None:
             raise Unplanned(f"interpolation with {name} has no native kernel")
 
 
-class _Move:
+class Move:
     """A call that moves values, with its arguments by place or name."""
 
     def __init__(self, planner: Planner, node: Node, args: Any, kwargs: Any, name: str) -> None:
@@ -203,7 +232,7 @@ class _Move:
         """The tensor that is moved."""
         if not self.args or not isinstance(self.args[0], Ref):
             raise Unplanned("its operand is no activation")
-        self.planner._check_tensor(self.args[0])
+        self.planner.check_tensor(self.args[0])
         return Register(self.args[0].index)
 
     def get(self, place: int, name: str, default: Any = None) -> Any:
@@ -222,11 +251,11 @@ class _Move:
 Made = list[tuple[str, dict[str, Any]]]
 
 
-def _same(move: _Move) -> Made:
+def _same(move: Move) -> Made:
     return [("same", {"x": move.source()})]
 
 
-def _reshape(move: _Move) -> Made:
+def _reshape(move: Move) -> Made:
     shape: list[Any] = []
     for size in move.rest():
         symbol = move.planner.symbols.get(size.index) if isinstance(size, Ref) else None
@@ -241,7 +270,7 @@ def _reshape(move: _Move) -> Made:
     return [("reshape", {"x": move.source(), "shape": tuple(shape)})]
 
 
-def _flatten(move: _Move) -> Made:
+def _flatten(move: Move) -> Made:
     if move.module is not None:
         start, end = move.module.start_dim, move.module.end_dim
     else:
@@ -249,26 +278,41 @@ def _flatten(move: _Move) -> Made:
     return [("flatten", {"x": move.source(), "start": start, "end": end})]
 
 
-def _permute(move: _Move) -> Made:
+def _unflatten(move: Move) -> Made:
+    """A reshape with the other sizes as they are."""
+    if move.module is not None:
+        dim, sizes = move.module.dim, move.module.unflattened_size
+    else:
+        dim, sizes = move.get(1, "dim"), move.get(2, "sizes")
+    source = move.source()
+    rank = len(move.planner.shape(source))
+    if not isinstance(dim, int) or not all(isinstance(size, int) for size in sizes):
+        raise Unplanned("its sizes are computed at run time")
+    dim %= rank
+    before, after = ([Register(source.index, d) for d in part] for part in (range(dim), range(dim + 1, rank)))
+    return [("reshape", {"x": source, "shape": (*before, *sizes, *after)})]
+
+
+def _permute(move: Move) -> Made:
     return [("permute", {"x": move.source(), "dims": tuple(_numbers("dims", list(move.rest())))})]
 
 
-def _transpose(move: _Move) -> Made:
+def _transpose(move: Move) -> Made:
     return [("transpose", {"x": move.source(), "dim0": move.get(1, "dim0"), "dim1": move.get(2, "dim1")})]
 
 
-def _unsqueeze(move: _Move) -> Made:
+def _unsqueeze(move: Move) -> Made:
     return [("unsqueeze", {"x": move.source(), "dim": move.get(1, "dim")})]
 
 
-def _squeeze(move: _Move) -> Made:
+def _squeeze(move: Move) -> Made:
     dim = move.get(1, "dim")
     if not isinstance(dim, int):
         raise Unplanned("squeeze without one dimension has no plan")
     return [("squeeze", {"x": move.source(), "dim": dim})]
 
 
-def _narrow(move: _Move) -> Made:
+def _narrow(move: Move) -> Made:
     start, length = move.get(2, "start"), move.get(3, "length")
     if start < 0:
         raise Unplanned("narrow from the end has no plan")
@@ -276,11 +320,11 @@ def _narrow(move: _Move) -> Made:
     return [("slice", {"x": move.source(), **place})]
 
 
-def _chunk(move: _Move) -> Symbol:
+def _chunk(move: Move) -> Symbol:
     return Symbol("parts", move.source().index, (move.get(1, "chunks"), move.get(2, "dim", 0)))
 
 
-def _getitem(move: _Move) -> Made:
+def _getitem(move: Move) -> Made:
     place = move.get(1, "index")
     symbol = move.planner.symbols.get(move.args[0].index)
     if symbol is not None:
@@ -303,17 +347,17 @@ def _getitem(move: _Move) -> Made:
     return made or [("same", {"x": source})]
 
 
-def _cat(move: _Move) -> Made:
+def _cat(move: Move) -> Made:
     tensors = move.args[0] if move.args else None
     if not isinstance(tensors, (tuple, list)) or not all(isinstance(one, Ref) for one in tensors):
         raise Unplanned("it joins what is no activation")
     for one in tensors:
-        move.planner._check_tensor(one)
+        move.planner.check_tensor(one)
     dim = move.get(1, "dim", move.kwargs.get("axis", 0))
     return [("cat", {"tensors": tuple(Register(one.index) for one in tensors), "dim": dim})]
 
 
-MOVES: dict[str, Callable[[_Move], Made | Symbol]] = {
+MOVES: dict[str, Callable[[Move], Made | Symbol]] = {
     **dict.fromkeys(
         ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
          "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach", "clone"),
@@ -321,6 +365,7 @@ MOVES: dict[str, Callable[[_Move], Made | Symbol]] = {
     ),
     **dict.fromkeys(("view", "reshape"), _reshape),
     **dict.fromkeys(("flatten", "Flatten"), _flatten),
+    **dict.fromkeys(("unflatten", "Unflatten"), _unflatten),
     "permute": _permute,
     **dict.fromkeys(("transpose", "swapaxes"), _transpose),
     "unsqueeze": _unsqueeze,

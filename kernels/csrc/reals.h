@@ -1,0 +1,45 @@
+// Float32 steps between int8 layers: one table per instruction set, all compiled from reals.inc. Unlike integers these may
+// differ in their last bits from table to table and from torch's own; on one machine every caller gets the same bits.
+#pragma once
+
+#include <cstdint>
+
+namespace octet {
+
+// One head of attention: `queries` rows against `keys` keys, all `width` wide, and values that are `values` wide.
+struct HeadShape {
+  int64_t keys, width, values;
+  float scale;  // of the scores
+  bool causal;  // query i sees keys 0 to i
+  // Of the packed keys and values: rows of packed_keys and packed_values floats.
+  int64_t packed_keys, packed_values;
+};
+
+struct RealKernels {
+  // out = a + b; steps are 1, or 0 where one value meets the whole row.
+  void (*add)(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* out);
+  // A row of x, or of x + added where that is not null: (v - mean) / sqrt(variance + eps) * weight + bias. weight and bias
+  // may be null.
+  void (*layer_norm)(const float* x, const float* added, int64_t n, const float* weight, const float* bias, float eps,
+                     float* out);
+  // Queries that `attend` takes at once, and what packed rows are rounded up to.
+  int64_t queries, columns;
+  // k (keys, width) with rows `ld` apart -> (width, packed_keys), zero past the last key.
+  void (*pack_keys)(const float* k, int64_t ld, const HeadShape& shape, float* packed);
+  // v (keys, values) with rows `ld` apart -> (keys, packed_values), zero past the last column.
+  void (*pack_values)(const float* v, int64_t ld, const HeadShape& shape, float* packed);
+  // softmax(q k' * scale) v for queries [first, first + count), count at most `queries`; their rows in q and out are `ldq`
+  // and `ldout` apart. v has rows `ldv` apart that are packed_values long. room: queries * (packed_keys + packed_values).
+  void (*attend)(const HeadShape& shape, const float* q, int64_t ldq, int64_t first, int64_t count, const float* k,
+                 const float* v, int64_t ldv, float* room, float* out, int64_t ldout);
+};
+
+extern const RealKernels kPortableReals;
+#if defined(__x86_64__)
+extern const RealKernels kAvx2Reals;
+extern const RealKernels kAvx512Reals;
+#endif
+
+const RealKernels& real_kernels();
+
+}  // namespace octet

@@ -1,0 +1,7 @@
+#include "reals.inc"
+
+namespace octet {
+
+extern const RealKernels kAvx2Reals = kReals;
+
+}  // namespace octet

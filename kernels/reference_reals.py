@@ -1,0 +1,40 @@
+"""The oracle for what a plan computes in float32 between int8 layers: torch's own functions.
+
+A native kernel adds in another order than torch does, so it agrees within rounding and not to the bit; on one machine
+every route through the kernels gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def add_f32(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, broadcast."""
+    return a + b
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the last dimension, which weight and bias have (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4)."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> Tensor:
+    """softmax(q k' * scale) v (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
+
+    Args:
+        q, k, v: (..., L, E), (..., S, E), (..., S, V), three dimensions or more.
+        scale: positive; None is 1 / sqrt(E).
+        causal: query i sees keys 0 to i.
+
+    Returns:
+        (..., L, V).
+    """
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+REALS: dict[str, Callable[..., Tensor]] = {"add_f32": add_f32, "layer_norm": layer_norm, "attention": attention}
+"""By the names that a plan's text has for them."""

@@ -1,0 +1,117 @@
+"""Which float calls between integers have a native form: layer norms, attention, sums, and moves of their values.
+
+They stay float32 and mean what torch's mean. A layer norm and attention add in another order, so their last bits
+differ; therefore they are native wherever the kernels are, in a planned run and step by step alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from quant.graph import Graph, Ref, attribute
+from quant.kernels.reference_plan import Register
+from quant.static.traced_calls import writes_first_argument
+
+if TYPE_CHECKING:
+    from quant.static.plannable import Made, Move
+
+
+class Unplanned(Exception):
+    """An instruction runs step by step; the message says why."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A call of a float module of the user's, whose parameters and mode are read when it runs.
+
+    Attributes:
+        out, source: registers.
+        path: of the module.
+        op: "layer_norm", or "same" for one that does nothing in eval mode.
+    """
+
+    out: int
+    source: int
+    path: str
+    op: str
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return False
+        if self.op == "same":
+            return type(module) in IDLE and not module.training
+        return type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+
+
+IDLE = (nn.Dropout, nn.Identity)
+"""Modules that do nothing in eval mode."""
+
+MOVES = ("view", "reshape", "flatten", "Flatten", "permute", "transpose", "swapaxes", "unsqueeze", "squeeze",
+         "unflatten", "Unflatten", "chunk", "getitem", "contiguous")  # fmt: skip
+"""Calls that only move reals. A planned run copies where torch makes a view, which nobody sees while nobody writes."""
+
+
+def writes_in_place(graph: Graph, root: nn.Module) -> bool:
+    """Whether some call of the graph writes to a value that another one may be a view of."""
+    for node in graph.nodes:
+        if node.kind in ("function", "method", "module"):
+            module = attribute(root, node.target) if node.kind == "module" else None
+            if writes_first_argument(node.kind, node.target, node.kwargs, module):
+                return True
+    return False
+
+
+def module_call(move: Move, out: int) -> ModuleCall:
+    """A layer norm, or a dropout that does nothing in eval mode."""
+    op = "same" if type(move.module) in IDLE else "layer_norm"
+    call = ModuleCall(out, move.source().index, move.node.target, op)
+    if len(move.args) != 1 or move.kwargs or not call.holds(move.module):
+        raise Unplanned("it is computed in float")
+    for tensor in (getattr(move.module, "weight", None), getattr(move.module, "bias", None)):
+        if tensor is not None and tensor.dtype != torch.float32:
+            raise Unplanned("it is computed in float")
+    return call
+
+
+def _operand(move: Move, place: int, name: str) -> Register:
+    found = move.args[place] if place < len(move.args) else move.kwargs.get(name)
+    if not isinstance(found, Ref):
+        raise Unplanned("it is computed in float")
+    move.planner.check_tensor(found)
+    return Register(found.index)
+
+
+def _add(move: Move) -> Made:
+    if len(move.args) + len(move.kwargs) != 2:
+        raise Unplanned("it is computed in float")
+    return [("add_f32", {"a": _operand(move, 0, "input"), "b": _operand(move, 1, "other")})]
+
+
+def _attention(move: Move) -> Made:
+    """Without a mask and dropout. Batches must be equal as captured, as only sizes of 1 are repeated."""
+    q, k, v = (_operand(move, place, name) for place, name in enumerate(("query", "key", "value")))
+    shapes = [move.planner.shape(one) for one in (q, k, v)]
+    if len(shapes[0]) < 3 or any(shape[:-2] != shapes[0][:-2] for shape in shapes):
+        raise Unplanned("its batches differ")
+    if move.get(3, "attn_mask") is not None or move.get(4, "dropout_p", 0.0) or move.get(7, "enable_gqa", False):
+        raise Unplanned("its mask, dropout or grouping has no native kernel")
+    scale = move.get(6, "scale")
+    if scale is not None and not scale > 0:
+        raise Unplanned("its scale is not positive")
+    return [("attention", {"q": q, "k": k, "v": v, "scale": scale, "causal": bool(move.get(5, "is_causal", False))})]
+
+
+REALS: dict[str, Callable[[Move], Made]] = {
+    "add": _add,
+    "scaled_dot_product_attention": _attention,
+}
+"""Float calls by what the user called, besides modules and moves."""
+
+INEXACT = ("attention", "layer_norm")
+"""Lines whose last bits are not torch's."""

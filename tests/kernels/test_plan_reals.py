@@ -1,0 +1,161 @@
+"""Float steps of a plan: torch's values within rounding, and the same bits alone as together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from quant.kernels import ops, reference_plan
+from torch import Tensor
+
+needs_kernels = pytest.mark.skipif(bool(ops.extension_problem()), reason="the compiled kernels are not here")
+
+
+def text(*lines: str, inputs: int, outputs: str = "%9") -> str:
+    return "\n".join([reference_plan.HEADER, "inputs " + " ".join(f"%{i}" for i in range(inputs)), *lines,
+                      f"outputs {outputs}"])  # fmt: skip
+
+
+def run(program: str, inputs: Sequence[Tensor], constants: Sequence[Tensor] = ()) -> list[Tensor]:
+    made: list[Tensor] = torch.ops.octet.run_plan(list(inputs), list(constants), program, "")
+    return made
+
+
+def reals(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(program: str, inputs: Sequence[Tensor], constants: Sequence[Tensor] = ()) -> Tensor:
+    (got,) = run(program, inputs, constants)
+    (expected,) = reference_plan.run_plan(inputs, constants, program)
+    assert got.shape == expected.shape
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=1e-5, equal_nan=True)
+    return got
+
+
+@pytest.mark.parametrize("n", [1, 3, 16, 33, 64, 100, 768])
+@pytest.mark.parametrize("kind", ["plain", "weight", "weight and bias"])
+def test_layer_norm(n: int, kind: str) -> None:
+    constants = [reals(n, seed=1), reals(n, seed=2)][: {"plain": 0, "weight": 1, "weight and bias": 2}[kind]]
+    weight, bias = ("$0" if constants else "-"), ("$1" if len(constants) > 1 else "-")
+    x = reals(2, 70, n) + (5.0 if n > 3 else 0.0)
+    check(text(f"%9 = layer_norm x=%0 weight={weight} bias={bias} eps=1e-05", inputs=1), [x], constants)
+
+
+def test_layer_norm_keeps_small_spreads_beside_large_means() -> None:
+    x = reals(4, 256).double() * 1e-2 + 300
+    expected = torch.nn.functional.layer_norm(x.float().double(), (256,), eps=1e-12)
+    (got,) = run(text("%9 = layer_norm x=%0 weight=- bias=- eps=1e-12", inputs=1), [x.float()])
+    assert (got - expected).abs().max() < 2e-2
+
+
+def test_a_row_with_nan_is_nan_and_no_other() -> None:
+    x = reals(3, 20)
+    x[1, 7] = math.nan
+    (got,) = run(text("%9 = layer_norm x=%0 weight=- bias=- eps=1e-05", inputs=1), [x])
+    assert got.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 5, 7), (2, 5, 7)),
+        ((2, 5, 7), (7,)),
+        ((5, 1), (2, 5, 7)),
+        ((1, 5, 7), (4, 1, 7)),
+        ((), (3,)),
+        ((0, 3), (3,)),
+    ],
+    ids=str,
+)
+def test_sums_broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = reals(*left), reals(*right, seed=1)
+    assert torch.equal(check(text("%9 = add_f32 a=%0 b=%1", inputs=2), [a, b]), a + b)
+
+
+def test_sums_of_transposed_reals() -> None:
+    lines = ("%5 = transpose x=%0 dim0=1 dim1=2", "%9 = add_f32 a=%5 b=%1")
+    check(text(*lines, inputs=2), [reals(2, 5, 7), reals(2, 7, 5)])
+
+
+SHAPES = {  # batch, queries, keys, width, values
+    "bert": ((1, 12), 128, 128, 64, 64),
+    "one query": ((2, 3), 1, 9, 32, 32),
+    "one key": ((2, 3), 5, 1, 8, 8),
+    "odd": ((2, 3), 13, 21, 5, 11),
+    "no heads": ((3,), 7, 65, 17, 64),
+    "wide": ((1, 2), 9, 70, 80, 96),
+    "deep": ((2, 1, 3), 4, 6, 8, 8),
+    "empty batch": ((0, 3), 4, 6, 8, 8),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("scale", ["-", "0.3"])
+def test_attention(shape: tuple[tuple[int, ...], int, int, int, int], causal: bool, scale: str) -> None:
+    batch, queries, keys, width, values = shape
+    if causal and queries > keys:
+        pytest.skip("torch's own functions disagree on queries that see nothing new")
+    inputs = [reals(*batch, queries, width), reals(*batch, keys, width, seed=1), reals(*batch, keys, values, seed=2)]
+    check(text(f"%9 = attention q=%0 k=%1 v=%2 scale={scale} causal={causal}", inputs=3), inputs)
+
+
+def test_attention_of_heads_that_lie_side_by_side() -> None:
+    lines = [f"%{3 + i} = reshape x=%{i} shape=%{i}.0,%{i}.1,4,16" for i in range(3)]
+    lines += [f"%{i} = transpose x=%{i - 3} dim0=1 dim1=2" for i in (6, 7, 8)]
+    lines += ["%10 = attention q=%6 k=%7 v=%8 scale=- causal=False", "%11 = transpose x=%10 dim0=1 dim1=2"]
+    lines += ["%9 = flatten x=%11 start=2 end=-1"]
+    check(text(*lines, inputs=3), [reals(2, 33, 64, seed=seed) for seed in range(3)])
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q, k = reals(1, 6, 8) * 1e4, reals(1, 20, 8, seed=1) * 1e4
+    got = check(text("%9 = attention q=%0 k=%1 v=%2 scale=1.0 causal=False", inputs=3), [q, k, reals(1, 20, 4, seed=2)])
+    assert bool(got.isfinite().all())
+
+
+def test_a_query_with_nan_is_nan_and_no_other() -> None:
+    q = reals(1, 10, 8)
+    q[0, 4, 2] = math.nan
+    (got,) = run(
+        text("%9 = attention q=%0 k=%1 v=%2 scale=- causal=False", inputs=3), [q, reals(1, 5, 8), reals(1, 5, 4)]
+    )
+    assert got.isnan().all(dim=2)[0].tolist() == [place == 4 for place in range(10)]
+
+
+@needs_kernels
+@pytest.mark.parametrize("others_read", ["nothing else", "the sum", "the norm", "both"])
+@pytest.mark.parametrize("shape", [(2, 37, 96), (5, 40), (1, 2, 3, 50)], ids=str)
+def test_a_sum_its_norm_and_its_rounding_are_one_pass_with_the_same_bits(
+    shape: tuple[int, ...], others_read: str
+) -> None:
+    inputs, constants = [reals(*shape), reals(*shape, seed=1)], [reals(shape[-1], seed=2), reals(shape[-1], seed=3)]
+    add, norm = "%2 = add_f32 a=%0 b=%1", "%3 = layer_norm x=%2 weight=$0 bias=$1 eps=1e-05"
+    rounding = "%4 = quantize x=%3 scale=0.02 zero_point=120"
+    outputs = {"nothing else": "%4", "the sum": "%4 %2", "the norm": "%4 %3", "both": "%4 %2 %3"}[others_read]
+    got = run(text(add, norm, rounding, inputs=2, outputs=outputs), inputs, constants)
+    (added,) = run(text(add, inputs=2, outputs="%2"), inputs)
+    (normed,) = run(text(norm.replace("%2", "%0"), inputs=1, outputs="%3"), [added], constants)
+    (rounded,) = run(text(rounding.replace("%3", "%0"), inputs=1, outputs="%4"), [normed])
+    known = {"%2": added, "%3": normed, "%4": rounded}
+    for name, value in zip(outputs.split(), got, strict=True):
+        assert torch.equal(value, known[name])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("line", "shapes", "message"),
+    [
+        ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(2, 3, 4), (2, 3, 5)], "do not go together"),
+        ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(2, 3, 4), (3, 3, 4)], "batches that do not go"),
+        ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(3, 4), (3, 4)], "less than three"),
+        ("add_f32 a=%0 b=%1", [(2, 3), (2, 4)], "do not go together"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(line: str, shapes: list[tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(text(f"%9 = {line}", inputs=2), [reals(*shape) for shape in shapes])

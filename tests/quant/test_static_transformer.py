@@ -1,0 +1,170 @@
+"""Transformer blocks, statically: what is float between int8 layers runs in the planned call, as torch computes it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from quant.kernels import ops as kernel_ops
+from quant.kernels import use
+from torch import Tensor, nn
+
+import quant
+from quant.prepare import RESERVED
+from quant.static import ops
+from quant.static.native import Schedule
+
+needs_kernels = pytest.mark.skipif(bool(kernel_ops.extension_problem()), reason="the compiled kernels are not here")
+
+
+class Block(nn.Module):
+    """A post-norm block; `kind` says how it differs from the plain one."""
+
+    def __init__(self, kind: str = "plain", width: int = 48, heads: int = 4) -> None:
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm, self.norm_after = nn.LayerNorm(width), nn.LayerNorm(width, bias=False)
+        self.body = nn.Sequential(nn.Linear(width, 80), nn.GELU(), nn.Linear(80, width))
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mask = torch.zeros(x.shape[1], x.shape[1]).bool() | torch.ones(()).bool() if self.kind == "masked" else None
+        seen = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.kind == "causal")
+        seen = self.drop(self.out(seen.transpose(1, 2).flatten(2)))
+        if self.kind == "pre-norm":
+            x = x + seen
+            return x + self.body(self.norm(x))
+        if self.kind == "in place":
+            x = x.clone()
+            x.mul_(2.0)
+        x = self.norm(x + seen)
+        return self.norm_after(x + self.body(x))
+
+
+KINDS = ["plain", "pre-norm", "causal", "masked", "in place"]
+X = torch.randn(2, 10, 48, generator=torch.Generator().manual_seed(1))
+
+
+def converted(kind: str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(kind), Block(kind)).eval()
+    return model, quant.quantize_static(model, [X, X * 0.9], progress=False)
+
+
+def schedule(model: nn.Module) -> Schedule:
+    runner: Any = model._modules[RESERVED]
+    found: Schedule = runner.schedule(runner.program)
+    return found
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(2, 10), (1, 17)], ids=str)
+def test_planned_is_step_by_step_to_the_bit_and_near_float(kind: str, shape: tuple[int, int]) -> None:
+    model, q = converted(kind)
+    x = torch.randn(*shape, 48, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        got = q(x)
+        with mock.patch.object(ops, "plans", return_value=None):
+            assert torch.equal(q(x), got)
+        with use("reference"):
+            assert error(got, q(x)) < 0.01
+        assert error(got, model(x)) < 0.04
+
+
+def test_a_block_without_a_mask_is_one_call() -> None:
+    made = schedule(converted("plain")[1])
+    assert [type(step).__name__ for step in made.steps] == ["Region"]
+
+
+def test_a_mask_leaves_attention_to_torch() -> None:
+    made = schedule(converted("masked")[1])
+    assert len(made.regions) > 2
+
+
+def test_writes_in_place_keep_views_with_torch() -> None:
+    made = schedule(converted("in place")[1])
+    names = {getattr(step, "step", "") for step in made.steps}
+    assert any("unflatten" in name for name in names)
+
+
+def test_hooks_of_a_norm_run() -> None:
+    _, q = converted("plain")
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        before = q(X)
+        handle = q[0].norm.register_forward_hook(lambda module, args, output: seen.append(output))  # type: ignore[index, union-attr]
+        hooked = q(X)
+        handle.remove()
+        assert len(seen) == 1
+        assert error(hooked, before) < 0.01
+        assert torch.equal(q(X), before)
+
+
+def test_a_norm_that_changes_is_seen() -> None:
+    _, q = converted("plain")
+    with torch.no_grad():
+        before = q(X)
+        twin = copy.deepcopy(q)
+        twin[1].norm_after.weight.mul_(2.0)  # type: ignore[index, union-attr, operator]
+        assert error(twin(X), 2 * before) < 1e-6
+        twin[1].norm_after = nn.Identity()  # type: ignore[index, assignment]
+        assert not torch.equal(twin(X), 2 * before)
+        assert torch.equal(q(X), before)
+
+
+def test_dropout_acts_in_training_mode() -> None:
+    _, q = converted("plain")
+    with torch.no_grad():
+        before = q(X)
+        q.train()
+        assert not torch.equal(q(X), before)
+        q.eval()
+        assert torch.equal(q(X), before)
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_exported_graph_takes_any_length() -> None:
+    _, q = converted("plain")
+    with torch.no_grad():
+        q(X)
+        dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+        graph = torch.export.export(q, (X,), dynamic_shapes={"args": dynamic})
+        x = torch.randn(3, 7, 48)
+        assert torch.equal(graph.module()(x), q(x))
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_graph_gives_the_same() -> None:
+    _, q = converted("causal")
+    with torch.no_grad():
+        q(X)
+        graph = torch.jit.trace(q, (X,))
+        assert torch.equal(graph(X), q(X))
+
+
+def test_a_saved_file_gives_the_same(tmp_path: Any) -> None:
+    model, q = converted("pre-norm")
+    quant.save(q, tmp_path / "block.q8")
+    restored = quant.load(tmp_path / "block.q8", model=model)
+    with torch.no_grad():
+        assert torch.equal(restored(X), q(X))
+
+
+def test_every_step_agrees_with_its_simulation() -> None:
+    torch.manual_seed(0)
+    prepared = quant.prepare(Block().eval(), X)
+    with torch.no_grad():
+        prepared(X)
+    assert quant.parity(prepared, quant.convert(prepared), [X]).holds
