@@ -125,9 +125,13 @@ struct Reals {
 // The accumulators must live in registers, so every loop over them is unrolled.
 #define OCTET_UNROLL _Pragma("GCC unroll 16")
 
-// acc (M, B * kLanes), whole vectors.
+// acc (M, B * kLanes), whole vectors. A step also asks for a vector of weights from `ahead`: the first B passes over a
+// group's weights bring the next group's to the L2 cache, while a pass that had to wait for them would do little else.
+// Behind the last group that is nothing, which a prefetch may ask for. A single row asks for none: it reads weights as
+// fast as they come.
 template <class A, int M, int B>
-void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc) {
+void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+          const int8_t* ahead) {
   constexpr int kBytes = A::kLanes * A::kStep;
   constexpr int kSets = M * B * 2 <= A::kAccSets ? 2 : 1;
   typename A::Acc sums[kSets][M][B];
@@ -141,6 +145,7 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
   for (; s + kSets <= steps; s += kSets)
     OCTET_UNROLL
     for (int set = 0; set < kSets; ++set) {
+      if constexpr (M > 1) __builtin_prefetch(ahead + (s + set) * kBytes, 0, 2);
       typename A::Activation xs[M];
       OCTET_UNROLL
       for (int m = 0; m < M; ++m) xs[m] = A::broadcast(x + m * ldx + (s + set) * A::kStep);
@@ -171,27 +176,32 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
 #undef OCTET_UNROLL
 
 template <class A, int M, int B>
-void tile_of(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc) {
+void tile_of(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+             const int8_t* ahead) {
   if constexpr (requires { &A::template tile<M, B>; })
     A::template tile<M, B>(x, ldx, w, steps, acc, ldacc);
   else
-    tile<A, M, B>(x, ldx, w, steps, acc, ldacc);
+    tile<A, M, B>(x, ldx, w, steps, acc, ldacc, ahead);
 }
 
 template <class A, int M, int B, class Out>
-void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns) {
+void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns,
+             const int8_t* ahead) {
   constexpr int64_t kColumns = B * A::kLanes;
-  if (columns >= kColumns && out.whole_rows()) return tile_of<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld);
+  if (columns >= kColumns && out.whole_rows()) return tile_of<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld, ahead);
   alignas(64) int32_t sums[M * kColumns];
-  tile_of<A, M, B>(x, ldx, w, steps, sums, kColumns);
+  tile_of<A, M, B>(x, ldx, w, steps, sums, kColumns, ahead);
   out.template put<M, B>(sums, std::min(columns, kColumns));
 }
 
 template <class A, int B, class Out, int M = A::kRows>
-void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, Out out, int64_t columns) {
-  for (; m >= M; m -= M, x += M * ldx, out = out.at(M, 0)) tile_to<A, M, B>(x, ldx, w, steps, out, columns);
+void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, Out out, int64_t columns,
+          int pass = 0) {
+  const int64_t part = steps * A::kLanes * A::kStep;
+  for (; m >= M; m -= M, x += M * ldx, out = out.at(M, 0), ++pass)
+    tile_to<A, M, B>(x, ldx, w, steps, out, columns, pass < B ? w + (B + pass) * part : w);
   if constexpr (M > 1) {
-    if (m) rows<A, B, Out, M - 1>(x, ldx, m, w, steps, out, columns);
+    if (m) rows<A, B, Out, M - 1>(x, ldx, m, w, steps, out, columns, pass);
   }
 }
 
