@@ -49,4 +49,26 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
                  const int8_t* weight, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output);
 
+// The weight of a 3 x 3 convolution of stride 1, int8 (outputs, channels, 1, 3, 3), for native_winograd().
+class PackedWinograd {
+ public:
+  // Whether a layer of this shape is faster so on this CPU, with uint8 outputs.
+  static bool serves(const ConvShape& shape);
+  PackedWinograd(const int8_t* weight, int64_t outputs, int64_t channels);
+  // Null where the weights are so large that the sums might not be exact (kernels/README.md, equation 10).
+  const int8_t* data() const { return packed_.get(); }
+  const int32_t* row_sums() const { return row_sums_.data(); }
+
+ private:
+  struct Free {
+    void operator()(int8_t* memory) const;
+  };
+  std::unique_ptr<int8_t[], Free> packed_;
+  std::vector<int32_t> row_sums_;
+};
+
+// conv_static of a weight that has data, to `output.quantized`.
+void conv_winograd(const ConvShape& shape, const PackedWinograd& weight, const uint8_t* q_x, int32_t zero_point,
+                   const int32_t* bias, const StaticOutput& output);
+
 }  // namespace octet

@@ -50,6 +50,22 @@ const NativeDepthwise* native_depthwise() {
   return nullptr;
 }
 
+const NativeWinograd* native_winograd() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512Vnni:
+      return &kAvx512VnniWinograd;
+    case Isa::kAvxVnni:
+      return &kAvxVnniWinograd;
+    case Isa::kAvx2:
+      return &kAvx2Winograd;
+    default:
+      break;
+  }
+#endif
+  return nullptr;
+}
+
 namespace {
 
 struct Free {

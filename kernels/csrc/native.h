@@ -53,6 +53,25 @@ struct NativeDepthwise {
 
 constexpr int64_t kDepthwiseMost = 32;
 
+// A tile of 4 x 4 pixels that Winograd's kernels compute at once.
+struct WinogradTile {
+  const uint8_t* in[36];  // the pixels around, 6 x 6
+  uint8_t* out[4];        // the first pixel of each row; the next ones lie behind it
+  int height, width;      // of what is inside the image
+};
+
+// 3 x 3 convolutions of stride 1 by Winograd's algorithm, exact for weights that PackedWinograd takes.
+struct NativeWinograd {
+  int64_t channels;  // are a multiple of this
+  int64_t (*packed_bytes)(int64_t outputs, int64_t channels);
+  // weight (outputs, channels, 3, 3)
+  void (*pack)(const int8_t* weight, int64_t outputs, int64_t channels, int8_t* packed);
+  int64_t (*scratch_bytes)(int64_t tiles, int64_t channels);
+  // out has row stride `outputs`; scratch is aligned to 64 bytes.
+  void (*run)(const WinogradTile* tiles, int64_t count, int64_t channels, const int8_t* packed, int64_t outputs,
+              const Requantize& by, void* scratch);
+};
+
 extern const NativeGemm kPortableGemm;
 #if defined(__x86_64__)
 extern const NativeGemm kAvx2PairwiseGemm;  // only for weights that pass pairs_fit_int16
@@ -62,6 +81,9 @@ extern const NativeGemm kAvx512VnniGemm;
 extern const NativeDepthwise kAvx2Depthwise;
 extern const NativeDepthwise kAvxVnniDepthwise;
 extern const NativeDepthwise kAvx512VnniDepthwise;
+extern const NativeWinograd kAvx2Winograd;
+extern const NativeWinograd kAvxVnniWinograd;
+extern const NativeWinograd kAvx512VnniWinograd;
 #elif defined(__aarch64__)
 extern const NativeGemm kNeonGemm;
 extern const NativeGemm kNeonDotGemm;
@@ -70,5 +92,6 @@ extern const NativeGemm kNeonI8mmGemm;
 
 // The kernel for this CPU, or null.
 const NativeDepthwise* native_depthwise();
+const NativeWinograd* native_winograd();
 
 }  // namespace octet

@@ -4,6 +4,7 @@
 
 #include "rounding.h"
 #include "tile.h"
+#include "winograd.h"
 
 namespace octet {
 namespace {
@@ -49,9 +50,24 @@ struct Wide : Avx2 {
   static Acc dot(Acc a, Activation x, Weight w) { return _mm256_add_epi32(a, _mm256_madd_epi16(x, w)); }
 };
 
+// Pairs of int16, the weights too.
+struct Pairs : Avx2 {
+  using X = uint8_t;
+  static constexpr int kStep = 4, kRows = 4, kAccSets = 8;
+  static Weight load(const int8_t* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
+  static Activation broadcast(const X* x) { return broadcast4(x); }
+  static Acc dot(Acc a, Activation x, Weight w) { return _mm256_add_epi32(a, _mm256_madd_epi16(x, w)); }
+};
+
+struct Winograd {
+  using Gemm = Pairs;
+  static constexpr int kBytes = 32;
+};
+
 }  // namespace
 
 extern const NativeGemm kAvx2PairwiseGemm = tile::table<Pairwise>("pairwise");
 extern const NativeGemm kAvx2WideGemm = tile::table<Wide>("wide");
+extern const NativeWinograd kAvx2Winograd = winograd::table<Winograd>();
 
 }  // namespace octet

@@ -3,6 +3,7 @@
 
 #include "rounding.h"
 #include "tile.h"
+#include "winograd.h"
 
 namespace octet {
 namespace {
@@ -31,8 +32,19 @@ struct Avx512Vnni {
   static Acc dot(Acc a, Activation x, Weight w) { return _mm512_dpbusd_epi32(a, x, w); }
 };
 
+// Pairs of int16 in the place of four bytes.
+struct Pairs : Avx512Vnni {
+  static Acc dot(Acc a, Activation x, Weight w) { return _mm512_dpwssd_epi32(a, x, w); }
+};
+
+struct Winograd {
+  using Gemm = Pairs;
+  static constexpr int kBytes = 64;
+};
+
 }  // namespace
 
 extern const NativeGemm kAvx512VnniGemm = tile::table<Avx512Vnni>("vnni");
+extern const NativeWinograd kAvx512VnniWinograd = winograd::table<Winograd>();
 
 }  // namespace octet

@@ -3,6 +3,7 @@
 
 #include "rounding.h"
 #include "tile.h"
+#include "winograd.h"
 
 namespace octet {
 namespace {
@@ -31,8 +32,19 @@ struct AvxVnni {
   static Acc dot(Acc a, Activation x, Weight w) { return _mm256_dpbusd_avx_epi32(a, x, w); }
 };
 
+// Pairs of int16 in the place of four bytes.
+struct Pairs : AvxVnni {
+  static Acc dot(Acc a, Activation x, Weight w) { return _mm256_dpwssd_avx_epi32(a, x, w); }
+};
+
+struct Winograd {
+  using Gemm = Pairs;
+  static constexpr int kBytes = 32;
+};
+
 }  // namespace
 
 extern const NativeGemm kAvxVnniGemm = tile::table<AvxVnni>("vnni");
+extern const NativeWinograd kAvxVnniWinograd = winograd::table<Winograd>();
 
 }  // namespace octet

@@ -101,7 +101,8 @@ std::shared_ptr<Entry> make_entry(at::TensorList inputs, at::TensorList constant
       return groups ? packed_conv(constant, group, groups, backend) : packed(constant, backend);
     };
     described.push_back({contiguous.back().const_data_ptr(), name_of(constant.scalar_type()), constant.sizes().vec(), pack,
-                         [constant] { return packed_depthwise(constant); }});
+                         [constant] { return packed_depthwise(constant); },
+                         [constant, backend] { return packed_winograd(constant, backend); }});
   }
   for (const Tensor& input : inputs) {
     TORCH_CHECK_TYPE(input.is_cpu() && (input.scalar_type() == at::kByte || input.scalar_type() == at::kFloat),

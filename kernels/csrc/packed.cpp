@@ -45,28 +45,31 @@ const Library& library(c10::string_view name) {
                     "and qnnpack can");
 }
 
+// What else than a Library's PackedGemm is made of a weight: the addresses are what counts.
+const char kDepthwise = 0, kWinograd = 0;
+
 struct Key {
   const c10::StorageImpl* storage;
   const void* data;
-  const Library* library;
+  const void* form;  // the Library, or which other form
   int64_t n, k;
   // Two views of one weight may differ in nothing but these: a square matrix and its transpose.
   std::vector<int64_t> sizes, strides;
   bool operator==(const Key& other) const {
-    return storage == other.storage && data == other.data && library == other.library && n == other.n && k == other.k &&
+    return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
            sizes == other.sizes && strides == other.strides;
   }
 };
 
 struct KeyHash {
-  size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.library, key.n, key.k); }
+  size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.form, key.n, key.k); }
 };
 
 struct Entry {
   // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   uint32_t version;
-  std::shared_ptr<const void> packed;  // a PackedGemm, or a PackedDepthwise where the key's library is null
+  std::shared_ptr<const void> packed;  // as the key's form says
 };
 
 struct Cache {
@@ -94,9 +97,9 @@ namespace {
 // What `pack()` makes of n * k weights at `data` inside `owner`, once for each version of the weights.
 template <class Packed, class Pack>
 std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
-                                           const Library* lib, Pack pack) {
+                                           const void* form, Pack pack) {
   const c10::Storage& storage = owner.storage();
-  const Key key{storage.unsafeGetStorageImpl(), data, lib, n, k, owner.sizes().vec(), owner.strides().vec()};
+  const Key key{storage.unsafeGetStorageImpl(), data, form, n, k, owner.sizes().vec(), owner.strides().vec()};
   const uint32_t version = version_of(owner);
   Cache& known = cache();
   {
@@ -147,10 +150,18 @@ std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t 
 
 std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight) {
   const int64_t channels = weight.size(0), taps = channels ? weight.numel() / channels : 0;
-  return find_or_make<PackedDepthwise>(weight, weight.const_data_ptr(), channels, taps, nullptr, [&] {
+  return find_or_make<PackedDepthwise>(weight, weight.const_data_ptr(), channels, taps, &kDepthwise, [&] {
     int64_t kernel[3] = {1, 1, 1};
     for (int64_t axis = 2; axis < weight.dim(); ++axis) kernel[axis + 3 - weight.dim()] = weight.size(axis);
     return std::make_shared<PackedDepthwise>(weight.contiguous().const_data_ptr<int8_t>(), channels, kernel);
+  });
+}
+
+std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend) {
+  if (library(backend).pack != &pack_native) return nullptr;
+  const int64_t outputs = weight.size(0), channels = weight.size(1);
+  return find_or_make<PackedWinograd>(weight, weight.const_data_ptr(), outputs, channels, &kWinograd, [&] {
+    return std::make_shared<PackedWinograd>(weight.contiguous().const_data_ptr<int8_t>(), outputs, channels);
   });
 }
 

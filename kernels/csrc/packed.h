@@ -29,6 +29,10 @@ std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t 
 // The weight of a depthwise convolution, int8 (channels, 1, *kernel).
 std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight);
 
+// The weight of a 3 x 3 convolution, int8 (outputs, channels, [1,] 3, 3), for Winograd's algorithm; null where the backend
+// has no such kernel.
+std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend);
+
 // "" where the backend can be used here, else why not.
 std::string why_not(c10::string_view backend);
 // The fastest backend that is exact on this machine.

@@ -22,6 +22,7 @@ struct PlanConstant {
   // The packed form of group `group` of `groups` of a convolution's weight; of a linear layer's, with groups = 0.
   std::function<std::shared_ptr<const PackedGemm>(int64_t group, int64_t groups)> pack;
   std::function<std::shared_ptr<const PackedDepthwise>()> pack_depthwise;
+  std::function<std::shared_ptr<const PackedWinograd>()> pack_winograd;  // null where the backend has none
 };
 
 struct PlanTensor {

@@ -224,15 +224,22 @@ PlanView conv(PlanBuilder& b, const PlanLine& line) {
   const ConvShape shape = conv_shape(line, x.sizes, weight.sizes, pad);
   const Finish finish = finish_of(line, b.values<int32_t>(line, "q_bias", "int32", shape.out_channels),
                                   b.values<float>(line, "multiplier", "float32", shape.out_channels));
+  Sizes sizes{shape.batch, shape.out_channels};
+  sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
+  const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
+  if (!finish.real && PackedWinograd::serves(shape))
+    if (const auto winograd = weight.pack_winograd(); winograd && winograd->data()) {
+      b.emit({&x}, out, [=](const PlanFrame& frame) {
+        conv_winograd(shape, *winograd, x.bytes(frame), zero_point, finish.bias_data(), finish.to(out, frame));
+      });
+      return out;
+    }
   std::vector<std::shared_ptr<const PackedGemm>> groups;
   std::shared_ptr<const PackedDepthwise> depthwise;
   if (shape.depthwise())
     depthwise = weight.pack_depthwise();
   else
     for (int64_t g = 0; g < shape.groups; ++g) groups.push_back(weight.pack(g, shape.groups));
-  Sizes sizes{shape.batch, shape.out_channels};
-  sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
-  const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
   b.emit({&x}, out, [=](const PlanFrame& frame) {
     conv_static(shape, groups, depthwise.get(), x.bytes(frame), zero_point, finish.bias_data(),
                 finish.to(out, frame));

@@ -50,6 +50,9 @@ struct Workspace {
   Scratch<float> multiplier, arranged_multiplier;
   // Of a convolution: its padded input; of a depthwise one, the rows that its kernel sees.
   Scratch<uint8_t> padded, placed;
+  // Of Winograd's algorithm: its tiles, their matrices, and a pixel of padding.
+  Scratch<WinogradTile> tiles;
+  Scratch<uint8_t> winograd, border;
 };
 
 // The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.
