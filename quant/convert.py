@@ -69,12 +69,14 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     found = runners(model)
     hooked = silenced(found)
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
-    made: dict[int, nn.Module] = {}
+    made = _Made(found, ranges)
     entries: dict[str, tuple[str, str]] = {}
     with torch.no_grad():
-        for path, runner in found.items():
+        # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
+        for path, runner in sorted(found.items(), key=lambda unit: _is_layer(unit[1])):
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
     layers = _settings(found)
+    dynamic = {**_shared(model, found), **dynamic}
     model = _make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend)
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
@@ -104,6 +106,17 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     return ranges
 
 
+def _shared(model: nn.Module, found: dict[str, GraphRunner]) -> dict[str, str]:
+    """Why plans leave layers float that several units call, by the first names of the modules."""
+    first = {id(module): name for name, module in model.named_modules()}
+    return {
+        first[id(attribute(runner.root, name))]: reason
+        for runner in found.values()
+        for name, reason in runner.plan.floats.items()
+        if id(attribute(runner.root, name)) in first
+    }
+
+
 def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     """Plan anew without the layers that 8 bits cannot hold, and say which.
 
@@ -116,7 +129,8 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
         floats = {**beyond_eight_bits(runner), **recurrent}
         if not floats:
             continue
-        plan = make_plan(runner.graph, runner.root, info.recipe, floats)
+        plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
+        plan.shared = runner.plan.shared
         points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
         runner.replan(plan, points)
         for name, reason in floats.items():
@@ -133,7 +147,7 @@ def _convert_unit(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: dict[int, nn.Module],
+    made: _Made,
     entries: dict[str, tuple[str, str]],
 ) -> nn.Module:
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
@@ -148,10 +162,10 @@ def _convert_unit(
     del root._modules[RESERVED]
     del root.__dict__["forward"]
     if "" in layers:
-        return _replace(model, path, layers[""])
+        return _replace(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
-            _replace(root, name, layer)
+            _replace(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
     program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
     program_runner.eval()
@@ -172,11 +186,41 @@ PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
 
 
+class _Made:
+    """The float layers of all captured units as they were, and the int8 ones made of them so far.
+
+    Attributes:
+        originals: by unit and name within it.
+        layers: int8 ones by what they were made of.
+        smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
+    """
+
+    def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
+        self.originals: dict[tuple[str, str], nn.Module] = {}
+        self.layers: dict[int, nn.Module] = {}
+        self.smallest: dict[int, torch.Tensor] = {}
+        for path, runner in found.items():
+            for step in runner.plan.steps:
+                node = runner.graph.nodes[step.nodes[0]]
+                if not step.integer or node.kind != "module":
+                    continue
+                module = self.originals[path, node.target] = attribute(runner.root, node.target)
+                if OPERATORS[step.op].weighted:
+                    scale = ranges[path][runner.plan.slot_of[step.inputs[0]]].scale
+                    self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
+
+
+def _is_layer(runner: GraphRunner) -> bool:
+    """Whether a captured unit is itself a layer that becomes int8."""
+    nodes = (runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer)
+    return any(node.kind == "module" and not node.target for node in nodes)
+
+
 def _layers(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: dict[int, nn.Module],
+    made: _Made,
     entries: dict[str, tuple[str, str]],
     path: str,
 ) -> tuple[dict[str, nn.Module], dict[int, Site]]:
@@ -197,17 +241,20 @@ def _layers(
         node = plan.graph.nodes[step.nodes[0]]
         key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
         # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
-        identity = hash((id(attribute(root, key)), step.attrs.get("batch_norm"))) if node.kind == "module" else id(step)
-        if identity not in made:
-            settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
-            smallest = torch.stack([ranges[plan.slot_of[twin.inputs[0]]].scale for twin in plan.twins(step)]).amin()
-            weight = quantized(step, plan.graph, root, smallest, runner.learned(step), runner.mean(step))
-            made[identity] = StaticLayer(step.op, weight, settings, backend)
-        layers[key] = made[identity]
-        layer: Any = made[identity]
-        y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
+        original = made.originals[path, key] if node.kind == "module" else None
+        identity = id(step) if original is None else hash((id(original), step.attrs.get("batch_norm")))
         x = ranges[plan.slot_of[step.inputs[0]]]
+        if identity not in made.layers:
+            settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
+            smallest = x.scale if original is None else made.smallest[id(original)]
+            weight = quantized(step, plan.graph, root, smallest, runner.learned(step), runner.mean(step))
+            made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        layers[key] = made.layers[identity]
+        layer: Any = made.layers[identity]
+        y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
         sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
+        if not key:
+            layer.own = sites[step.output].index
         bits = step.qconfig.weight_bits if step.qconfig else 8
         detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
         detail += substitute(backend)
@@ -218,10 +265,10 @@ def _layers(
 
 
 def _recurrent_layer(
-    step: Step, plan: Plan, root: nn.Module, ranges: dict[str, QParams], made: dict[int, nn.Module], name: str
+    step: Step, plan: Plan, root: nn.Module, ranges: dict[str, QParams], made: _Made, name: str
 ) -> nn.Module:
     module = attribute(root, plan.graph.nodes[step.nodes[0]].target)
-    if id(module) not in made:
+    if id(module) not in made.layers:
         assert step.qconfig is not None
         inner = {one: ranges[slot] for one, slot in plan.inner_slots(step).items()}
         try:
@@ -231,8 +278,8 @@ def _recurrent_layer(
         adopt(layer, module, name)
         layer.__dict__.pop("forward", None)  # of a layer that was captured by itself
         layer._modules.pop(RESERVED, None)
-        made[id(module)] = layer
-    return made[id(module)]
+        made.layers[id(module)] = layer
+    return made.layers[id(module)]
 
 
 def _recurrent_entry(step: Step, plan: Plan, ranges: dict[str, QParams]) -> tuple[str, str]:
@@ -295,7 +342,7 @@ def _takes_state(step: Step, maker: Step, plan: Plan) -> bool:
 def _remove_folded(plan: Plan, root: nn.Module) -> None:
     for step in plan.steps:
         if step.integer and "batch_norm" in step.attrs:
-            _replace(root, plan.graph.nodes[step.attrs["batch_norm"]].target, nn.Identity())
+            _replace(root, attribute(root, plan.graph.nodes[step.attrs["batch_norm"]].target), nn.Identity())
 
 
 def _remove_replaced(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
@@ -324,15 +371,14 @@ def _paths(tree: object, plan: Plan) -> set[str]:
     return found
 
 
-def _replace(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
-    """Put `module` where root has `path`, under every name that the old one has; returns the root."""
-    if not path:
-        return module
-    old = root.get_submodule(path)
-    for parent in root.modules():
+def _replace(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Put `new` where root has `old`, under every name; returns the root, which may be what was replaced."""
+    if root is old:
+        return new
+    for parent in list(root.modules()):
         for name, child in parent._modules.items():
             if child is old:
-                parent._modules[name] = module
+                parent._modules[name] = new
     return root
 
 
@@ -393,6 +439,7 @@ def _report(
     """One line per module with parameters, and per float step among integers."""
     now = dict(model.named_modules(remove_duplicate=False))
     functional = _functional_bytes(model)
+    same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
     wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
     lines = []
     for name, size in sizes.items():
@@ -400,7 +447,10 @@ def _report(
             continue
         if name.startswith(wholes):
             continue
-        outcome, detail = entries.pop(name, ("float", ""))
+        outcome, detail = entries.get(name, ("float", ""))
+        twin = same.get(id(now.get(name)), name)
+        if outcome == "float" and twin != name:
+            outcome, detail = entries[twin][0], f"the same layer as {twin}"
         if name in info.islands or not detail:
             detail = _why(name, info)
         after = functional.get(name, 0) + (own_bytes(now[name]) if name in now else 0)
@@ -408,8 +458,10 @@ def _report(
             size = sum(other for inner, other in sizes.items() if inner == name or inner.startswith(f"{name}."))
             after = sum(own_bytes(part) for part in now[name].modules())
         lines.append(ReportEntry(name, kinds[name], outcome, detail, size, after))
+    listed = {line.name for line in lines}
     for name, (outcome, detail) in entries.items():
-        lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
+        if name not in listed:
+            lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
     return Report(tuple(lines))
 
 

@@ -85,6 +85,8 @@ class Plan:
         slots: ranges by name.
         slot_of: the slot of each value that some integer step reads; such values are uint8 after conversion.
         inner: the slot of each range inside of a recurrent layer, by the layer's path and the range's name.
+        floats: layers that stay float whatever the recipe says, and why; as given to `make_plan`.
+        shared: layers that other captured units call too (`shared.py`).
     """
 
     graph: Graph
@@ -92,6 +94,8 @@ class Plan:
     slots: dict[str, Slot]
     slot_of: dict[int, str]
     inner: dict[tuple[str, str], str] = field(default_factory=dict)
+    floats: Mapping[str, str] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -133,7 +137,9 @@ def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str
     users = graph.users()
     steps = _fuse(_take_outputs(_steps(graph, root, recipe, floats or {}), graph), graph, root, users)
     _choose_domains(steps, graph, users)
-    return _share_ranges(steps, graph, recipe)
+    plan = _share_ranges(steps, graph, recipe)
+    plan.floats = dict(floats or {})
+    return plan
 
 
 def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:

@@ -189,7 +189,7 @@ def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs
         return {**{2 * index: one for index, one in given.items()}, **held, 2 * step.output: output}
     [value] = step.inputs
     q_x = runner.qparams(runner.plan.slot_of[value]).quantize(*args, **kwargs)
-    return {2 * value + 1: q_x, 2 * step.output + runner.plan.emits_integers(step): layer.compute(q_x, 0)}
+    return {2 * value + 1: q_x, 2 * step.output + runner.plan.emits_integers(step): layer.compute(q_x, layer.own)}
 
 
 def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:

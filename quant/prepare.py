@@ -32,6 +32,7 @@ from quant.graph import (
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import ChannelMean, FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
+from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
 from quant.static.recurrent import observe
@@ -143,7 +144,7 @@ class GraphRunner(nn.Module):
             step
             for step in self.plan.steps
             if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
-            if len(self.plan.twins(step)) == 1
+            if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
         ]
 
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
@@ -268,7 +269,7 @@ def planned(
             f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
-    unmatched = recipe.unmatched(model.named_modules())
+    unmatched = recipe.unmatched(model.named_modules(remove_duplicate=False))
     if unmatched:
         raise RecipeError(
             f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
@@ -277,8 +278,12 @@ def planned(
     prepared = copy.deepcopy(model)
     found = capture(prepared, example_inputs)
     modules = dict(prepared.named_modules())
-    for path, graph in found.graphs.items():
-        install(modules[path], make_plan(graph, modules[path], recipe))
+    plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
+    for path, reasons in one_range_each(plans, modules).items():
+        plans[path] = make_plan(found.graphs[path], modules[path], recipe, reasons)
+    note_shared(plans, modules)
+    for path, plan in plans.items():
+        install(modules[path], plan)
     refuse_nothing(prepared, found.islands, verb)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, encode(example_inputs))
     return prepared

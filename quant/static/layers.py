@@ -32,6 +32,7 @@ class StaticLayer(nn.Module):
         settings: stride, padding, ... of a convolution, as torch's.
         clamps: (low, high) or None per site, of the activation that is part of the layer.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
+        own: the place whose ranges a call of the layer by itself has.
     """
 
     q_weight: Tensor
@@ -45,6 +46,7 @@ class StaticLayer(nn.Module):
     def __init__(self, op: str, q: QWeight, settings: dict[str, Any], backend: str | None) -> None:
         super().__init__()
         self.op, self.settings, self.backend = op, settings, backend
+        self.own = 0
         self.clamps: list[tuple[float, float] | None] = []
         self.register_buffer("q_weight", q.q_weight)
         self.register_buffer("weight_scale", q.scale)
@@ -81,9 +83,9 @@ class StaticLayer(nn.Module):
         return torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 in, float32 out, through the integers of the first place that the model calls the layer at."""
-        site = self.site(0)
-        y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), 0)
+        """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call."""
+        site = self.site(self.own)
+        y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), self.own)
         if y.dtype == torch.uint8:
             y = ops.table(self.backend)["dequantize"](y, site.output_scale, site.output_zero_point)
         return y

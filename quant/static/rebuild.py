@@ -178,9 +178,9 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
     for path, runner in runners(prepared).items():
         inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
         if inside:
-            plan = make_plan(
-                runner.graph, runner.root, info.recipe, inside if path not in inside else {"": inside[path]}
-            )
+            floats = inside if path not in inside else {"": inside[path]}
+            plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
+            plan.shared = runner.plan.shared
             runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
 
 

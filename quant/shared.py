@@ -1,0 +1,83 @@
+"""Layers that several captured units call: each unit has a plan of its own, and what one layer has once must fit all.
+
+An int8 Linear or convolution has input and output ranges per call, so it fits. Its bias is one, so it is not corrected
+by the mean of one call; a weight scale that is learned would be two, so it is refused; and a recurrent layer has one
+range of its input and of its states, so it becomes dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from quant.fuse import Plan, Step, is_recurrent
+from quant.graph import attribute
+from quant.observers import LEARNED
+from quant.recipe import RecipeError
+from quant.static.recognise import OPERATORS
+
+Calls = dict[str, dict[str, list[str]]]
+"""By unit and layer, the full names of the same layer in other units."""
+
+
+def shared_layers(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module], which: Callable[[Step], bool]) -> Calls:
+    """The modules of some integer steps that other units call too.
+
+    Args:
+        plans: by unit. roots: the captured modules.
+        which: of the integer steps.
+    """
+    names: dict[int, dict[str, str]] = {}
+    for path, plan in plans.items():
+        for step in plan.steps:
+            node = plan.graph.nodes[step.nodes[0]]
+            if step.integer and node.kind == "module" and which(step):
+                names.setdefault(id(attribute(roots[path], node.target)), {})[path] = node.target
+    found: Calls = {path: {} for path in plans}
+    for same in names.values():
+        for path, name in same.items():
+            others = [full_name(*other) for other in same.items() if other[0] != path]
+            if others:
+                found[path][name] = others
+    return found
+
+
+def one_range_each(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
+    """By unit, the recurrent layers that cannot be static, and why."""
+    found = shared_layers(plans, roots, is_recurrent)
+    return {
+        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in found.items() if one
+    }
+
+
+def _why(path: str, name: str, others: list[str]) -> str:
+    same = " and ".join(sorted([full_name(path, name), *others]))
+    return f"{same} are one layer, captured apart, with ranges of their own"
+
+
+def note_shared(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> None:
+    """Set `Plan.shared` to the weighted layers that other units call too.
+
+    Raises:
+        RecipeError: one of them would learn its weight's scale in each unit, and has one.
+    """
+    learning = shared_layers(plans, roots, _learns)
+    for path, layers in learning.items():
+        for name, others in layers.items():
+            raise RecipeError(
+                f"layer '{full_name(path, name)}' is {' and '.join(map(repr, others))} too, captured apart, so that "
+                "training would learn two scales for one weight; give it a weight_observer that follows the weight "
+                "('minmax')"
+            )
+    for path, layers in shared_layers(plans, roots, lambda step: OPERATORS[step.op].weighted).items():
+        plans[path].shared = frozenset(layers)
+
+
+def _learns(step: Step) -> bool:
+    return OPERATORS[step.op].weighted and step.qconfig is not None and step.qconfig.weight_observer in LEARNED
+
+
+def full_name(path: str, name: str) -> str:
+    """The name of a module by that of the unit it is in."""
+    return ".".join(part for part in (path, name) if part)
