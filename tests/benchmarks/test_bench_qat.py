@@ -46,7 +46,7 @@ def test_a_good_run_is_ok(accuracy: ModuleType) -> None:
         ("cnn", {"qat": 0.9120}, "WORSE than float"),
         ("cnn", {"same": 0.9989}, "CLASSES not those trained"),
         ("cnn", {"holds": False}, "values MORE than one step off"),
-        ("4bit", {"qat": 0.9100, "ptq": 0.9110}, "WORSE than PTQ"),
+        ("4bit", {"qat": 0.9100, "ptq": 0.9040}, "PTQ keeps the limit TOO"),
     ],
     ids=["accuracy", "classes", "steps", "ptq"],
 )
