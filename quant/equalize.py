@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from quant.capture import capture
 from quant.fuse import Plan, Step, make_plan
-from quant.graph import Attr, attribute
+from quant.graph import Attr, Graph, attribute, leaves
 from quant.prepare import runners
 from quant.recipe import Recipe
 from quant.static.weights import folded
@@ -141,8 +141,9 @@ def _by_input(weight: Tensor, step: Step) -> Tensor:
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     modules = dict(model.named_modules())
-    shared = Counter(id(p) for m in modules.values() for p in m._parameters.values() if p is not None)
-    for path, graph in capture(model, example_inputs).graphs.items():
+    found = capture(model, example_inputs)
+    uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
+    for path, graph in found.graphs.items():
         root = modules[path]
         plan, users = make_plan(graph, root, Recipe()), graph.users()
         makers = {step.output: step for step in plan.steps}
@@ -151,16 +152,24 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
             if first is None or users[first.output] != [second.nodes[0]]:
                 continue
             pair = Pair(first, second, plan, root)
-            if _scalable(pair) and all(shared[id(p)] == 1 for p in _parameters(pair)):
+            if _scalable(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
                 yield pair
+
+
+def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
+    """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
+    for node in graph.nodes:
+        if node.kind == "module" and ".".join(part for part in (graph.path, node.target) if part) not in islands:
+            yield from attribute(root, node.target).parameters()
+        for leaf in leaves((node.args, node.kwargs)):
+            if isinstance(leaf, Attr):
+                yield attribute(root, leaf.path)
 
 
 def _scalable(pair: Pair) -> bool:
     """Whether a channel may be made smaller in the first layer and larger in the second."""
-    first, second, plan = pair.first, pair.second, pair.plan
+    first, second = pair.first, pair.second
     if first.op != second.op or first.op not in ("conv", "linear"):
-        return False
-    if len(plan.twins(first)) > 1 or len(plan.twins(second)) > 1:  # another call has another neighbour
         return False
     low, high = first.attrs.get("clamp") or (0.0, math.inf)
     if low != 0.0 or high <= 0.0 or (high != math.inf and (pair.norm is None or pair.norm.bias is None)):

@@ -144,6 +144,30 @@ class Twice(nn.Module):
         return y
 
 
+class ReadAsWell(nn.Module):
+    """The weight of its second layer also serves elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)) + torch.nn.functional.linear(x, self.second.weight)
+
+
+class Units(nn.Module):
+    """Two captured units, as what stands between them depends on values, with a layer in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        common = nn.Linear(4, 4)
+        self.one, self.two = nn.Sequential(nn.Linear(4, 4), common), nn.Sequential(nn.Linear(4, 4), common)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.one(x)
+        return self.two(y) if float(y.detach().sum()) < 1e9 else y
+
+
 def tied() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
@@ -157,6 +181,8 @@ def weight_normed() -> nn.Module:
 LEFT_ALONE = {
     "read twice": Residual,
     "called twice": Twice,
+    "called by two units": Units,
+    "read as well": ReadAsWell,
     "one parameter": tied,
     "computed weight": weight_normed,
     "sigmoid between": lambda: nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)),
