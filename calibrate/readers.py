@@ -115,8 +115,8 @@ def read(
     image_size: int | tuple[int, int] | None = None,
     channels: Literal[1, 3] = 3,
     scale: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     fields: Sequence[str] | None = None,
 ) -> Iterable[Any]:
     """Batches for `calibrate.run`.
@@ -131,7 +131,8 @@ def read(
         shard: (rank, ranks): every ranks-th sample (of a loader, batch) from rank on.
         image_size: shorter side S of the resized image, of which the middle S x S is taken; or (height, width).
         channels: of an image: 3, or 1 for grey.
-        scale, mean, std: (value * scale - mean) / std, in this order. Images: scale is 1/255 where not given.
+        scale, mean, std: (value * scale - mean) / std, in this order; mean and std are numbers, or one per channel.
+            Images: scale is 1/255 where not given.
         fields: which arrays of the .npz, or columns of the .csv. One array gives tensors, several give dicts by name;
             arrays that numpy named arr_0, arr_1, ... give tuples.
 
@@ -150,7 +151,7 @@ def read(
     transform = None
     if scale is not None or mean is not None or std is not None:
         default = 1.0 / 255.0 if path.is_dir() and scale is None else 1.0 if scale is None else scale
-        transform = Transform(default, tuple(mean or (0.0,)), tuple(std or (1.0,)))
+        transform = Transform(default, _numbers("mean", mean, 0.0), _numbers("std", std, 1.0))
     if path.is_dir():
         if fields:
             raise DataError(f"{path}: fields apply to .npz and .csv, not to a folder of images")
@@ -163,6 +164,15 @@ def read(
     if shuffle:
         order = torch.randperm(source.count, generator=torch.Generator().manual_seed(seed)).tolist()
     return Batches(source, order[:limit][shard[0] :: shard[1]], batch_size)
+
+
+def _numbers(name: str, given: float | Sequence[float] | None, default: float) -> tuple[float, ...]:
+    if given is None:
+        return (default,)
+    try:
+        return tuple(float(value) for value in (given if isinstance(given, Iterable) else (given,)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} is {given!r}, expected a number, or one per channel") from error
 
 
 def images(path: Path, size: int | tuple[int, int] | None, channels: Literal[1, 3], transform: Transform) -> Source:

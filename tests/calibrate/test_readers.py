@@ -88,6 +88,11 @@ def test_kinds_of_numbers(kind: Any, expected: torch.dtype, tmp_path: Path) -> N
     assert scaled.tolist() == (ROWS % 2 * 2).tolist()
 
 
+def test_a_number_is_the_mean_of_every_channel(npy: Path) -> None:
+    [batch] = read(npy, mean=127, std=np.float32(2.0))
+    assert torch.equal(batch, (torch.from_numpy(ROWS) - 127) / 2)
+
+
 def test_scale_then_mean_then_std(npy: Path) -> None:
     [batch] = read(npy, scale=0.5, mean=[1.0, 2.0, 3.0], std=[2.0])
     torch.testing.assert_close(batch, (torch.from_numpy(ROWS) * 0.5 - torch.tensor([1.0, 2.0, 3.0])) / 2.0)
@@ -271,6 +276,8 @@ BAD: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "a size for arrays": ("x.npy", ROWS, {"image_size": 4}, "image_size applies to a folder of images"),
     "mean of another size": ("x.npy", ROWS, {"mean": [1.0, 2.0]}, "2 values, and a sample has shape"),
     "std of zero": ("x.npy", ROWS, {"std": [0.0]}, "must not be zero"),
+    "mean no number": ("x.npy", ROWS, {"mean": "half"}, "mean is 'half', expected a number, or one per channel"),
+    "std no number": ("x.npy", ROWS, {"std": [None]}, r"std is \[None\], expected a number"),
     "mean not finite": ("x.npy", ROWS, {"mean": [float("nan")]}, "is not finite"),
     "batch size": ("x.npy", ROWS, {"batch_size": 0}, "batch_size is 0"),
     "limit": ("x.npy", ROWS, {"limit": 0}, "limit 0, expected at least 1"),
