@@ -93,6 +93,13 @@ def extension_problem() -> str:
             torch.ops.load_library(str(path))
         except OSError as error:
             return f"the compiled kernels do not load: {error}; `quant build --force` builds them for this torch"
+        missing = _without_kernel()
+        if missing:
+            more = f" and {len(missing) - 3} more operators" if len(missing) > 3 else ""
+            return (
+                f"{path.name} was built from other sources than these: it has no {', '.join(missing[:3])}{more}; "
+                "`quant build` builds it anew"
+            )
         wrong = torch.ops.octet_native.bad_isa_request()
         if wrong:
             raise ValueError(wrong)
@@ -124,8 +131,14 @@ def _register() -> None:
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
     if extension_problem():
-        for name in SCHEMAS:
+        for name in _without_kernel():  # what an old extension has is there already, and is not called
             _library.impl(name, _without_backend(name), "CPU")
+
+
+def _without_kernel() -> list[str]:
+    """The operators that nothing computes yet."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [name for name in SCHEMAS if not has_kernel(f"octet::{name}", "CPU")]
 
 
 ELSEWHERE = {

@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -275,3 +276,35 @@ def test_no_gradient_starts_at_integers() -> None:
     assert not y.requires_grad
     with pytest.raises(RuntimeError, match="does not require grad"):
         y.sum().backward()
+
+
+OLD = """
+import warnings, torch
+warnings.simplefilter("ignore")
+from quant.kernels import dispatch, ops
+print(ops.extension_problem())
+print(dispatch.default_name())
+print(torch.ops.octet.quantize(torch.tensor([0.0, 1.0]), 0.5, 3).tolist())
+"""
+
+
+def test_an_extension_without_all_operators_is_not_used_and_says_how_to_build_it(
+    run_python: Callable[..., str],
+) -> None:
+    """Any library that torch can load stands for one that an older version built."""
+    library = next((Path(torch.__file__).parent / "lib").glob("libtorch_global_deps.*"))
+    problem, backend, q = run_python(OLD, QUANT_EXTENSION=str(library)).splitlines()
+    assert problem.startswith(f"{library.name} was built from other sources than these: it has no quantize, dequantize")
+    assert problem.endswith("more operators; `quant build` builds it anew")
+    assert backend == "reference"
+    assert q == "[3, 5]"
+
+
+def test_an_extension_without_one_operator_names_it(extension: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = torch.library.Library("octet", "FRAGMENT")
+    newer.define("linear_u9s9_u9(Tensor x) -> Tensor")
+    monkeypatch.setitem(ops.SCHEMAS, "linear_u9s9_u9", "(Tensor x) -> Tensor")
+    try:
+        assert "it has no linear_u9s9_u9; `quant build`" in ops.extension_problem.__wrapped__()
+    finally:
+        newer._destroy()
