@@ -137,7 +137,9 @@ def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tens
 
     Nagel et al. 2019 (arXiv:1906.04721), section 4.2, with E[x] observed instead of derived from batch norms. The layer
     is run with the rounding error for its weight, on an input that is the mean at every place, so that padding counts
-    as it does in the layer itself. Taking a mean away from an error never makes its square larger.
+    as it does in the layer itself. Taking away the mean of an error never makes its square larger; that is exact on the
+    data that calibration saw, for its true mean: on other data, or where the layers before round their outputs and the
+    mean at places near the border is another one, the estimate may be off by more than it corrects.
     """
     error = weight - dequantized(q, step)
     dims = weight.dim() - 2
