@@ -78,6 +78,11 @@ struct Rounding512 {
   }
 };
 
+// The bytes of four packed vectors, in the order of these.
+inline __m512i in_order512(__m512i packed) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
+}
+
 // Up to four vectors of 16 sums to bytes.
 template <int Blocks>
 inline void requantize512(const int32_t* sums, const int32_t* offset, const float* multiplier,
@@ -91,8 +96,7 @@ inline void requantize512(const int32_t* sums, const int32_t* offset, const floa
     return _mm512_packs_epi32(first, b + 1 < Blocks ? whole(b + 1) : first);
   };
   const __m512i first = pair(0), second = Blocks > 2 ? pair(2) : first;
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i q = _mm512_permutexvar_epi32(order, rounding.bytes(first, second));
+  const __m512i q = in_order512(rounding.bytes(first, second));
   if constexpr (Blocks == 4) {
     _mm512_storeu_si512(out, q);
     return;

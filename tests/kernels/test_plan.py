@@ -204,6 +204,22 @@ def test_images_of_few_channels(compiled: Backend, shape: tuple[int, ...], last:
     same(torch.ops.octet.run_plan([x], [], program, compiled.name), reference_plan.run_plan([x], [], program))
 
 
+@pytest.mark.parametrize("bounds", [(0, 255, 0), (90, 255, 90), (30, 200, 255)], ids=str)
+@pytest.mark.parametrize(
+    "multipliers", [(0.7, -0.31), (0.5, 0.5), (1.0, 1e-7), (300.0, -2e3), (4e6, 3e6), (-1e30, 1e30)], ids=str
+)
+def test_sums_of_all_pairs(compiled: Backend, multipliers: tuple[float, float], bounds: tuple[int, int, int]) -> None:
+    """Ties, sums that saturate 16 bits, and such as leave int32."""
+    values = torch.arange(256).byte()
+    a, b = values.repeat_interleave(256).view(1, 64, 32, 32), values.repeat(256).view(1, 64, 32, 32)
+    program = text(
+        f"%9 = add q_a=%0 a_zero_point=3 a_multiplier={multipliers[0]} q_b=%1 b_zero_point=200 "
+        f"b_multiplier={multipliers[1]} output_zero_point={bounds[2]} quant_min={bounds[0]} quant_max={bounds[1]}",
+        inputs=2,
+    )
+    same(torch.ops.octet.run_plan([a, b], [], program, compiled.name), reference_plan.run_plan([a, b], [], program))
+
+
 def test_shapes_take_turns(compiled: Backend) -> None:
     (_, other), constants, program = network()
     for size in (9, 5, 9, 12, 5, 1):
