@@ -12,23 +12,29 @@ namespace {
 // The input with its padding written out as the zero point, so that every tap of every pixel is a plain address.
 class PaddedInput {
  public:
-  PaddedInput(const ConvShape& shape, const uint8_t* q_x, int32_t zero_point) : shape_(shape), data_(q_x) {
-    bool padded = false;
+  // `roomy`: kSlack bytes around it are to be readable, padded or not.
+  PaddedInput(const ConvShape& shape, const uint8_t* q_x, int32_t zero_point, bool roomy = false)
+      : shape_(shape), data_(q_x) {
+    bool padded = roomy;
     for (int axis = 0; axis < 3; ++axis) {
       const int64_t needed = (shape.out[axis] - 1) * shape.stride[axis] + shape.dilation[axis] * (shape.kernel[axis] - 1) + 1;
       size_[axis] = std::max(shape.in[axis] + shape.padding[axis], needed);
       padded |= size_[axis] > shape.in[axis];
     }
     if (!padded) return;
-    const int64_t bytes = shape.batch * size_[0] * size_[1] * size_[2] * shape.channels;
-    uint8_t* copy = workspace().padded.get(bytes);
-    std::memset(copy, zero_point, bytes);
+    uint8_t* copy = workspace().padded.get(shape.batch * size_[0] * size_[1] * size_[2] * shape.channels);
     const int64_t line = shape.in[2] * shape.channels;
+    const uint8_t* from = q_x;
+    int64_t filled = 0;  // up to here all is written
     for (int64_t n = 0; n < shape.batch; ++n)
       for (int64_t d = 0; d < shape.in[0]; ++d)
-        for (int64_t h = 0; h < shape.in[1]; ++h)
-          std::memcpy(copy + offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]),
-                      q_x + ((n * shape.in[0] + d) * shape.in[1] + h) * line, line);
+        for (int64_t h = 0; h < shape.in[1]; ++h, from += line) {
+          const int64_t begin = offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]);
+          std::memset(copy + filled, zero_point, begin - filled);
+          std::memcpy(copy + begin, from, line);
+          filled = begin + line;
+        }
+    std::memset(copy + filled, zero_point, offset(shape.batch, 0, 0, 0) - filled);
     data_ = copy;
     copied_ = true;
   }
@@ -48,9 +54,10 @@ class PaddedInput {
     int64_t h = rest % shape_.out[1];
     rest /= shape_.out[1];
     int64_t d = rest % shape_.out[0], n = rest / shape_.out[0];
-    for (int64_t i = 0; i < count; ++i) {
-      fn(i, data_ + offset(n, d * shape_.stride[0], h * shape_.stride[1], w * shape_.stride[2]));
-      if (++w < shape_.out[2]) continue;
+    for (int64_t i = 0; i < count;) {
+      const uint8_t* pixel = data_ + offset(n, d * shape_.stride[0], h * shape_.stride[1], w * shape_.stride[2]);
+      const int64_t end = std::min(count, i + shape_.out[2] - w), step = shape_.stride[2] * shape_.channels;
+      for (; i < end; ++i, pixel += step) fn(i, pixel);
       w = 0;
       if (++h < shape_.out[1]) continue;
       h = 0;
@@ -79,16 +86,16 @@ struct Run {
 std::vector<Run> runs_of(const ConvShape& shape, const PaddedInput& input) {
   const int64_t width = shape.channels / shape.groups;
   std::vector<Run> runs;
-  int64_t to = 0;
-  for (int64_t d = 0; d < shape.kernel[0]; ++d)
-    for (int64_t h = 0; h < shape.kernel[1]; ++h)
-      for (int64_t w = 0; w < shape.kernel[2]; ++w, to += width) {
-        const int64_t from = input.tap_offset(d, h, w);
-        if (!runs.empty() && runs.back().from + runs.back().bytes == from)
-          runs.back().bytes += width;
-        else
-          runs.push_back({from, to, width});
-      }
+  for (int64_t row = 0; row < shape.kernel[0] * shape.kernel[1]; ++row)
+    for (int64_t w = 0; w < shape.kernel[2]; ++w) {
+      const int64_t from = input.tap_offset(row / shape.kernel[1], row % shape.kernel[1], w);
+      const int64_t to = row * shape.row_bytes() + w * width;
+      Run* const last = runs.empty() ? nullptr : &runs.back();
+      if (last && last->from + last->bytes == from && last->to + last->bytes == to)
+        last->bytes += width;
+      else
+        runs.push_back({from, to, width});
+    }
   return runs;
 }
 
@@ -109,8 +116,7 @@ struct Call {
   const int32_t* bias;
   const StaticOutput& output;
 
-  int64_t k() const { return shape.taps() * shape.channels / shape.groups; }
-  int64_t products() const { return shape.pixels() * shape.out_channels * k(); }
+  int64_t products() const { return shape.pixels() * shape.out_channels * shape.taps() * shape.channels / shape.groups; }
 };
 
 Requantize requantize_of(const Call& call, const int32_t* row_sums) {
@@ -134,9 +140,26 @@ void gather(const ConvShape& shape, const PaddedInput& input, const std::vector<
 
 // Whether the pixels of the input are the rows of the product as they lie.
 bool is_product(const Call& call) {
-  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.k() % 4 == 0;
+  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.shape.channels % 4 == 0;
   for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.in[axis] == call.shape.out[axis];
   return plain;
+}
+
+// The rows of the kernel as they lie in the image, and nothing gathered.
+void convolve_in_place(const Call& call, const PackedGemm& gemm) {
+  const ConvShape& shape = call.shape;
+  const int64_t bytes = shape.kernel[2] * shape.channels;
+  const PaddedInput input(shape, call.q_x, call.zero_point, bytes % kPieceStep != 0);
+  std::vector<int64_t> starts;
+  for (int64_t d = 0; d < shape.kernel[0]; ++d)
+    for (int64_t h = 0; h < shape.kernel[1]; ++h) starts.push_back(input.tap_offset(d, h, 0));
+  const Pieces pieces{starts.data(), static_cast<int64_t>(starts.size()), bytes};
+  const Requantize by = requantize_of(call, gemm.row_sums());
+  each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+    const uint8_t** begins = workspace().begins.get(rows);
+    input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) { begins[i] = pixel; });
+    gemm.run_pieces_u8(begins, pieces, rows, by, call.output.quantized + first * shape.out_channels, shape.out_channels);
+  });
 }
 
 // To uint8 by kernels that requantise tile by tile.
@@ -151,9 +174,10 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
     });
     return;
   }
+  if (shape.groups == 1 && shape.dilation[2] == 1 && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
   const PaddedInput input(shape, call.q_x, call.zero_point);
   const std::vector<Run> runs = runs_of(shape, input);
-  const int64_t ldq = padded_row(call.k());
+  const int64_t ldq = padded_row(shape.k());
   each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
     uint8_t* q = workspace().q.get(rows * ldq);
     for (int64_t g = 0; g < shape.groups; ++g) {
@@ -181,7 +205,7 @@ void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGe
   const ConvShape& shape = call.shape;
   const PaddedInput input(shape, call.q_x, call.zero_point);
   const std::vector<Run> runs = runs_of(shape, input);
-  const int64_t ldq = padded_row(call.k()), group_outputs = shape.out_channels / shape.groups;
+  const int64_t ldq = padded_row(shape.k()), group_outputs = shape.out_channels / shape.groups;
   convolve_sums(call, all_row_sums(groups).data(), [&](int64_t first, int64_t rows, int32_t* sums) {
     uint8_t* q = workspace().q.get(rows * ldq);
     for (int64_t g = 0; g < shape.groups; ++g) {

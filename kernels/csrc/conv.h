@@ -16,10 +16,22 @@ struct ConvShape {
   int64_t kernel[3], out[3], out_channels;
   int64_t stride[3], padding[3], dilation[3];  // padding before; after, what `out` needs
   int64_t groups;
+  // Bytes of a row of the kernel in a row of the product, and of the whole row.
+  int64_t row_bytes() const;
+  int64_t k() const { return kernel[0] * kernel[1] * row_bytes(); }
   int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   int64_t pixels() const { return batch * out[0] * out[1] * out[2]; }
   bool depthwise() const { return groups == channels && channels == out_channels && groups > 1; }
 };
+
+// Of a kernel `width` columns wide over `channels` of one group. Without groups the columns lie side by side in the image,
+// and kernels that take them from there (Pieces) want whole steps.
+inline int64_t packed_kernel_row(int64_t width, int64_t channels, int64_t groups) {
+  const int64_t bytes = width * channels;
+  return groups == 1 ? (bytes + 3) / 4 * 4 : bytes;
+}
+
+inline int64_t ConvShape::row_bytes() const { return packed_kernel_row(kernel[2], channels / groups, groups); }
 
 // The weight of a depthwise convolution, int8 (channels, 1, *kernel), as this CPU's kernel reads it.
 class PackedDepthwise {
@@ -38,8 +50,8 @@ class PackedDepthwise {
   const int8_t* native_ = nullptr;
 };
 
-// q_x (batch, *in, channels), out (batch, *out, out_channels). `groups` holds a packed weight (out_channels / groups,
-// taps * channels / groups) per group; for a depthwise convolution it is empty and `depthwise` is used.
+// q_x (batch, *in, channels), out (batch, *out, out_channels). `groups` holds a packed weight (out_channels / groups, k())
+// per group, with zeros where the rows of the kernel are filled up; for a depthwise convolution it is empty and `depthwise` is used.
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
                  const PackedDepthwise* depthwise, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output);

@@ -20,6 +20,7 @@ constexpr int64_t kSlack = 64;
 constexpr int64_t kMaxK = (2147483647LL - (1LL << 30)) / (255 * 127);
 
 struct Requantize;  // native.h
+struct Pieces;
 
 class PackedGemm {
  public:
@@ -49,6 +50,13 @@ class PackedGemm {
   }
   // Whether run_u8 and run_f32 compute.
   virtual bool requantizes() const { return false; }
+  // run_u8 where row m begins at rows[m] and lies in pieces, whose steps together are K. False as there.
+  virtual bool run_pieces_u8(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const Requantize& by, uint8_t* out,
+                             int64_t ldout) const {
+    (void)rows, (void)pieces, (void)m, (void)by, (void)out, (void)ldout;
+    return false;
+  }
+  virtual bool takes_pieces() const { return false; }
 
   // How the products are formed, for the report: "vnni", "pairwise", "wide", "split", ...
   virtual std::string route() const = 0;

@@ -108,6 +108,15 @@ class NativePacked final : public PackedGemm {
 
   bool requantizes() const override { return gemm_.run_u8 != nullptr; }
 
+  bool run_pieces_u8(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const Requantize& by, uint8_t* out,
+                     int64_t ldout) const override {
+    if (!gemm_.run_pieces_u8) return false;
+    gemm_.run_pieces_u8(rows, pieces, m, packed_.get(), n(), by, out, ldout);
+    return true;
+  }
+
+  bool takes_pieces() const override { return gemm_.run_pieces_u8 != nullptr; }
+
   std::string route() const override { return gemm_.route; }
 
  private:

@@ -13,6 +13,15 @@ struct Requantize {
   int32_t zero_point, bottom, top;
 };
 
+// How the activations of a row lie in pieces: piece i at starts[i] from where the row begins. Each is packed as a whole
+// number of steps, and read to the end of its last one.
+struct Pieces {
+  const int64_t* starts;
+  int64_t count, bytes;
+};
+
+constexpr int64_t kPieceStep = 4;
+
 // A weight is packed in groups of outputs; a group is the unit of work that threads share.
 struct NativeGemm {
   const char* route;
@@ -28,6 +37,9 @@ struct NativeGemm {
   // The same as reals, (sums + offset) * multiplier; there wherever run_u8 is.
   void (*run_f32)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                   const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last);
+  // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where there is no such kernel.
+  void (*run_pieces_u8)(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
+                        const Requantize& by, uint8_t* out, int64_t ldout) = nullptr;
 };
 
 // Depthwise convolutions, requantised from registers. Their input lies in rows of their own, with room for a vector past

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "rounding.h"
-#include "tile.h"
+#include "tile_pieces.h"
 #include "winograd.h"
 
 namespace octet {
@@ -66,7 +66,7 @@ struct Winograd {
 
 }  // namespace
 
-extern const NativeGemm kAvx2PairwiseGemm = tile::table<Pairwise>("pairwise");
+extern const NativeGemm kAvx2PairwiseGemm = tile::table_with_pieces<Pairwise>("pairwise");
 extern const NativeGemm kAvx2WideGemm = tile::table<Wide>("wide");
 extern const NativeWinograd kAvx2Winograd = winograd::table<Winograd>();
 

@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "rounding.h"
-#include "tile.h"
+#include "tile_pieces.h"
 #include "winograd.h"
 
 namespace octet {
@@ -44,7 +44,7 @@ struct Winograd {
 
 }  // namespace
 
-extern const NativeGemm kAvx512VnniGemm = tile::table<Avx512Vnni>("vnni");
+extern const NativeGemm kAvx512VnniGemm = tile::table_with_pieces<Avx512Vnni>("vnni");
 extern const NativeWinograd kAvx512VnniWinograd = winograd::table<Winograd>();
 
 }  // namespace octet

@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "rounding.h"
-#include "tile.h"
+#include "tile_pieces.h"
 #include "winograd.h"
 
 namespace octet {
@@ -44,7 +44,7 @@ struct Winograd {
 
 }  // namespace
 
-extern const NativeGemm kAvxVnniGemm = tile::table<AvxVnni>("vnni");
+extern const NativeGemm kAvxVnniGemm = tile::table_with_pieces<AvxVnni>("vnni");
 extern const NativeWinograd kAvxVnniWinograd = winograd::table<Winograd>();
 
 }  // namespace octet

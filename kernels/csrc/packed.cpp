@@ -1,5 +1,6 @@
 #include "packed.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 
@@ -143,9 +144,13 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
                                               c10::string_view backend) {
   const at::Tensor part = groups == 1 ? weight : weight.narrow(0, group * (weight.size(0) / groups), weight.size(0) / groups);
-  const int64_t n = part.size(0), k = n ? part.numel() / n : 0;
-  return find_or_pack(weight, part.const_data_ptr(), n, k, backend,
-                      [&] { return part.movedim(1, -1).contiguous(); });
+  const int64_t n = part.size(0), width = weight.size(-1), channels = weight.size(1);
+  const int64_t filled = packed_kernel_row(width, channels, groups);
+  const int64_t rows = part.numel() ? part.numel() / (n * width * channels) : 0;
+  return find_or_pack(weight, part.const_data_ptr(), n, rows * filled, backend, [&] {
+    const at::Tensor by_row = part.movedim(1, -1).reshape({n, rows, width * channels});
+    return at::constant_pad_nd(by_row, {0, filled - width * channels}).reshape({n, rows * filled}).contiguous();
+  });
 }
 
 std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight) {

@@ -22,7 +22,7 @@ namespace octet {
 std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend);
 
 // The same for group `group` of `groups` of a convolution's weight, int8 (out, channels / groups, *kernel): packed as
-// (out / groups, taps * channels / groups), the channels last, as the gathered rows of activations have them.
+// (out / groups, ConvShape::k()), the channels last, as the gathered rows of activations have them.
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
                                               c10::string_view backend);
 
