@@ -8,7 +8,7 @@ batch norms folded in,
     s_i = sqrt(R1_i / R2_i),    R1_i / s_i = R2_i s_i = sqrt(R1_i R2_i)                     (equation 11 there)
 
 makes the two alike. Where one scale has to do for a whole weight, small channels are then not rounded away. With a
-scale per channel there is little to win.
+scale per channel every row fits already; there it only makes the columns unequal, and can do harm.
 """
 
 from __future__ import annotations
