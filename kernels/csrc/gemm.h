@@ -34,6 +34,12 @@ class PackedGemm {
   // the shares are disjoint and no thread waits for another.
   virtual void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
                    int threads) const = 0;
+  // The same with the last outputs first, where the library can: a weight that is larger than a cache is then read again
+  // from the end that is still there.
+  virtual void run_backwards(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
+                             int threads) const {
+    run(x, ldx, m, acc, ldacc, thread, threads);
+  }
 
   // out[m * ldout + j] = equation 7 of the same sums. x needs no bytes around it where K is a multiple of 4. False where
   // the library has no such kernel, and then nothing was written.

@@ -83,9 +83,12 @@ class NativePacked final : public PackedGemm {
 
   void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
            int threads) const override {
-    const int64_t groups = gemm_.groups(n());
-    gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, groups * thread / threads,
-              groups * (thread + 1) / threads);
+    run_share(x, ldx, m, acc, ldacc, thread, threads, false);
+  }
+
+  void run_backwards(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
+                     int threads) const override {
+    run_share(x, ldx, m, acc, ldacc, thread, threads, true);
   }
 
   bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout, int thread,
@@ -120,6 +123,13 @@ class NativePacked final : public PackedGemm {
   std::string route() const override { return gemm_.route; }
 
  private:
+  void run_share(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread, int threads,
+                 bool backwards) const {
+    const int64_t groups = gemm_.groups(n());
+    gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, groups * thread / threads,
+              groups * (thread + 1) / threads, backwards);
+  }
+
   const NativeGemm& gemm_;
   std::unique_ptr<int8_t[], Free> packed_;
 };

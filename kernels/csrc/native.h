@@ -28,9 +28,10 @@ struct NativeGemm {
   int64_t (*groups)(int64_t n);
   int64_t (*packed_bytes)(int64_t n, int64_t k);
   void (*pack)(const int8_t* weight, int64_t n, int64_t k, int8_t* packed);
-  // Sums of groups [first, last) for rows [0, m); x, ldx and acc as in PackedGemm::run.
+  // Sums of groups [first, last), or the same from the last to the first, for rows [0, m); x, ldx and acc as in
+  // PackedGemm::run.
   void (*run)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
-              int64_t ldacc, int64_t first, int64_t last);
+              int64_t ldacc, int64_t first, int64_t last, bool backwards);
   // The same, requantised tile by tile; null where there is no such kernel.
   void (*run_u8)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                  const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last);

@@ -45,8 +45,11 @@ void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, c
       ranges[b] = layer.state_range ? *layer.state_range : range_of(before, nullptr, state, 255);
       kernels.quantize(before, nullptr, state, ranges[b], 255, q + b * ldq, nullptr);
     }
+    // Forwards and backwards in turn. A weight that is larger than the L2 cache is evicted in the order that it was read
+    // in: a step that began where the last one did would find none of it.
+    const auto product = s % 2 ? &PackedGemm::run_backwards : &PackedGemm::run;
     each_thread(threads, [&](int64_t thread) {
-      layer.hh->run(q, ldq, rows, sums, width, static_cast<int>(thread), static_cast<int>(threads));
+      (layer.hh->*product)(q, ldq, rows, sums, width, static_cast<int>(thread), static_cast<int>(threads));
     });
     const int64_t row0 = offsets[t] + first;
     float* after = y.reals ? y.reals + row0 * state : states;

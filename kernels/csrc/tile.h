@@ -214,7 +214,7 @@ void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int
 
 template <class A, class Out>
 void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
-            int64_t first, int64_t last) {
+            int64_t first, int64_t last, bool backwards = false) {
   const int64_t steps = ceil_div(k, A::kStep);
   const typename A::X* rows_x;
   int64_t rows_ld = ldx;
@@ -228,8 +228,8 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
     for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide.data() + i * rows_ld);
     rows_x = wide.data();
   }
-  for (int64_t g = first; g < last; ++g) {
-    const int64_t n0 = g * kGroup<A>;
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t n0 = (backwards ? first + last - 1 - i : i) * kGroup<A>;
     const int8_t* w = packed + n0 * steps * A::kStep;
     group<A, Out>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, out.at(0, n0), n - n0);
   }
@@ -237,8 +237,8 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
 
 template <class A>
 void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
-         int64_t ldacc, int64_t first, int64_t last) {
-  run_to<A>(Sums<A>{acc, ldacc}, x, ldx, m, packed, n, k, first, last);
+         int64_t ldacc, int64_t first, int64_t last, bool backwards) {
+  run_to<A>(Sums<A>{acc, ldacc}, x, ldx, m, packed, n, k, first, last, backwards);
 }
 
 template <class A>
