@@ -74,6 +74,20 @@ def test_a_full_run_that_misses_its_bar_fails(qat_cnn: ModuleType, monkeypatch: 
     qat_cnn.main(["--images", "512"])  # too few to hold it to that
 
 
+@pytest.mark.parametrize(("ptq", "panels"), [(0.9, 1), (0.3, 2)], ids=["near", "fallen"])
+def test_the_picture_shows_every_level(
+    ptq: float, panels: int, qat_cnn: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path: drawn.append(figure))
+    qat_cnn.draw(tmp_path / "curve.png", "title", 0.91, {"PTQ": ptq}, {"QAT": [0.89, 0.905]})
+    limits = [axes.get_ylim() for axes in drawn[0].axes]
+    assert len(limits) == panels
+    for value in (91.0, 100 * ptq, 89.0, 90.5):
+        assert sum(low < value < high for low, high in limits) == 1
+    assert all(high - low >= 2.0 for low, high in limits)
+
+
 def test_learned_scales_do_not_decay(qat_4bit: ModuleType, train_fashion: ModuleType) -> None:
     p = qat_4bit.prepare(train_fashion.MODELS["depthwise"](), torch.randn(128, 1, 28, 28))
     weights, scales = qat_4bit.optimizer_of(p).param_groups
