@@ -182,7 +182,7 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
     uint8_t* q = workspace().q.get(rows * ldq);
     for (int64_t g = 0; g < shape.groups; ++g) {
       const int64_t skip = g * group_outputs;
-      const Requantize part{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top};
+      const Requantize part{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
       gather(shape, input, runs, g, first, rows, q, ldq);
       groups[g]->run_u8(q, ldq, rows, part, out + first * outputs + skip, outputs);
     }
@@ -287,7 +287,7 @@ void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requanti
   float* multiplier = workspace().arranged_multiplier.get(arranged);
   kernel.arrange(plain.offset, shape.channels, offset);
   kernel.arrange(plain.multiplier, shape.channels, multiplier);
-  const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top};
+  const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top, plain.shrinks};
   each_block(lines, call.products(), [&](int64_t first, int64_t count, int64_t) {
     PlacedRows input(call, kernel);
     const uint8_t* rows[kDepthwiseMost];

@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "native.h"
+#include "unroll.h"
 
 #define OCTET_UNROLL _Pragma("GCC unroll 32")
 
@@ -110,17 +110,6 @@ void arrange(const void* by_channel, int64_t channels, void* out) {
     for (int b = 0; b < 4; ++b)
       for (int lane = 0; lane < Vec::kWidth / 4; lane += 4, to += 4) std::copy_n(block + byte_of(b, lane) % kBlock, 4, to);
   });
-}
-
-template <int I>
-inline constexpr std::integral_constant<int, I> constant;
-
-// fn(0), ..., fn(Count - 1), each with a constant of its own: which sums a step works on must be known when they are given
-// registers.
-template <int Count, class Fn>
-inline __attribute__((always_inline)) void each(Fn fn) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (fn(constant<I>), ...); }
-  (std::make_integer_sequence<int, Count>{});
 }
 
 // What the pixels of one block of channels have in common. `rows` are where the block's columns begin.

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 
 #include "workspace.h"
@@ -103,8 +104,14 @@ Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_poi
   int32_t* offset = workspace().offset.get(n + kSlack);
   float* multiplier = workspace().multiplier.get(n + kSlack);
   for (int64_t j = 0; j < n; ++j) offset[j] = (bias ? bias[j] : 0) - zero_point * row_sums[j];
-  std::copy_n(output.multiplier, n, multiplier);
-  return {offset, multiplier, output.zero_point, output.bottom, output.top};
+  // Of positive floats the larger one has the larger bits, and integers are compared as vectors.
+  int32_t most = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    multiplier[j] = output.multiplier[j];
+    most = std::max(most, std::bit_cast<int32_t>(output.multiplier[j]));
+  }
+  const bool shrinks = most < std::bit_cast<int32_t>(1.0f);
+  return {offset, multiplier, output.zero_point, output.bottom, output.top, shrinks};
 }
 
 void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {

@@ -11,6 +11,7 @@ struct Requantize {
   const int32_t* offset;    // bias - input zero point * row_sum
   const float* multiplier;
   int32_t zero_point, bottom, top;
+  bool shrinks = false;  // every multiplier is below 1, so that no sum times its own leaves int32
 };
 
 // How the activations of a row lie in pieces: piece i at starts[i] from where the row begins. Each is packed as a whole

@@ -1,14 +1,18 @@
 // AVX-512 VNNI: vpdpbusd adds four u8 * s8 products to an int32 without an int16 in between, so it is always exact.
+#if !defined(__clang__)
+#pragma GCC optimize("no-tree-coalesce-vars")  // tile_avx512.h
+#endif
 #include <immintrin.h>
 
 #include "rounding.h"
+#include "tile_avx512.h"
 #include "tile_pieces.h"
 #include "winograd.h"
 
 namespace octet {
 namespace {
 
-struct Avx512Vnni {
+struct Avx512 {
   using X = uint8_t;
   using Acc = __m512i;
   using Weight = __m512i;
@@ -29,11 +33,20 @@ struct Avx512Vnni {
     std::memcpy(&four, x, sizeof four);
     return _mm512_set1_epi32(four);
   }
+};
+
+struct Avx512Vnni : Avx512 {
   static Acc dot(Acc a, Activation x, Weight w) { return _mm512_dpbusd_epi32(a, x, w); }
+  template <int M, int B>
+  static void bytes(const X* x, int64_t ldx, const int8_t* w, int64_t steps, const int32_t* offset,
+                    const float* multiplier, const Rounding& rounding, uint8_t* out, int64_t ldout, int64_t columns,
+                    const int8_t* ahead) {
+    tile::bytes512<Avx512Vnni, M, B>(x, ldx, w, steps, offset, multiplier, rounding, out, ldout, columns, ahead);
+  }
 };
 
 // Pairs of int16 in the place of four bytes.
-struct Pairs : Avx512Vnni {
+struct Pairs : Avx512 {
   static Acc dot(Acc a, Activation x, Weight w) { return _mm512_dpwssd_epi32(a, x, w); }
 };
 

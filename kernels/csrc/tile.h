@@ -6,12 +6,13 @@
 // outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
 // X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
 // add, store, or a `tile` of its own in place of all that the one here uses; and for equation 7 Rounding (what is the
-// same for all channels) and requantize. Packed layout of a group: [k / kStep][block][lane][kStep], zero where k or n
-// run out.
+// same for all channels) and requantize, and where it has one `bytes`, a tile that leaves its registers as bytes. Packed
+// layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "native.h"
@@ -66,12 +67,13 @@ struct Sums {
   }
 };
 
-// Equation 7, while the sums are in the L1 cache. Not from registers: with its code behind the loop, g++ 12 keeps the
-// accumulators in memory inside it, at half the speed.
+// Equation 7, while the sums are in the L1 cache. Not from registers, but where the instruction set has a tile of its own for
+// that: with such code behind the loop, g++ 12 keeps the accumulators in memory inside it, at half the speed.
 template <class A>
 struct Bytes {
   const Requantize* by;
-  typename A::Rounding rounding;
+  // Not a copy in each tile: read as soon as it is written, in parts of other sizes, it would wait for the cache.
+  const typename A::Rounding* rounding;
   uint8_t* out;
   int64_t ld, channel = 0;
   Bytes at(int64_t rows, int64_t columns) const {
@@ -81,7 +83,7 @@ struct Bytes {
   template <int M, int B>
   void put(const int32_t* sums, int64_t columns) const {
     // A copy, because for all the compiler knows a byte that is written may be one of these.
-    const typename A::Rounding rounding = this->rounding;
+    const typename A::Rounding rounding = *this->rounding;
     const int32_t* offset = by->offset + channel;
     const float* multiplier = by->multiplier + channel;
     constexpr int64_t kColumns = B * A::kLanes;
@@ -188,6 +190,11 @@ template <class A, int M, int B, class Out>
 void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns,
              const int8_t* ahead) {
   constexpr int64_t kColumns = B * A::kLanes;
+  if constexpr (requires { &A::template bytes<M, B>; } && std::is_same_v<Out, Bytes<A>>) {
+    if (out.by->shrinks && steps > 0)
+      return A::template bytes<M, B>(x, ldx, w, steps, out.by->offset + out.channel, out.by->multiplier + out.channel,
+                                     *out.rounding, out.out, out.ld, columns, ahead);
+  }
   if (columns >= kColumns && out.whole_rows()) return tile_of<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld, ahead);
   alignas(64) int32_t sums[M * kColumns];
   tile_of<A, M, B>(x, ldx, w, steps, sums, kColumns, ahead);
@@ -244,7 +251,8 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
 template <class A>
 void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
             uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
-  run_to<A>(Bytes<A>{&by, typename A::Rounding(by), out, ldout}, x, ldx, m, packed, n, k, first, last);
+  const typename A::Rounding rounding(by);
+  run_to<A>(Bytes<A>{&by, &rounding, out, ldout}, x, ldx, m, packed, n, k, first, last);
 }
 
 template <class A>

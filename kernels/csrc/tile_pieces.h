@@ -68,7 +68,8 @@ void run_pieces_u8(const uint8_t* const* pixels, const Pieces& pieces, int64_t m
                    const Requantize& by, uint8_t* out, int64_t ldout) {
   static_assert(A::kStep == kPieceStep && sizeof(typename A::X) == 1);
   const int64_t k = pieces.count * ceil_div(pieces.bytes, A::kStep) * A::kStep;
-  const Bytes<A> all{&by, typename A::Rounding(by), out, ldout};
+  const typename A::Rounding rounding(by);
+  const Bytes<A> all{&by, &rounding, out, ldout};
   for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>)
     group_of_pieces<A>(blocks_of<A>(n, n0), pixels, pieces, m, packed + n0 * k, all.at(0, n0), n - n0);
 }

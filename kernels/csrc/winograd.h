@@ -175,7 +175,7 @@ void run(const WinogradTile* tiles, int64_t count, int64_t channels, const int8_
     for (int64_t t = 0; t < count; ++t) {
       alignas(64) int32_t sums[kPixels * kGroup];
       transform_output<A>(m + t * row, m_bytes / 4, row, sums);
-      put_tile<Gemm>(blocks, tiles[t], {&by, rounding, nullptr, outputs, n0}, sums, std::min(row, outputs - n0));
+      put_tile<Gemm>(blocks, tiles[t], {&by, &rounding, nullptr, outputs, n0}, sums, std::min(row, outputs - n0));
     }
   }
 }

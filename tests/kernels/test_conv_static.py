@@ -114,10 +114,14 @@ def test_outputs_are_those_of_the_reference(compiled: Backend, case: Case) -> No
 
 
 @cases
-def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case) -> None:
+@pytest.mark.parametrize("exponent", [-1e-7, 6.0], ids=["below-1", "up-to-a-million"])
+def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case, exponent: float) -> None:
+    """Where all multipliers are below 1 no product leaves int32, however large the sums: kernels may count on it."""
     x, weight = case.operands()
     bias = torch.arange(case.outputs, dtype=torch.int32) * 2**20 - 2**22
-    factors = torch.logspace(-4, 6, case.outputs)
+    bias[0], bias[-1] = 2**30, -(2**30)
+    factors = torch.logspace(-4, exponent, case.outputs)
+    factors[0] = 10**exponent
     sums = case.exact(x, 7, weight, bias).movedim(1, -1)
     u8 = compiled.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
     assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
