@@ -35,8 +35,10 @@ struct ElementKernels {
   void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
   // out[i * channels + c] = rows[c * stride + i], for 2, 3 or 4 channels.
   void (*interleave)(const uint8_t* rows, int64_t stride, int64_t channels, int64_t n, uint8_t* out);
-  // out[i] = max(out[i], x[i]).
-  void (*max_into)(const uint8_t* x, int64_t n, uint8_t* out);
+  // A line of `outputs` pixels of `channels` side by side: each is the largest of the columns [begin[o], end[o]) by `step` in
+  // all `count` rows, 0 where there are none.
+  void (*max_windows)(const uint8_t* const* rows, int64_t count, const int64_t* begin, const int64_t* end, int64_t step,
+                      int64_t outputs, int64_t channels, uint8_t* out);
   // sums[i] += x[i].
   void (*sum_into)(const uint8_t* x, int64_t n, int32_t* sums);
   int32_t (*sum)(const uint8_t* x, int64_t n);

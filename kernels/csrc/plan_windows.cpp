@@ -1,6 +1,5 @@
 // Pooling and means: over windows of the spatial dimensions, or over whole dimensions.
 #include <algorithm>
-#include <cstring>
 
 #include "elementwise.h"
 #include "plan_operators.h"
@@ -74,11 +73,28 @@ Windows whole() {
   return windows;
 }
 
-// The outputs of pixels [first, first + count): channels are innermost, so a window is a few rows of them.
-void pool_pixels(const Pooling& pool, const uint8_t* x, const int64_t (&strides)[3], int64_t batch_stride, int64_t channels,
+// The largest of the windows of lines [first, first + count), a line being all outputs that differ in width alone.
+void max_lines(const Pooling& pool, const uint8_t* x, const int64_t (&strides)[3], int64_t batch_stride, int64_t channels,
+               int64_t first, int64_t count, uint8_t* out) {
+  const Windows &depth = pool.axes[0], &height = pool.axes[1], &width = pool.axes[2];
+  for (int64_t line = first; line < first + count; ++line) {
+    const int64_t h = line % height.count(), d = line / height.count() % depth.count();
+    const uint8_t* sample = x + line / height.count() / depth.count() * batch_stride;
+    const uint8_t** const rows = workspace().begins.get(depth.reads(d) * height.reads(h));
+    int64_t there = 0;
+    for (int64_t i = depth.begin[d]; i < depth.end[d]; i += depth.step)
+      for (int64_t j = height.begin[h]; j < height.end[h]; j += height.step)
+        rows[there++] = sample + i * strides[0] + j * strides[1];
+    element_kernels().max_windows(rows, there, width.begin.data(), width.end.data(), width.step, width.count(), channels,
+                                  out + line * width.count() * channels);
+  }
+}
+
+// The means of pixels [first, first + count): channels are innermost, so a window is a few rows of them.
+void mean_pixels(const Pooling& pool, const uint8_t* x, const int64_t (&strides)[3], int64_t batch_stride, int64_t channels,
                  int64_t first, int64_t count, uint8_t* out) {
   const ElementKernels& kernels = element_kernels();
-  int32_t* sums = pool.largest ? nullptr : workspace().sums.get(channels);
+  int32_t* sums = workspace().sums.get(channels);
   const Windows &depth = pool.axes[0], &height = pool.axes[1], &width = pool.axes[2];
   for (int64_t pixel = first; pixel < first + count; ++pixel) {
     int64_t rest = pixel;
@@ -89,20 +105,11 @@ void pool_pixels(const Pooling& pool, const uint8_t* x, const int64_t (&strides)
     const int64_t d = rest % depth.count();
     const uint8_t* sample = x + rest / depth.count() * batch_stride;
     uint8_t* to = out + pixel * channels;
-    if (pool.largest)
-      std::memset(to, 0, channels);
-    else
-      std::fill_n(sums, channels, 0);
+    std::fill_n(sums, channels, 0);
     for (int64_t i = depth.begin[d]; i < depth.end[d]; i += depth.step)
       for (int64_t j = height.begin[h]; j < height.end[h]; j += height.step)
-        for (int64_t k = width.begin[w]; k < width.end[w]; k += width.step) {
-          const uint8_t* row = sample + i * strides[0] + j * strides[1] + k * strides[2];
-          if (pool.largest)
-            kernels.max_into(row, channels, to);
-          else
-            kernels.sum_into(row, channels, sums);
-        }
-    if (pool.largest) continue;
+        for (int64_t k = width.begin[w]; k < width.end[w]; k += width.step)
+          kernels.sum_into(sample + i * strides[0] + j * strides[1] + k * strides[2], channels, sums);
     const int64_t read = depth.reads(d) * height.reads(h) * width.reads(w);
     int64_t divisor = pool.count_padding ? depth.counted[d] * height.counted[h] * width.counted[w] : read;
     if (pool.divisor) divisor = pool.divisor;
@@ -141,9 +148,11 @@ PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::f
   PlanView out = b.fresh(sizes, channels_last_strides(sizes));
   const int64_t channels = x.sizes[1], batch_stride = x.strides[0];
   const auto shared = std::make_shared<const Pooling>(std::move(pool));
+  const auto part = shared->largest ? &max_lines : &mean_pixels;
+  const int64_t lines = x.sizes[0] * shared->axes[0].count() * shared->axes[1].count(), parts = shared->largest ? lines : pixels;
   b.emit({&x}, out, [=](const PlanFrame& frame) {
-    each_block(pixels, pixels * taps * channels, [&](int64_t first, int64_t count, int64_t) {
-      pool_pixels(*shared, x.bytes(frame), strides, batch_stride, channels, first, count, out.bytes_out(frame));
+    each_block(parts, pixels * taps * channels, [&](int64_t first, int64_t count, int64_t) {
+      part(*shared, x.bytes(frame), strides, batch_stride, channels, first, count, out.bytes_out(frame));
     });
   });
   if (given.rank() == dims + 1) out.sizes.erase(out.sizes.begin()), out.strides.erase(out.strides.begin());

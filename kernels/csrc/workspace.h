@@ -48,8 +48,8 @@ struct Workspace {
   // What requantises a channel, and the same in the order of a depthwise kernel.
   Scratch<int32_t> offset, arranged_offset;
   Scratch<float> multiplier, arranged_multiplier;
-  // Of a convolution: its padded input, and where the rows of the product begin in it; of a depthwise one, the rows that
-  // its kernel sees.
+  // Of a convolution: its padded input, and where the rows of the product begin in it, as those of a pool's window do; of a
+  // depthwise one, the rows that its kernel sees.
   Scratch<uint8_t> padded, placed;
   Scratch<const uint8_t*> begins;
   // Of Winograd's algorithm: its tiles, their matrices, and a pixel of padding.

@@ -93,6 +93,9 @@ CASES: dict[str, tuple[Any, ...]] = {
     "lookup per channel": one("lookup q=%0 table=$0 axis=1", constants=[integers(6, 256)]),
     "lookup per channel of rows": one("lookup q=%0 table=$0 axis=1", (3, 6), constants=[integers(6, 256)]),
     "max_pool": one("max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=False"),
+    "max_pool of many channels": one(
+        "max_pool q=%0 kernel=3,2 stride=2 padding=1 dilation=1 ceil_mode=False", (2, 83, 7, 6)
+    ),
     "max_pool ceil dilated": one("max_pool q=%0 kernel=2,2 stride=2,1 padding=0 dilation=2 ceil_mode=True"),
     "max_pool past the end": one("max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=True", (1, 2, 8, 8)),
     "max_pool1d": one("max_pool q=%0 kernel=3, stride=- padding=1 dilation=1 ceil_mode=False", (2, 3, 11)),
