@@ -84,7 +84,9 @@ PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
   expect_dtype(line, x, true);
   const PlanView out = b.fresh(x.sizes, b.rounded_strides(line, x.sizes));
   const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
-  if (x.rank() >= 3 && x.sizes[1] >= 2 && x.sizes[1] <= kMostPlanes && x.has_strides(plain_strides(x.sizes))) {
+  // What a linear layer reads is plain (`rounded_strides`), and sequences of few steps look like images of few channels.
+  const bool planes = x.has_strides(plain_strides(x.sizes)) && out.has_strides(channels_last_strides(x.sizes));
+  if (x.rank() >= 3 && x.sizes[1] >= 2 && x.sizes[1] <= kMostPlanes && planes) {
     quantize_planes(b, x, range, out);
     return out;
   }

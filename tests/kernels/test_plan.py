@@ -207,6 +207,18 @@ def test_images_of_few_channels(compiled: Backend, shape: tuple[int, ...], last:
     same(torch.ops.octet.run_plan([x], [], program, compiled.name), reference_plan.run_plan([x], [], program))
 
 
+@pytest.mark.parametrize("shape", [(8, 3, 6), (2, 2, 6), (3, 4, 2, 6)], ids=str)
+def test_sequences_of_few_steps_are_no_images_of_few_channels(compiled: Backend, shape: tuple[int, ...]) -> None:
+    """A linear layer reads rows as they come, not a channel beside the other."""
+    x, program = torch.randn(shape, generator=generator()), text(
+        "%1 = quantize x=%0 scale=0.01 zero_point=128",
+        f"%9 = linear_u8s8_u8 q_x=%1 zero_point=128 q_weight=$0 q_bias=$1 multiplier=$2 {CLAMPED}",
+    )  # fmt: skip
+    constants = weights(5, 6)
+    made = torch.ops.octet.run_plan([x], constants, program, compiled.name)
+    same(made, reference_plan.run_plan([x], constants, program))
+
+
 @pytest.mark.parametrize("bounds", [(0, 255, 0), (90, 255, 90), (30, 200, 255)], ids=str)
 @pytest.mark.parametrize(
     "multipliers", [(0.7, -0.31), (0.5, 0.5), (1.0, 1e-7), (300.0, -2e3), (4e6, 3e6), (-1e30, 1e30)], ids=str
