@@ -16,6 +16,7 @@ from quant.dynamic import quantize_dynamic
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent, make_plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.kernels import QParams
+from quant.kernels.tables import TABLE_BITS
 from quant.nn.base import QuantModule, adopt
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
@@ -403,30 +404,45 @@ def _make_rest_dynamic(
     reasons: dict[str, str],
 ) -> nn.Module:
     """Attention, embeddings and what ranges cannot hold have no static form; their weights become int8 all the same."""
-    rest: dict[Pattern, QConfig | None] = {}
-    names: list[str] = []
+    rest: dict[str, QConfig] = {}
     for name, module in model.named_modules():
-        if name not in info.called or not is_dynamic(module):
-            continue
-        qconfig = info.recipe.resolve(name, module)[0]
+        qconfig = info.recipe.resolve(name, module)[0] if name in info.called and is_dynamic(module) else None
         if qconfig is not None:
+            rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
             layers[name] = qconfig
-            names.append(name)
-            rest[glob.escape(name)] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
-    if not rest:
-        return model
-    try:
-        model = quantize_dynamic(model, Recipe(rest, default=None), backend=backend, inplace=True)
-    except ValueError as error:
-        for name in names:
-            entries[name] = ("float", str(error))
-            del layers[name]
-        return model
-    made = summary(model)
-    for name in names:
+    modules = dict(model.named_modules())
+    while True:
+        try:
+            made = _dynamic(model, rest, backend)
+            break
+        except ValueError as error:  # where some cannot, the others are not to pay for it
+            problems = {name: _why_not_dynamic(modules[name], qconfig) for name, qconfig in rest.items()}
+            problems = {name: why for name, why in problems.items() if why} or dict.fromkeys(rest, str(error))
+        for name, problem in problems.items():
+            entries[name] = ("float", problem)
+            del rest[name], layers[name]
+    for name in rest:
         why = reasons.get(name, "no static kernel")
-        entries[name] = (made[name].outcome, f"{why}, so dynamic: {made[name].detail}")
-    return model
+        entries[name] = (summary(made)[name].outcome, f"{why}, so dynamic: {summary(made)[name].detail}")
+    return made
+
+
+def _dynamic(model: nn.Module, settings: dict[str, QConfig], backend: str | None) -> nn.Module:
+    if not settings:
+        return model
+    rules: dict[Pattern, QConfig | None] = {glob.escape(name): qconfig for name, qconfig in settings.items()}
+    return quantize_dynamic(model, Recipe(rules, default=None), backend=backend, inplace=True)
+
+
+def _why_not_dynamic(module: nn.Module, qconfig: QConfig) -> str:
+    """What quantize_dynamic says of a module by itself; '' where it can be done."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and qconfig.weight_bits not in TABLE_BITS:
+        return f"tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}"
+    try:
+        quantize_dynamic(nn.Sequential(module), Recipe({"0": qconfig}, default=None))
+    except ValueError as error:
+        return str(error).removeprefix(f"layer '0' ({type(module).__name__}): ")
+    return ""
 
 
 def _report(

@@ -354,3 +354,26 @@ def test_the_report_names_hooks_that_do_not_run_and_a_backend_that_cannot() -> N
 def test_a_backend_without_static_kernels_is_said() -> None:
     converted = calibrated(nn.Linear(4, 2), torch.randn(5, 4), backend="onednn")
     assert "onednn has no static kernels: reference" in summary(converted)[""].detail
+
+
+def test_what_cannot_be_dynamic_stays_float_alone() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd, self.even, self.tied = nn.Embedding(10, 8), nn.Embedding(10, 8), nn.Embedding(10, 8)
+            self.tied.weight = self.even.weight
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.odd(x) + self.even(x) + self.tied(x))
+
+    torch.manual_seed(0)
+    model, x = Tables().eval(), torch.randint(0, 10, (3, 4))
+    prepared = prepare(model, x, Recipe({"odd": QConfig(weight_bits=3)}))
+    prepared(x)
+    converted: Any = convert(prepared)
+    found = summary(converted)
+    assert [(line.name, line.outcome) for line in found if line.type == "Embedding"] == [
+        ("odd", "float"), ("even", "int8"), ("tied", "int8")]  # fmt: skip
+    assert found["odd"].detail == "tables have 8 or 4 bits, the recipe asks for 3"
+    assert converted.tied.rows is converted.even.rows
