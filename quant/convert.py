@@ -76,6 +76,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: _is_layer(unit[1])):
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
+    for made_layer in made.layers.values():
+        made_layer.derive()  # type: ignore[operator]
     layers = _settings(found)
     dynamic = {**_shared(model, found), **dynamic}
     model = _make_rest_dynamic(model, info, backend, entries, layers, dynamic)

@@ -104,21 +104,35 @@ class StaticLayer(nn.Module):
         return y if clamp is None else y.clamp_(*clamp)
 
     def site(self, site: int) -> _Derived:
-        """What follows from the buffers for one place, worked out when it is first asked for."""
+        """What follows from the buffers for one place."""
         if site not in self._derived:
             self._derived[site] = _Derived(self, site)
         return self._derived[site]
+
+    def derive(self) -> None:
+        """Work out what follows from the buffers, for all places: numbers from tensors, which no graph can hold.
+
+        So that torch.compile takes a model that never ran. Without values (on the meta device) there is nothing yet.
+        """
+        self._derived = {}
+        if self.q_weight.device.type != "meta":
+            for site in range(len(self.clamps)):
+                self.site(site)
 
     def knows(self, site: int, derived: object) -> bool:
         """Whether `derived` is still what `site` gives."""
         return self._derived.get(site) is derived
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._derived = {}
         super()._load_from_state_dict(*args, **kwargs)
+        self.derive()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_derived": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.derive()
 
     def extra_repr(self) -> str:
         return f"{self.op}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"

@@ -56,13 +56,17 @@ class _Static(QuantModule):
             points = torch.stack([one.zero_point for one in found]) if found else None
             self.register_buffer(f"{name}_scale", scales)
             self.register_buffer(f"{name}_zero_point", points)
-        self._numbers = None
+        self.derive()
 
     def numbers(self) -> _Numbers:
         """The ranges as plain numbers."""
         if self._numbers is None:
             self._numbers = _Numbers(self)
         return self._numbers
+
+    def derive(self) -> None:
+        """Read the ranges, as `StaticLayer.derive` does."""
+        self._numbers = None if self.input_scale.device.type == "meta" else _Numbers(self)
 
     def quantize(self, x: Tensor) -> Tensor:
         """float32 -> uint8, by the input's range."""
@@ -106,11 +110,15 @@ class _Static(QuantModule):
         )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._numbers = None
         super()._load_from_state_dict(*args, **kwargs)
+        self.derive()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_numbers": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.derive()
 
 
 class _Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -179,3 +180,35 @@ def test_a_hook_of_a_float_pad_runs() -> None:
     seen.clear()
     q(X)
     assert seen == [(2, 3, 9, 9)]
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.rnn, self.after = nn.Linear(8, 8), nn.GRU(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.rnn(self.before(x))[0])
+        return out
+
+
+@pytest.mark.parametrize("never_run", ["converted", "pickled", "copied", "loaded"])
+@pytest.mark.parametrize("kind", ["layer", "layers", "recurrent"])
+def test_a_model_that_never_ran_compiles_as_one_graph(kind: str, never_run: str) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Linear(8, 8)
+    if kind != "layer":
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)) if kind == "layers" else _Recurrent()
+    x = torch.randn(4, 3, 8)
+    prepared = quant.prepare(model.eval(), x)
+    prepared(x)
+    q = quant.convert(prepared)
+    expected = quant.convert(prepared)(x)
+    if never_run == "pickled":
+        q = pickle.loads(pickle.dumps(q))
+    elif never_run == "copied":
+        q = copy.deepcopy(q)
+    elif never_run == "loaded":
+        q.load_state_dict(quant.convert(prepared).state_dict())
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(q, fullgraph=True, backend="eager")(x), expected)
