@@ -143,8 +143,7 @@ def summary(model: nn.Module) -> Report:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quant.summary: expected an nn.Module, got {type(model).__name__}")
-    report = getattr(model, REPORT_ATTRIBUTE, None)
-    return report if isinstance(report, Report) else Report(tuple(_entries(model, "", set())))
+    return Report(tuple(_entries(model, "", set())))
 
 
 def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEntry]:
@@ -154,8 +153,10 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
     seen.add(id(module))
     report = getattr(module, REPORT_ATTRIBUTE, None)
     if isinstance(report, Report):
+        modules = dict(module.named_modules(remove_duplicate=False))
         for entry in report:
-            yield replace(entry, name=".".join(part for part in (name, entry.name) if part))
+            detail = entry.detail + _chosen_backend(entry, modules.get(entry.name))
+            yield replace(entry, name=".".join(part for part in (name, entry.name) if part), detail=detail)
         return
     if isinstance(module, QuantModule):
         size = sum(own_bytes(child) for child in module.modules())
@@ -166,3 +167,16 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
         yield ReportEntry(name, type(module).__name__, "float", "never quantised", size, size)
     for child_name, child in module.named_children():
         yield from _entries(child, f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:
+    """The backend that somebody chose for a layer, as `kernels.autotune` does long after the record was made."""
+    if module is None or entry.outcome == "float":
+        return ""
+    parts = module.named_modules() if isinstance(module, QuantModule) else [("", module)]
+    chosen = [(name, getattr(part, "backend", None)) for name, part in parts]
+    return "".join(
+        f"; {name} runs on {backend}" if name else f"; runs on {backend}"
+        for name, backend in chosen
+        if backend and backend not in entry.detail
+    )

@@ -49,7 +49,7 @@ def test_each_module_with_parameters_is_there_once_with_what_became_of_it(report
 
 
 def test_how_and_why(report: Report) -> None:
-    assert report["embed"].detail == "8 bits a value, a scale per row"
+    assert report["embed"].detail == "8 bits a value, a scale per row; runs on reference"
     assert report["head.fc"].detail == "weights per channel, activation ranges per row, reference (exact)"
     assert report["head.norm"].detail == "LayerNorm is not quantised dynamically"
     assert report["keep"].detail == "left float by rule 'keep' -> float"
