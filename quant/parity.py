@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller
 from quant.compare import calls_of, refuse_single
 from quant.fuse import Step, is_recurrent
-from quant.graph import arguments_of, leaves
+from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
+from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.prepare import RESERVED, GraphRunner, bound_values, rounding, runners
+from quant.qat.dynamic import call_rounded
+from quant.recipe import QConfig
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
@@ -118,7 +121,9 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
 
     So a difference is the step's own and none that came down to it. Requantising rounds a float32 product; simulation
     rounds a float32 sum: values on the edge between two integers may fall to either side, and no others. A recurrent
-    layer is compared by the same rule at every time step, given the input and the state that the integers had there.
+    layer is compared by the same rule at every time step, given the input and the state that the integers had there,
+    and an embedding's rows with the float table's, rounded. Other layers that convert makes dynamic round their inputs
+    by ranges of each call, which nothing simulates: they are not compared.
 
     Args:
         prepared: calibrated, from `prepare`.
@@ -168,13 +173,15 @@ def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: An
         registers = _layer_registers(unit, runner, *args, **kwargs)
         computed = set(registers)
     for step in runner.plan.steps:
+        name = ".".join(part for part in (path, step.name) if part)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
         if step.integer and not computed.isdisjoint({2 * step.output, 2 * step.output + 1}):
-            name = ".".join(part for part in (path, step.name) if part)
             if is_recurrent(step):
                 yield from _recurrent(name, step, runner, _recurrent_layer(unit, step, runner), registers)
             else:
                 yield _step(name, step, runner, registers)
+        elif isinstance(table := _called(step, runner.graph, unit), (Embedding, EmbeddingBag)):
+            yield _table(name, step, runner, table, registers)
 
 
 def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> dict[int, Any]:
@@ -200,6 +207,23 @@ def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any])
         return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
     return _integers(name, registers[2 * step.output + 1], q_expected)
+
+
+def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
+    """The module of the converted unit that a step calls."""
+    node = graph.nodes[step.nodes[0]]
+    return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
+
+
+def _table(
+    name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, registers: dict[int, Any]
+) -> StepParity:
+    """Rows of a packed table, or their sums, beside those of the float table rounded as training rounds it."""
+    node = runner.graph.nodes[step.nodes[0]]
+    args, kwargs = arguments_of(node, runner.root, lambda index: registers[2 * index])
+    rounding = QConfig(weight_bits=table.bits)
+    expected = call_rounded(attribute(runner.root, node.target), rounding, args, kwargs)
+    return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
 
 
 def _integers(name: str, found: Tensor, expected: Tensor) -> StepParity:

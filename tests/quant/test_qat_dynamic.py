@@ -156,3 +156,43 @@ def test_the_recipe_leaves_layers_float() -> None:
     prepared.train()(tokens)
     converted = quant.convert(prepared)
     assert {entry.name: entry.outcome for entry in quant.summary(converted)}["encoder"] == "float"
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.bags = nn.Embedding(50, 16, padding_idx=0), nn.EmbeddingBag(50, 16, mode="mean")
+        self.mix = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.fc, self.out = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.fc(self.rows(words))
+        out: Tensor = self.out(torch.relu(self.mix(x, x, x, need_weights=False)[0].mean(1) + self.bags(words)))
+        return out
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_tables_and_attention_train_and_convert_to_what_eval_showed(bits: int) -> None:
+    words, classes = torch.randint(0, 50, (32, 6)), torch.randint(0, 4, (32,))
+    recipe = quant.Recipe({"rows": quant.QConfig(weight_bits=bits), "bags": quant.QConfig(weight_bits=bits)})
+    prepared = quant.prepare_qat(Tables(), words, recipe).train()
+    optimizer = torch.optim.Adam(prepared.parameters(), lr=1e-3)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(prepared(words), classes).backward()
+        optimizer.step()
+    assert [name for name, weight in prepared.named_parameters() if weight.grad is None] == []
+    prepared.eval()
+    converted: Any = quant.convert(prepared)
+    agreement = quant.parity(prepared, converted, [words])
+    assert agreement.holds, agreement
+    assert {"rows", "bags"} <= {step.name for step in agreement}
+    assert {quant.summary(converted)[name].outcome for name in ("rows", "bags")} == {f"int{bits}"}
+    assert quant.summary(converted)["mix"].outcome == "int8"
+    with torch.no_grad():
+        expected = prepared(words)
+        # What training cannot round is the attention's inputs, by ranges of their own at each call.
+        assert (converted(words) - expected).norm() / expected.norm() < 0.01
+    converted.rows.rows[:, 0] += 1
+    assert not quant.parity(prepared, converted, [words]).holds
