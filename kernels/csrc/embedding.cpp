@@ -4,8 +4,10 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "cpu.h"
@@ -44,6 +46,13 @@ Tensor as_int64(const Tensor& tensor, const char* name) {
 }
 
 void check_indices(const int64_t* indices, int64_t n, int64_t count) {
+  // Without a branch, so that the compiler takes several at once: the top bit is that of a negative number.
+  uint64_t outside = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t index = static_cast<uint64_t>(indices[i]);
+    outside |= index | (static_cast<uint64_t>(count) - 1 - index);
+  }
+  if (outside >> 63 == 0) return;
   for (int64_t i = 0; i < n; ++i)
     TORCH_CHECK_INDEX(indices[i] >= 0 && indices[i] < count, "index ", indices[i], " is outside the table of ", count,
                       " rows");
@@ -66,45 +75,77 @@ Tensor embedding_op(const Tensor& rows, const Tensor& indices, int64_t bits, int
   return out;
 }
 
+// Indices, where each bag ends, and weights: checked, and without the padding row. They lie in the tensors that were
+// given, or in the vectors where these do not hold what is wanted; so a Bags must not be copied.
 struct Bags {
-  std::vector<int64_t> indices, ends;  // ends: (bags + 1,)
-  std::vector<float> weights;          // as long as indices, or empty
-  int64_t count() const { return static_cast<int64_t>(ends.size()) - 1; }
+  const int64_t *indices, *ends;  // ends: (count + 1,), the first is 0
+  const float* weights;           // as long as indices, or null
+  int64_t count;
+  Tensor given_indices, given_ends, given_weights;
+  std::vector<int64_t> own_indices, own_ends;
+  std::vector<float> own_weights;
+  Bags() = default;
+  Bags(const Bags&) = delete;
+  Bags& operator=(const Bags&) = delete;
 };
 
-// The bags as plain vectors, checked, and without the padding row.
-Bags bags_of(const Table& table, const Tensor& indices, const Tensor& offsets, const std::optional<Tensor>& weights,
-             bool include_last_offset, int64_t padding_idx) {
-  const Tensor wanted = as_int64(indices, "indices"), starts = as_int64(offsets, "offsets");
-  TORCH_CHECK_VALUE(wanted.dim() == 1 && starts.dim() == 1, "indices and offsets must have one dimension, got ",
-                    indices.sizes(), " and ", offsets.sizes());
-  const int64_t n = wanted.numel();
-  const int64_t* index = wanted.const_data_ptr<int64_t>();
-  check_indices(index, n, table.count);
-  std::vector<int64_t> ends(starts.const_data_ptr<int64_t>(), starts.const_data_ptr<int64_t>() + starts.numel());
-  if (!include_last_offset) ends.push_back(n);
-  TORCH_CHECK_INDEX(!ends.empty() && ends[0] == 0, "offsets must start at 0, got ", starts);
-  for (size_t bag = 1; bag < ends.size(); ++bag)
+void check_ends(const int64_t* ends, int64_t size, int64_t n) {
+  TORCH_CHECK_INDEX(size > 0 && ends[0] == 0, "offsets must start at 0, got ",
+                    "[", size > 0 ? std::to_string(ends[0]) : "", "]");
+  for (int64_t bag = 1; bag < size; ++bag)
     TORCH_CHECK_INDEX(ends[bag] >= ends[bag - 1] && ends[bag] <= n, "offsets must not fall and not exceed the ", n,
                       " indices, got ", ends[bag - 1], " then ", ends[bag]);
-  Tensor factors;
+}
+
+void leave_out(Bags& bags, int64_t padding_idx) {
+  std::vector<int64_t> indices, ends{0};
+  std::vector<float> weights;
+  for (int64_t bag = 0; bag < bags.count; ++bag) {
+    for (int64_t i = bags.ends[bag]; i < bags.ends[bag + 1]; ++i) {
+      if (bags.indices[i] == padding_idx) continue;
+      indices.push_back(bags.indices[i]);
+      if (bags.weights) weights.push_back(bags.weights[i]);
+    }
+    ends.push_back(static_cast<int64_t>(indices.size()));
+  }
+  bags.own_indices = std::move(indices);
+  bags.own_ends = std::move(ends);
+  bags.own_weights = std::move(weights);
+  bags.indices = bags.own_indices.data();
+  bags.ends = bags.own_ends.data();
+  if (bags.weights) bags.weights = bags.own_weights.data();
+}
+
+void take_bags(Bags& bags, const Table& table, const Tensor& indices, const Tensor& offsets,
+               const std::optional<Tensor>& weights, bool include_last_offset, int64_t padding_idx) {
+  bags.given_indices = as_int64(indices, "indices");
+  bags.given_ends = as_int64(offsets, "offsets");
+  TORCH_CHECK_VALUE(indices.dim() == 1 && offsets.dim() == 1, "indices and offsets must have one dimension, got ",
+                    indices.sizes(), " and ", offsets.sizes());
+  const int64_t n = indices.numel();
+  int64_t size = offsets.numel();
+  bags.indices = bags.given_indices.const_data_ptr<int64_t>();
+  bags.ends = bags.given_ends.const_data_ptr<int64_t>();
+  check_indices(bags.indices, n, table.count);
+  if (!include_last_offset) {
+    bags.own_ends.assign(bags.ends, bags.ends + size);
+    bags.own_ends.push_back(n);
+    bags.ends = bags.own_ends.data();
+    ++size;
+  }
+  check_ends(bags.ends, size, n);
+  bags.count = size - 1;
+  bags.weights = nullptr;
   if (weights && weights->defined()) {
-    TORCH_CHECK_VALUE(weights->sizes() == wanted.sizes(), "per_sample_weights have shape ", weights->sizes(),
-                      ", expected that of the indices, ", wanted.sizes());
+    TORCH_CHECK_VALUE(weights->sizes() == indices.sizes(), "per_sample_weights have shape ", weights->sizes(),
+                      ", expected that of the indices, ", indices.sizes());
     TORCH_CHECK_TYPE(weights->scalar_type() == at::kFloat, "per_sample_weights are ", weights->scalar_type(),
                      ", expected Float");
-    factors = weights->contiguous();
+    bags.given_weights = weights->contiguous();
+    bags.weights = bags.given_weights.const_data_ptr<float>();
   }
-  Bags bags{{}, {0}, {}};
-  for (size_t bag = 1; bag < ends.size(); ++bag) {
-    for (int64_t i = ends[bag - 1]; i < ends[bag]; ++i) {
-      if (index[i] == padding_idx) continue;
-      bags.indices.push_back(index[i]);
-      if (factors.defined()) bags.weights.push_back(factors.const_data_ptr<float>()[i]);
-    }
-    bags.ends.push_back(static_cast<int64_t>(bags.indices.size()));
-  }
-  return bags;
+  if (padding_idx >= 0 && std::find(bags.indices, bags.indices + n, padding_idx) != bags.indices + n)
+    leave_out(bags, padding_idx);
 }
 
 void own_bag(const Table& table, const Bags& bags, int64_t bag, c10::string_view mode, float* row, float* out) {
@@ -114,7 +155,7 @@ void own_bag(const Table& table, const Bags& bags, int64_t bag, c10::string_view
     row_kernels().table_row(table.row(bags.indices[i]), table.bits, table.dim, row);
     if (mode == "max") {
       for (int64_t d = 0; d < table.dim; ++d) out[d] = i == first || row[d] > out[d] ? row[d] : out[d];
-    } else if (bags.weights.empty()) {
+    } else if (!bags.weights) {
       for (int64_t d = 0; d < table.dim; ++d) out[d] += row[d];
     } else {
       for (int64_t d = 0; d < table.dim; ++d) out[d] += row[d] * bags.weights[i];
@@ -125,7 +166,7 @@ void own_bag(const Table& table, const Bags& bags, int64_t bag, c10::string_view
 }
 
 void own_bags(const Table& table, const Bags& bags, c10::string_view mode, float* out) {
-  at::parallel_for(0, bags.count(), kBagsPerThread, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, bags.count, kBagsPerThread, [&](int64_t begin, int64_t end) {
     std::vector<float> row(table.dim);
     for (int64_t bag = begin; bag < end; ++bag) own_bag(table, bags, bag, mode, row.data(), out + bag * table.dim);
   });
@@ -133,17 +174,17 @@ void own_bags(const Table& table, const Bags& bags, c10::string_view mode, float
 
 #if defined(__x86_64__)
 void fbgemm_bags(const Table& table, const Bags& bags, bool mean, float* out) {
-  const bool weighted = !bags.weights.empty();
+  const bool weighted = bags.weights != nullptr;
   const auto kernel =
       table.bits == 8
           ? fbgemm::GenerateEmbeddingSpMDM<uint8_t, int64_t, int64_t>(table.dim, weighted, mean)
           : fbgemm::GenerateEmbeddingSpMDMNBit<int64_t, int64_t>(table.bits, table.dim, weighted, mean);
-  at::parallel_for(0, bags.count(), kBagsPerThread, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> ends(bags.ends.begin() + begin, bags.ends.begin() + end + 1);
+  at::parallel_for(0, bags.count, kBagsPerThread, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> ends(bags.ends + begin, bags.ends + end + 1);
     const int64_t first = ends[0], used = ends.back() - first;
     for (int64_t& position : ends) position -= first;
-    const bool done = kernel(end - begin, used, table.count, table.rows, bags.indices.data() + first, ends.data(),
-                             weighted ? bags.weights.data() + first : nullptr, out + begin * table.dim);
+    const bool done = kernel(end - begin, used, table.count, table.rows, bags.indices + first, ends.data(),
+                             weighted ? bags.weights + first : nullptr, out + begin * table.dim);
     TORCH_CHECK(done, "FBGEMM's embedding kernel refused its input");
   });
 }
@@ -156,8 +197,9 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
   TORCH_CHECK_VALUE(mode == "sum" || !weights || !weights->defined(),
                     "per_sample_weights go with mode 'sum', not '", mode, "'");
   const Table table = table_of(rows, bits, dim);
-  const Bags bags = bags_of(table, indices, offsets, weights, include_last_offset, padding_idx);
-  Tensor out = at::zeros({bags.count(), dim}, rows.options().dtype(at::kFloat));
+  Bags bags;
+  take_bags(bags, table, indices, offsets, weights, include_last_offset, padding_idx);
+  Tensor out = at::empty({bags.count, dim}, rows.options().dtype(at::kFloat));
   float* values = out.mutable_data_ptr<float>();
 #if defined(__x86_64__)
   // FBGEMM has no maximum, and its 4-bit kernels take whole bytes only. They are 6 to 18 times faster than our own loops, so
