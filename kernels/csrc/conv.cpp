@@ -171,6 +171,7 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
   if (is_product(call)) {
     each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
       groups[0]->run_u8(call.q_x + first * shape.channels, shape.channels, rows, by, out + first * outputs, outputs);
+      add_residual(call.output, first * outputs, rows * outputs);
     });
     return;
   }
@@ -186,6 +187,7 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
       gather(shape, input, runs, g, first, rows, q, ldq);
       groups[g]->run_u8(q, ldq, rows, part, out + first * outputs + skip, outputs);
     }
+    add_residual(call.output, first * outputs, rows * outputs);
   });
 }
 
@@ -198,6 +200,7 @@ void convolve_sums(const Call& call, const int32_t* row_sums, Products products)
     products(first, rows, sums);
     for (int64_t i = 0; i < rows; ++i)
       finish_row(call.output, sums + i * outputs, first + i, outputs, call.zero_point, row_sums, call.bias);
+    add_residual(call.output, first * outputs, rows * outputs);
   });
 }
 
@@ -295,6 +298,7 @@ void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requanti
       input.find(line / shape.out[1], line % shape.out[1], rows);
       kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
                  layer.native(), by, call.output.quantized + line * shape.out[2] * shape.channels);
+      add_residual(call.output, line * shape.out[2] * shape.channels, shape.out[2] * shape.channels);
     }
   });
 }

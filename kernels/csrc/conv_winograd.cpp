@@ -98,6 +98,9 @@ void conv_winograd(const ConvShape& shape, const PackedWinograd& weight, const u
       const int64_t first = begin + count * b / blocks, last = begin + count * (b + 1) / blocks;
       for (int64_t t = first; t < last; ++t) block[t - first] = tile_at(shape, t, q_x, border, output.quantized);
       kernel.run(block, last - first, shape.channels, weight.data(), shape.out_channels, by, scratch);
+      for (int64_t t = 0; t < last - first; ++t)
+        for (int h = 0; h < block[t].height; ++h)
+          add_residual(output, block[t].out[h] - output.quantized, block[t].width * shape.out_channels);
     }
   });
 }

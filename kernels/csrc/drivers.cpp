@@ -99,6 +99,14 @@ void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_
                              output.quantized + index * n);
 }
 
+void add_residual(const StaticOutput& output, int64_t first, int64_t count) {
+  if (!output.residual) return;
+  uint8_t* own = output.quantized + first;
+  const uint8_t* other = output.residual->other + first;
+  const bool left = output.residual->first;
+  element_kernels().add(output.residual->by, left ? own : other, 1, left ? other : own, 1, count, own);
+}
+
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
                          const int32_t* bias) {
   int32_t* offset = workspace().offset.get(n + kSlack);

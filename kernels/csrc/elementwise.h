@@ -28,7 +28,7 @@ struct MeanSettings {
 };
 
 struct ElementKernels {
-  // a_step and b_step are 1, or 0 where one value meets the whole row.
+  // a_step and b_step are 1, or 0 where one value meets the whole row; `add` may write over a row that it reads.
   void (*add)(const AddSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
   void (*mul)(const MulSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
   // out[i] = table[x[i]]; out may be x.

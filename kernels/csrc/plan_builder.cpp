@@ -115,6 +115,14 @@ const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) {
   return *found;
 }
 
+const PlanView* PlanBuilder::known(int64_t reg) const {
+  const auto found = registers_.find(reg);
+  if (found != registers_.end()) return &found->second;
+  for (const PlanLine& line : text_->lines)
+    if (line.out == reg && line.op == "same") return known(line.reg("x"));
+  return nullptr;
+}
+
 const PlanPad* PlanBuilder::pad(int64_t reg) const {
   const auto found = pads_.find(reg);
   return found == pads_.end() ? nullptr : &found->second;

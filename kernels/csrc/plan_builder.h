@@ -28,6 +28,8 @@ class PlanBuilder {
   // The view of a register; padding that was put off is written out now.
   const PlanView& at(const PlanLine& line, int64_t reg);
   const PlanView& input(const PlanLine& line, std::string_view name) { return at(line, line.reg(name)); }
+  // The view of a register that has one already, if under another name, or null.
+  const PlanView* known(int64_t reg) const;
   // The padding that was put off for a register, or null.
   const PlanPad* pad(int64_t reg) const;
   // Steps that compute several lines at once: who reads a register, one line ahead of being lowered.

@@ -216,6 +216,33 @@ ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weig
   return shape;
 }
 
+AddSettings add_settings(const PlanLine& line) {
+  return {byte(line, "a_zero_point"),
+          byte(line, "b_zero_point"),
+          static_cast<float>(line.number("a_multiplier")),
+          static_cast<float>(line.number("b_multiplier")),
+          byte(line, "output_zero_point"),
+          byte(line, "quant_min"),
+          byte(line, "quant_max")};
+}
+
+// The sum that is all that becomes of a layer's outputs, where it can be taken with them: the other side is there, and lies
+// as they do.
+struct Sum {
+  const PlanLine* line = nullptr;
+  PlanView other;
+  Residual residual{};
+};
+
+Sum sum_after(const PlanBuilder& b, const PlanLine& line, const PlanView& out) {
+  const PlanLine* reader = out.real ? nullptr : b.only_reader(line.out);
+  if (!reader || reader->op != "add") return {};
+  const bool first = reader->reg("q_a") == line.out;
+  const PlanView* other = b.known(reader->reg(first ? "q_b" : "q_a"));
+  if (!other || other->real || other->sizes != out.sizes || !other->has_strides(out.strides)) return {};
+  return {reader, *other, {add_settings(*reader), nullptr, first}};
+}
+
 PlanView conv(PlanBuilder& b, const PlanLine& line) {
   const int32_t zero_point = byte(line, "zero_point");
   const PlanPad* pad = b.pad(line.reg("q_x"));
@@ -229,24 +256,33 @@ PlanView conv(PlanBuilder& b, const PlanLine& line) {
   Sizes sizes{shape.batch, shape.out_channels};
   sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
   const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
+  const Sum sum = sum_after(b, line, out);
+  if (sum.line) b.define(*sum.line, out);
+  std::vector<const PlanView*> reads{&x};
+  if (sum.line) reads.push_back(&sum.other);
+  const auto emit = [&](auto compute) {
+    b.emit(reads, out, [=](const PlanFrame& frame) {
+      StaticOutput output = finish.to(out, frame);
+      Residual residual = sum.residual;
+      if (sum.line) residual.other = sum.other.bytes(frame), output.residual = &residual;
+      compute(x.bytes(frame), output);
+    });
+    return out;
+  };
   if (!finish.real && PackedWinograd::serves(shape))
-    if (const auto winograd = weight.pack_winograd(); winograd && winograd->data()) {
-      b.emit({&x}, out, [=](const PlanFrame& frame) {
-        conv_winograd(shape, *winograd, x.bytes(frame), zero_point, finish.bias_data(), finish.to(out, frame));
+    if (const auto winograd = weight.pack_winograd(); winograd && winograd->data())
+      return emit([=](const uint8_t* q_x, const StaticOutput& output) {
+        conv_winograd(shape, *winograd, q_x, zero_point, finish.bias_data(), output);
       });
-      return out;
-    }
   std::vector<std::shared_ptr<const PackedGemm>> groups;
   std::shared_ptr<const PackedDepthwise> depthwise;
   if (shape.depthwise())
     depthwise = weight.pack_depthwise();
   else
     for (int64_t g = 0; g < shape.groups; ++g) groups.push_back(weight.pack(g, shape.groups));
-  b.emit({&x}, out, [=](const PlanFrame& frame) {
-    conv_static(shape, groups, depthwise.get(), x.bytes(frame), zero_point, finish.bias_data(),
-                finish.to(out, frame));
+  return emit([=](const uint8_t* q_x, const StaticOutput& output) {
+    conv_static(shape, groups, depthwise.get(), q_x, zero_point, finish.bias_data(), output);
   });
-  return out;
 }
 
 PlanView linear(PlanBuilder& b, const PlanLine& line) {
@@ -365,14 +401,7 @@ PlanView binary(PlanBuilder& b, const PlanLine& line, const Settings& settings, 
 }
 
 PlanView add(PlanBuilder& b, const PlanLine& line) {
-  const AddSettings settings{byte(line, "a_zero_point"),
-                             byte(line, "b_zero_point"),
-                             static_cast<float>(line.number("a_multiplier")),
-                             static_cast<float>(line.number("b_multiplier")),
-                             byte(line, "output_zero_point"),
-                             byte(line, "quant_min"),
-                             byte(line, "quant_max")};
-  return binary(b, line, settings, &ElementKernels::add);
+  return binary(b, line, add_settings(line), &ElementKernels::add);
 }
 
 PlanView mul(PlanBuilder& b, const PlanLine& line) {

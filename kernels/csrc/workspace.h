@@ -81,6 +81,9 @@ void each_block(int64_t m, int64_t products, const std::function<void(int64_t, i
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
                 const int32_t* row_sums, const int32_t* bias);
 
+// Adds the residual, where there is one, to the outputs [first, first + count) that were just written.
+void add_residual(const StaticOutput& output, int64_t first, int64_t count);
+
 // How `output` requantises raw sums, in arrays of the calling thread's workspace that hold until its next call.
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
                          const int32_t* bias);
