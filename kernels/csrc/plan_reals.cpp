@@ -58,14 +58,21 @@ struct Norm {
   }
 };
 
+// The kernels have no form for a bias alone: ones in the place of the weight give the same bits.
+Norm norm_of(PlanBuilder& b, const PlanLine& line, int64_t n) {
+  Norm norm{b.values<float>(line, "weight", "float32", n), b.values<float>(line, "bias", "float32", n),
+            static_cast<float>(line.number("eps")), n};
+  if (norm.bias && !norm.weight) norm.weight = std::make_shared<std::vector<float>>(n, 1.0f);
+  return norm;
+}
+
 PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
   const PlanLine* sum = b.sum_of(line.reg("x"));
   const PlanView x = b.plain(real_input(b, sum ? *sum : line, sum ? "a" : "x"));
   const PlanView added = sum ? b.plain(real_input(b, *sum, "b")) : x;
   expect(line, x.rank() >= 1 && x.sizes.back() > 0, "its input has no features");
   const int64_t n = x.sizes.back();
-  const Norm norm{b.values<float>(line, "weight", "float32", n), b.values<float>(line, "bias", "float32", n),
-                  static_cast<float>(line.number("eps")), n};
+  const Norm norm = norm_of(b, line, n);
   const PlanView out = plain_reals(b, x.sizes);
   const bool summed = sum != nullptr;
   const int64_t rows = x.count() / n;
