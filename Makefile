@@ -100,7 +100,7 @@ bench-static: build $(STAMPS)/bench ## Static quantisation of trained networks a
 bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
 	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)
 
-bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (25 minutes)
+bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
