@@ -65,7 +65,7 @@ def test_choices_change_no_number_and_are_saved(
     expected = made(x)
     result = kernels.autotune(made, x, backends=["reference"], progress=False, clock=favouring(made, "reference"))
     assert {one.backend for one in result} >= {"reference"}
-    assert any("runs on reference" in line.detail for line in quant.summary(made))
+    assert any("reference" in line.detail for line in quant.summary(made))  # also where it is the only backend
     # The integers are the same; gates and other float steps may round their last bit differently.
     assert (made(x) - expected).abs().max() < 1e-5
     quant.save(made, tmp_path / "tuned.safetensors")
