@@ -22,18 +22,19 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool) -> Tensor:
-    """softmax(q k' * scale) v (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k' * scale + mask) v (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
 
     Args:
         q, k, v: (..., L, E), (..., S, E), (..., S, V), three dimensions or more.
         scale: positive; None is 1 / sqrt(E).
         causal: query i sees keys 0 to i.
+        mask: float32, broadcast to (..., L, S), or None; not with causal. A query that it forbids all keys gives zeros.
 
     Returns:
         (..., L, V).
     """
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
 REALS: dict[str, Callable[..., Tensor]] = {"add_f32": add_f32, "layer_norm": layer_norm, "attention": attention}

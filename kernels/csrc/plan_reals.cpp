@@ -104,7 +104,7 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
 
 // Where one head's rows begin, in elements.
 struct Head {
-  int64_t q, k, v, out;
+  int64_t q, k, v, mask, out;
 };
 
 struct Room {
@@ -118,11 +118,12 @@ Room& room() {
 
 struct Attention {
   HeadShape shape;
-  int64_t queries, ldq, ldk, ldv, ldout;
+  int64_t queries, ldq, ldk, ldv, ldout, mask_row, mask_step;
   bool packs_values;
   std::vector<Head> heads;
 
-  void run(const Head& head, const float* q, const float* k, const float* v, float* out) const {
+  void run(const Head& head, const float* q, const float* k, const float* v, const float* mask, float* out) const {
+    const HeadMask added{mask ? mask + head.mask : nullptr, mask_row, mask_step};
     const RealKernels& kernels = real_kernels();
     Room& space = room();
     float* const keys = space.keys.get(shape.width * shape.packed_keys);
@@ -136,20 +137,22 @@ struct Attention {
     float* const scores = space.scores.get(kernels.queries * (shape.packed_keys + shape.packed_values));
     for (int64_t first = 0; first < queries; first += kernels.queries)
       kernels.attend(shape, q + head.q + first * ldq, ldq, first, std::min(kernels.queries, queries - first), keys, values,
-                     packs_values ? shape.packed_values : ldv, scores, out + head.out + first * ldout, ldout);
+                     packs_values ? shape.packed_values : ldv, added, scores, out + head.out + first * ldout, ldout);
   }
 };
 
 int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The offsets of every head: all dimensions but the last two, those of size 1 repeated.
-std::vector<Head> heads_of(const Sizes& batch, const Sizes& q, const Sizes& k, const Sizes& v, const Sizes& out) {
+std::vector<Head> heads_of(const Sizes& batch, const Sizes& q, const Sizes& k, const Sizes& v, const Sizes& mask,
+                           const Sizes& out) {
   std::vector<Head> heads(product(batch));
   for (size_t i = 0; i < heads.size(); ++i) {
     int64_t left = static_cast<int64_t>(i);
     for (size_t d = batch.size(); d-- > 0; left /= batch[d]) {
       const int64_t at = left % batch[d];
-      heads[i].q += at * q[d], heads[i].k += at * k[d], heads[i].v += at * v[d], heads[i].out += at * out[d];
+      heads[i].q += at * q[d], heads[i].k += at * k[d], heads[i].v += at * v[d];
+      heads[i].mask += at * mask[d], heads[i].out += at * out[d];
     }
   }
   return heads;
@@ -158,6 +161,18 @@ std::vector<Head> heads_of(const Sizes& batch, const Sizes& q, const Sizes& k, c
 // With the last dimension dense, so that rows can be read as vectors.
 PlanView with_rows(PlanBuilder& b, const PlanView& view) {
   return view.rank() < 2 || (view.strides.back() != 1 && view.sizes.back() > 1) ? b.plain(view) : view;
+}
+
+// What is added to the scores, with as many dimensions as these.
+PlanView mask_of(PlanBuilder& b, const PlanLine& line, const Sizes& scores) {
+  PlanView mask = real_input(b, line, "mask");
+  expect(line, mask.rank() <= static_cast<int64_t>(scores.size()), "its mask has more dimensions than q");
+  const size_t missing = scores.size() - mask.sizes.size();
+  mask.sizes.insert(mask.sizes.begin(), missing, 1);
+  mask.strides.insert(mask.strides.begin(), missing, 0);
+  for (size_t d = 0; d < scores.size(); ++d)
+    expect(line, mask.sizes[d] == scores[d] || mask.sizes[d] == 1, "its mask does not fit the scores");
+  return mask;
 }
 
 PlanView attention(PlanBuilder& b, const PlanLine& line) {
@@ -188,13 +203,22 @@ PlanView attention(PlanBuilder& b, const PlanLine& line) {
   how.ldq = q.strides[rank - 2], how.ldk = k.strides[rank - 2], how.ldv = v.strides[rank - 2], how.ldout = strides[rank - 2];
   how.packs_values = how.shape.packed_values != how.shape.values;
   const Sizes batch(sizes.begin(), sizes.end() - 2);
-  how.heads = heads_of(batch, repeated(q, sizes), repeated(k, sizes), repeated(v, sizes), strides);
+  Sizes scores = sizes, masked(rank, 0);
+  scores.back() = how.shape.keys;
+  const bool has_mask = line.has("mask");
+  const PlanView mask = has_mask ? mask_of(b, line, scores) : q;
+  if (has_mask) masked = repeated(mask, scores);
+  // Of size 1 a dimension has any stride.
+  how.mask_row = has_mask && mask.sizes[rank - 2] > 1 ? masked[rank - 2] : 0;
+  how.mask_step = has_mask && mask.sizes[rank - 1] > 1 ? masked[rank - 1] : 0;
+  how.heads = heads_of(batch, repeated(q, sizes), repeated(k, sizes), repeated(v, sizes), masked, strides);
   const int64_t products = product(batch) * how.queries * how.shape.keys * (how.shape.width + how.shape.values);
-  b.emit({&q, &k, &v}, out, [=](const PlanFrame& frame) {
+  b.emit({&q, &k, &v, &mask}, out, [=](const PlanFrame& frame) {
+    const float* const added = has_mask ? mask.reals(frame) : nullptr;
     const int64_t count = static_cast<int64_t>(how.heads.size()), threads = std::max<int64_t>(1, std::min(threads_for(products * 4), count));
     each_thread(threads, [&](int64_t thread) {
       for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i)
-        how.run(how.heads[i], q.reals(frame), k.reals(frame), v.reals(frame), out.reals_out(frame));
+        how.run(how.heads[i], q.reals(frame), k.reals(frame), v.reals(frame), added, out.reals_out(frame));
     });
   });
   return out;

@@ -15,6 +15,12 @@ struct HeadShape {
   int64_t packed_keys, packed_values;
 };
 
+// What is added to the scaled scores of one head: that of query i and key j is data[i * row + j * step].
+struct HeadMask {
+  const float* data;  // or null
+  int64_t row, step;
+};
+
 struct RealKernels {
   // out = a + b; steps are 1, or 0 where one value meets the whole row.
   void (*add)(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* out);
@@ -28,10 +34,10 @@ struct RealKernels {
   void (*pack_keys)(const float* k, int64_t ld, const HeadShape& shape, float* packed);
   // v (keys, values) with rows `ld` apart -> (keys, packed_values), zero past the last column.
   void (*pack_values)(const float* v, int64_t ld, const HeadShape& shape, float* packed);
-  // softmax(q k' * scale) v for queries [first, first + count), count at most `queries`; their rows in q and out are `ldq`
+  // softmax(q k' * scale + mask) v for queries [first, first + count), count at most `queries`; their rows in q and out are `ldq`
   // and `ldout` apart. v has rows `ldv` apart that are packed_values long. room: queries * (packed_keys + packed_values).
   void (*attend)(const HeadShape& shape, const float* q, int64_t ldq, int64_t first, int64_t count, const float* k,
-                 const float* v, int64_t ldv, float* room, float* out, int64_t ldout);
+                 const float* v, int64_t ldv, const HeadMask& mask, float* room, float* out, int64_t ldout);
 };
 
 extern const RealKernels kPortableReals;

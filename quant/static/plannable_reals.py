@@ -94,17 +94,21 @@ def _add(move: Move) -> Made:
 
 
 def _attention(move: Move) -> Made:
-    """Without a mask and dropout. Batches must be equal as captured, as only sizes of 1 are repeated."""
+    """Without dropout; a mask is of float32. Batches must be equal as captured, as only sizes of 1 are repeated."""
     q, k, v = (_operand(move, place, name) for place, name in enumerate(("query", "key", "value")))
     shapes = [move.planner.shape(one) for one in (q, k, v)]
     if len(shapes[0]) < 3 or any(shape[:-2] != shapes[0][:-2] for shape in shapes):
         raise Unplanned("its batches differ")
-    if move.get(3, "attn_mask") is not None or move.get(4, "dropout_p", 0.0) or move.get(7, "enable_gqa", False):
-        raise Unplanned("its mask, dropout or grouping has no native kernel")
-    scale = move.get(6, "scale")
+    if move.get(4, "dropout_p", 0.0) or move.get(7, "enable_gqa", False):
+        raise Unplanned("its dropout or grouping has no native kernel")
+    scale, causal = move.get(6, "scale"), bool(move.get(5, "is_causal", False))
+    given = move.args[3] if len(move.args) > 3 else move.kwargs.get("attn_mask")
+    mask = None if given is None else _operand(move, 3, "attn_mask")
+    if mask is not None and (causal or not 2 <= len(move.planner.shape(mask)) <= len(shapes[0])):
+        raise Unplanned("its mask has no native kernel")
     if scale is not None and not scale > 0:
         raise Unplanned("its scale is not positive")
-    return [("attention", {"q": q, "k": k, "v": v, "scale": scale, "causal": bool(move.get(5, "is_causal", False))})]
+    return [("attention", {"q": q, "k": k, "v": v, "scale": scale, "causal": causal, "mask": mask})]
 
 
 REALS: dict[str, Callable[[Move], Made]] = {

@@ -105,6 +105,27 @@ def test_attention(shape: tuple[tuple[int, ...], int, int, int, int], causal: bo
     check(text(f"%9 = attention q=%0 k=%1 v=%2 scale={scale} causal={causal}", inputs=3), inputs)
 
 
+@pytest.mark.parametrize("shape", [(9, 21), (1, 21), (2, 1, 1, 21), (2, 3, 9, 21), (3, 9, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("scale", ["-", "0.3"])
+def test_masks_are_added_to_the_scaled_scores(shape: tuple[int, ...], scale: str) -> None:
+    inputs = [reals(2, 3, 9, 16), reals(2, 3, 21, 16, seed=1), reals(2, 3, 21, 5, seed=2), reals(*shape, seed=3) * 4]
+    line = f"%9 = attention q=%0 k=%1 v=%2 scale={scale} causal=False mask=%3"
+    check(text(line, inputs=4), inputs)
+    check(text("%7 = permute x=%3 dims=1,0", line.replace("%3", "%7"), inputs=4), [*inputs[:3], reals(21, 9)])
+
+
+def test_what_a_mask_forbids_has_no_weight() -> None:
+    mask = torch.zeros(7, 10)
+    mask[:, 6:] = -math.inf
+    mask[4] = -math.inf
+    inputs = [reals(1, 7, 8), reals(1, 10, 8, seed=1), reals(1, 10, 4, seed=2)]
+    line = "%9 = attention q=%0 k=%1 v=%2 scale=- causal=False mask=%3"
+    got = check(text(line, inputs=4), [*inputs, mask])
+    assert torch.equal(got[0, 4], torch.zeros(4))
+    inputs[2][0, 6:] = 1e30
+    assert torch.equal(run(text(line, inputs=4), [*inputs, mask])[0], got)
+
+
 def test_attention_of_heads_that_lie_side_by_side() -> None:
     lines = [f"%{3 + i} = reshape x=%{i} shape=%{i}.0,%{i}.1,4,16" for i in range(3)]
     lines += [f"%{i} = transpose x=%{i - 3} dim0=1 dim1=2" for i in (6, 7, 8)]
@@ -154,6 +175,8 @@ def test_a_sum_its_norm_and_its_rounding_are_one_pass_with_the_same_bits(
         ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(2, 3, 4), (2, 3, 5)], "do not go together"),
         ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(2, 3, 4), (3, 3, 4)], "batches that do not go"),
         ("attention q=%0 k=%1 v=%1 scale=- causal=False", [(3, 4), (3, 4)], "less than three"),
+        ("attention q=%0 k=%0 v=%0 scale=- causal=False mask=%1", [(2, 3, 4), (4, 3)], "mask does not fit"),
+        ("attention q=%0 k=%0 v=%0 scale=- causal=False mask=%1", [(2, 3, 4), (1, 1, 3, 3)], "mask has more"),
         ("add_f32 a=%0 b=%1", [(2, 3), (2, 4)], "do not go together"),
     ],
 )
