@@ -161,6 +161,13 @@ def test_a_traced_graph_gives_the_same() -> None:
         assert torch.equal(graph(X), q(X))
 
 
+@needs_kernels
+def test_it_compiles_to_one_graph() -> None:
+    _, q = converted("plain")
+    with torch.no_grad():
+        assert torch.equal(torch.compile(q, fullgraph=True, backend="eager")(X), q(X))
+
+
 def test_a_saved_file_gives_the_same(tmp_path: Any) -> None:
     model, q = converted("pre-norm")
     quant.save(q, tmp_path / "block.q8")
