@@ -11,8 +11,8 @@
 //
 // A `Vec` says: Acc (its register), kWidth (bytes), kDotBytes (of packed weights per register and column of four rows),
 // load, gather (the parts of a vector from pixels that lie apart), constant (int32 of each lane), low and high interleaving
-// of 8 and 16 bits, dots (what a lane of bytes is turned into before it is multiplied), Weight, weight, dot, pack_weight,
-// Rounding and finish (four registers to kWidth bytes).
+// of 8 and 16 bits, dots (what a lane of bytes is turned into before it is multiplied), Weight, weight, kHeldWeights (that
+// there are registers for), dot, pack_weight, Rounding and finish (four registers to kWidth bytes).
 #pragma once
 
 #include <algorithm>
@@ -184,9 +184,15 @@ void row_of(const Block<Vec>& by) {
   const uint8_t* rows[Height];
   for (int r = 0; r < Height; ++r) rows[r] = by.rows[r];
   typename Vec::Acc sums[kAlive][4];
-  typename Vec::Weight weights[kQuads * Width * 4];
-  OCTET_UNROLL
-  for (int i = 0; i < kQuads * Width * 4; ++i) weights[i] = Vec::weight(by.weights + i * Vec::kDotBytes);
+  // In registers for all the row where they fit there; a copy elsewhere would only be read from memory again.
+  constexpr int kWeights = kQuads * Width * 4;
+  constexpr bool kHeld = kWeights <= Vec::kHeldWeights;
+  typename Vec::Weight held[kHeld ? kWeights : 1];
+  if constexpr (kHeld) each<kWeights>([&](auto i) { held[i] = Vec::weight(by.weights + i * Vec::kDotBytes); });
+  const int8_t* packed = by.weights;
+  const auto weight = [&](int i) __attribute__((always_inline)) {
+    return kHeld ? held[kHeld ? i : 0] : Vec::weight(packed + i * Vec::kDotBytes);
+  };
   int64_t x = 0;  // of the next output pixel's first column
   // Adds a column, counted from the next pixel's first, to all pixels that see it; sums[first] are the next pixel's.
   const auto add = [&](auto column, auto first) __attribute__((always_inline)) {
@@ -200,7 +206,7 @@ void row_of(const Block<Vec>& by) {
         for (int later = 0; later < kAlive; ++later) {
           const int tap = column - later * Stride;
           typename Vec::Acc& sum = sums[(first + later) % kAlive][b];
-          if (tap >= 0 && tap < Width) sum = Vec::dot(sum, dots, weights[(q * Width + tap) * 4 + b]);
+          if (tap >= 0 && tap < Width) sum = Vec::dot(sum, dots, weight((q * Width + tap) * 4 + b));
         }
       }
     }

@@ -8,7 +8,7 @@ namespace {
 struct Vec64 {
   using Acc = __m512i;
   using Rounding = Rounding512;
-  static constexpr int kWidth = 64;
+  static constexpr int kWidth = 64, kHeldWeights = 12;
   static Acc load(const void* x) { return _mm512_loadu_si512(x); }
   template <int Parts>
   static Acc gather(const uint8_t* x, int64_t step) {

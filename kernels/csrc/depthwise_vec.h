@@ -12,7 +12,7 @@ namespace {
 struct Vec32 {
   using Acc = __m256i;
   using Rounding = Rounding256;
-  static constexpr int kWidth = 32;
+  static constexpr int kWidth = 32, kHeldWeights = 0;
   static Acc load(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
   template <int Parts>
   static Acc gather(const uint8_t* x, int64_t step) {
