@@ -117,7 +117,7 @@ class Tracer:
             return leaf._place
         index = leaf._place.index
         if index in self._overwritten:
-            raise Untraceable("reads a tensor after another view of it was changed in place")
+            raise Untraceable("reads a tensor after a view of it, or a call that got it, changed it in place")
         while index in self._replaced:
             index = self._replaced[index]
         return Ref(index)
@@ -164,9 +164,10 @@ class Tracer:
             node.site = self._sites.get(target, 0)
             self._sites[target] = node.site + 1
             module = self._module(target)
-        with self._computing():
+        writes = writes_first_argument(kind, target, kwargs, module)
+        with self._computing(), contextlib.nullcontext() if writes else self._hiding_writes(args, kwargs):
             value = self._compute(node, module)
-        if writes_first_argument(kind, target, kwargs, module) and isinstance(value, Tensor):
+        if writes and isinstance(value, Tensor):
             self._note_write(args[0] if args else next(iter(kwargs.values())), node.index)
         result = self._append(node, value, static)
         if target in COUNTED or getattr(target, "__name__", "") in COUNTED:
@@ -196,6 +197,18 @@ class Tracer:
             if resolved != place.index and share_storage(value, changed._value):
                 self._overwritten.add(other)
         self._replaced[place.index] = index
+
+    @contextlib.contextmanager
+    def _hiding_writes(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """A call that nobody expects to write to what it is given: what it did write to is read by nobody after it."""
+        given = [leaf for leaf in traced_leaves((args, kwargs)) if isinstance(leaf._value, Tensor)]
+        versions = [leaf._value._version for leaf in given]
+        yield
+        for leaf, version in zip(given, versions, strict=True):
+            if leaf._value._version != version:
+                self._overwritten |= {
+                    index for index, value in enumerate(self.values) if share_storage(value, leaf._value)
+                }
 
     def concrete(self, traced: Traced, what: str) -> Any:
         """The number behind `traced`, guarded so that a run with another one is refused."""
@@ -250,7 +263,8 @@ class Tracer:
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         real_args, real_kwargs = map_leaves(_value_of, (args, kwargs))
-        value = self.run_island(self.full_name(name), module, real_args, real_kwargs, error)
+        with self._hiding_writes(args, kwargs):
+            value = self.run_island(self.full_name(name), module, real_args, real_kwargs, error)
         self.opaque.append(self.full_name(name))
         return self._append(node, value, static=False)
 

@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.prepare import bound_values, output_of
 from quant.static.leaves import is_leaf, register_leaf
+
+WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
 
 
 def replay(graph: Graph, root: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -281,7 +284,45 @@ class View(nn.Module):
 
 def test_a_view_changed_in_place_is_an_island() -> None:
     found = capture(nn.Sequential(View()).eval(), torch.randn(2, 4))
-    assert found.islands == {"0": "its forward reads a tensor after another view of it was changed in place"}
+    assert found.islands == {"0": WRITTEN}
+
+
+class Writer(nn.Module):
+    """An island that changes what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(10.0) if float(x.sum()) < 1e9 else x
+
+
+class Written(nn.Module):
+    """`kind`: what changes a value where the call does not say so."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.writer, self.kind = nn.Linear(8, 8), nn.Linear(8, 8), Writer(), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        v = h.view(-1, 2, 4)
+        if self.kind == "out":
+            torch.add(h, 10.0, out=h)
+        else:
+            self.writer(h if self.kind == "value" else v)
+        return self.last(h) + v.flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["value", "view", "out"])
+def test_what_an_island_or_out_writes_to_is_not_read_from_the_graph(kind: str) -> None:
+    model, x = Written(kind).eval(), torch.randn(16, 8)
+    assert capture(model, x).islands[""] == WRITTEN
+    with torch.no_grad():
+        error = quant.quantize_static(model, [x], progress=False)(x) - model(x)
+    assert error.abs().max() < 0.5
+
+
+def test_an_island_may_write_to_what_nobody_reads_again() -> None:
+    found = capture(nn.Sequential(nn.Linear(8, 8), Writer(), nn.Linear(8, 8)).eval(), torch.randn(2, 8))
+    assert list(found.islands) == ["1"]
 
 
 def test_example_inputs_are_not_changed() -> None:
