@@ -14,6 +14,7 @@ scale per channel every row fits already; there it only makes the columns unequa
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -50,7 +51,7 @@ class Pair:
         """R1 and R2: the largest magnitude per channel between the layers, float32 (channels,)."""
         rows = folded(self.first, self.plan.graph, self.root)[0].flatten(1)
         columns = _by_input(folded(self.second, self.plan.graph, self.root)[0], self.second)
-        return rows.abs().amax(1), columns.abs().amax((1, 3)).flatten()
+        return rows.abs().amax(1), columns.abs().amax([d for d in range(columns.dim()) if d not in (0, 2)]).flatten()
 
     def rescale(self, s: Tensor) -> None:
         """Divide the channels of the first layer by s and multiply those that the second reads; float32 (channels,)."""
@@ -65,7 +66,7 @@ class Pair:
             bias.div_(s)
         weight = self._own(self.second, "weight")
         columns = _by_input(weight, self.second)
-        columns.mul_(s.reshape(columns.shape[0], 1, columns.shape[2], 1))  # a view
+        columns.mul_(s.reshape(columns.shape[0], 1, columns.shape[2], *[1] * (columns.dim() - 3)))  # a view
 
     def excess(self) -> float:
         """The largest value that the first layer is expected to have, over the largest that its clamp lets through."""
@@ -91,8 +92,8 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
 
     Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
     ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
-    acts as a ReLU, which a value that it did clamp will notice. The copy has the user's classes and names; quantise it,
-    or train it by `prepare_qat`, as any float model.
+    acts as a ReLU, which a value that it did clamp will notice. Layers with forward hooks stay as they are. The copy
+    has the user's classes and names; quantise it, or train it by `prepare_qat`, as any float model.
 
     Args:
         model: a float module, trained; left as it is.
@@ -134,9 +135,9 @@ def _equalize_pair(pair: Pair) -> float:
 
 
 def _by_input(weight: Tensor, step: Step) -> Tensor:
-    """A weight (out, in / groups, ...) as (groups, out / groups, in / groups, the rest), a view."""
-    groups = step.attrs.get("groups", 1)
-    return weight.view(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    """A weight (out, in / groups, ...) as (groups, out / groups, in / groups, ...), a view whatever its strides."""
+    by_group: Tensor = weight.unflatten(0, (step.attrs.get("groups", 1), -1))
+    return by_group
 
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
@@ -152,7 +153,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
             if first is None or users[first.output] != [second.nodes[0]]:
                 continue
             pair = Pair(first, second, plan, root)
-            if _scalable(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
+            if _scalable(pair) and not _hooked(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
                 yield pair
 
 
@@ -175,6 +176,15 @@ def _scalable(pair: Pair) -> bool:
     if low != 0.0 or high <= 0.0 or (high != math.inf and (pair.norm is None or pair.norm.bias is None)):
         return False
     return all(isinstance(p, nn.Parameter) for p in _parameters(pair))
+
+
+def _hooked(pair: Pair) -> bool:
+    """Whether modules of the pair, or what they stand in, have forward hooks, which may change what is between them."""
+    nodes = [pair.plan.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
+    paths = {node.target if node.kind == "module" else node.owner for node in nodes}
+    names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
+    modules = [pair.root.get_submodule(name) for name in names]
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules if module is not pair.root)
 
 
 def _parameters(pair: Pair) -> list[Any]:

@@ -41,6 +41,13 @@ def separable(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     )
 
 
+def strided() -> nn.Sequential:
+    """A weight that is no view of one row per channel."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3))
+    model[2].weight = nn.Parameter(model[2].weight.detach().permute(1, 0, 3, 2))
+    return model
+
+
 CASES = {
     "separable": (separable, (4, 3, 9, 9)),
     "linear with biases": (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4), nn.Linear(4, 3)), (4, 5)),
@@ -49,6 +56,7 @@ CASES = {
         lambda: nn.Sequential(nn.Conv2d(4, 12, 3, groups=2), nn.ReLU(), nn.Conv2d(12, 6, 3, groups=3)),
         (2, 4, 7, 7),
     ),
+    "strides of its own": (strided, (2, 3, 7, 7)),
     "1d": (lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.Conv1d(6, 3, 3, padding=1)), (2, 2, 9)),
 }
 
@@ -178,7 +186,17 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)))
 
 
+def hooked(place: int, *, container: bool = False) -> nn.Module:
+    """A hook adds to what is between the two layers."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    (model[0] if container else [model[0][0], model[0][1]][place]).register_forward_hook(lambda _, __, y: y + 1)
+    return model
+
+
 LEFT_ALONE = {
+    "hook on a layer": lambda: hooked(0),
+    "hook on a relu": lambda: hooked(1),
+    "hook on a block": lambda: hooked(0, container=True),
     "read twice": Residual,
     "called twice": Twice,
     "called by two units": Units,
