@@ -159,6 +159,7 @@ void convolve_in_place(const Call& call, const PackedGemm& gemm) {
     const uint8_t** begins = workspace().begins.get(rows);
     input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) { begins[i] = pixel; });
     gemm.run_pieces_u8(begins, pieces, rows, by, call.output.quantized + first * shape.out_channels, shape.out_channels);
+    add_residual(call.output, first * shape.out_channels, rows * shape.out_channels);
   });
 }
 
