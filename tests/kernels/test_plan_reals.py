@@ -126,6 +126,17 @@ def test_what_a_mask_forbids_has_no_weight() -> None:
     assert torch.equal(run(text(line, inputs=4), [*inputs, mask])[0], got)
 
 
+@pytest.mark.parametrize("keys", [3, 40])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_nan_beside_forbidden_keys_is_seen(keys: int, place: int) -> None:
+    inputs = [reals(1, 2, 8), reals(1, keys, 8, seed=1), reals(1, keys, 8, seed=2)]
+    mask = torch.full((2, keys), -math.inf)
+    mask[0, place] = 0.0
+    inputs[1][0, place] = math.nan
+    line = "%9 = attention q=%0 k=%1 v=%2 scale=- causal=False mask=%3"
+    assert run(text(line, inputs=4), [*inputs, mask])[0][0, 0].isnan().all()
+
+
 def test_attention_of_heads_that_lie_side_by_side() -> None:
     lines = [f"%{3 + i} = reshape x=%{i} shape=%{i}.0,%{i}.1,4,16" for i in range(3)]
     lines += [f"%{i} = transpose x=%{i - 3} dim0=1 dim1=2" for i in (6, 7, 8)]
