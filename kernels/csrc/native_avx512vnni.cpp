@@ -43,6 +43,12 @@ struct Avx512Vnni : Avx512 {
                     const int8_t* ahead) {
     tile::bytes512<Avx512Vnni, M, B>(x, ldx, w, steps, offset, multiplier, rounding, out, ldout, columns, ahead);
   }
+  template <int M, int B>
+  static void bytes_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, const int8_t* w, const int32_t* offset,
+                              const float* multiplier, const Rounding& rounding, uint8_t* out, int64_t ldout,
+                              int64_t columns) {
+    tile::bytes512_of_pieces<Avx512Vnni, M, B>(pixels, pieces, w, offset, multiplier, rounding, out, ldout, columns);
+  }
 };
 
 // Pairs of int16 in the place of four bytes.

@@ -87,6 +87,33 @@ void bytes512(const uint8_t* x, int64_t ldx, const int8_t* w, int64_t steps, con
   });
 }
 
+// The same over rows in pieces (tile_pieces.h).
+template <class A, int M, int B>
+void bytes512_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, const int8_t* w, const int32_t* offset,
+                        const float* multiplier, const Rounding512& given, uint8_t* out, int64_t ldout, int64_t columns) {
+  __m512i sums[M * B];
+  each<B>([&](auto b) OCTET_INLINE {
+    const __m512i start = _mm512_loadu_si512(offset + 16 * b);
+    each<M>([&](auto m) OCTET_INLINE { sums[m * B + b] = start; });
+  });
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    const uint8_t* x[M];
+    each<M>([&](auto m) OCTET_INLINE { x[m] = pixels[m] + pieces.starts[piece]; });
+    for (int64_t at = 0; at < pieces.bytes; at += A::kStep, w += B * 64) {
+      __m512i weights[B];
+      each<B>([&](auto b) OCTET_INLINE { weights[b] = A::load(w + b * 64); });
+      each<M>([&](auto m) OCTET_INLINE {
+        const __m512i four = A::broadcast(x[m] + at);
+        each<B>([&](auto b) OCTET_INLINE { sums[m * B + b] = A::dot(sums[m * B + b], four, weights[b]); });
+      });
+    }
+  }
+  const Rounding512 rounding = given;
+  each<M>([&](auto m) OCTET_INLINE {
+    store_bytes<B>(out + m * ldout, row_to_bytes<B>(sums + m * B, multiplier, rounding), columns);
+  });
+}
+
 }  // namespace
 }  // namespace octet::tile
 

@@ -42,15 +42,23 @@ void tile_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, const in
 
 #undef OCTET_UNROLL
 
+template <class A, int M, int B>
+void pieces_to(const uint8_t* const* pixels, const Pieces& pieces, const int8_t* w, const Bytes<A>& out, int64_t columns) {
+  constexpr int64_t kColumns = B * A::kLanes;
+  if constexpr (requires { &A::template bytes_of_pieces<M, B>; }) {
+    if (out.by->shrinks)
+      return A::template bytes_of_pieces<M, B>(pixels, pieces, w, out.by->offset + out.channel,
+                                               out.by->multiplier + out.channel, *out.rounding, out.out, out.ld, columns);
+  }
+  alignas(64) int32_t sums[M * kColumns];
+  tile_of_pieces<A, M, B>(pixels, pieces, w, sums);
+  out.template put<M, B>(sums, std::min(columns, kColumns));
+}
+
 template <class A, int B, int M = A::kRows>
 void rows_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, int64_t m, const int8_t* w, Bytes<A> out,
                     int64_t columns) {
-  constexpr int64_t kColumns = B * A::kLanes;
-  for (; m >= M; m -= M, pixels += M, out = out.at(M, 0)) {
-    alignas(64) int32_t sums[M * kColumns];
-    tile_of_pieces<A, M, B>(pixels, pieces, w, sums);
-    out.template put<M, B>(sums, std::min(columns, kColumns));
-  }
+  for (; m >= M; m -= M, pixels += M, out = out.at(M, 0)) pieces_to<A, M, B>(pixels, pieces, w, out, columns);
   if constexpr (M > 1) {
     if (m) rows_of_pieces<A, B, M - 1>(pixels, pieces, m, w, out, columns);
   }
