@@ -288,11 +288,10 @@ class ProgramRunner(nn.Module):
 
     def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable, *, planned: bool) -> Any:
         if instruction.op == "call" or instruction.op == "move":
+            node = self.graph.nodes[instruction.target]
             native = self._native(instruction) if instruction.op == "call" and not planned else None
             if native is not None:
-                native.run(registers, self.layer, ops.compiled(self.backend) or "")
-                return registers[instruction.out]
-            node = self.graph.nodes[instruction.target]
+                return self._run_native(native, node, instruction.out, registers)
             args, kwargs = instruction.args
             if instruction.op == "move":
                 return move(node, args, kwargs, self.root, registers)
@@ -302,6 +301,13 @@ class ProgramRunner(nn.Module):
             return self._integers(instruction, args, registers, table)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer '{instruction.step}': {error}") from error
+
+    def _run_native(self, native: Region, node: Node, out: int, registers: dict[int, Any]) -> Any:
+        try:
+            native.run(registers, self.layer, ops.compiled(self.backend) or "")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"'{node.label}': {error}") from error
+        return registers[out]
 
     def _integers(self, instruction: Instruction, args: list[Any], registers: dict[int, Any], table: OpTable) -> Any:
         if instruction.op == "layer":

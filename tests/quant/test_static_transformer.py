@@ -104,6 +104,20 @@ def test_writes_in_place_keep_views_with_torch() -> None:
     assert any("unflatten" in name for name in names("in place"))
 
 
+class NormFirst(nn.Sequential):
+    """Begins with what is float, so that no int8 layer is there to refuse its input."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(48), nn.Linear(48, 48))
+
+
+@needs_kernels
+def test_an_input_of_another_type_is_refused_by_the_name_of_what_reads_it() -> None:
+    q = quant.quantize_static(NormFirst().eval(), [X], progress=False)
+    with torch.no_grad(), pytest.raises(TypeError, match=r"^'0': run_plan: an input is Double"):
+        q(X.double())
+
+
 def test_hooks_of_a_norm_run() -> None:
     _, q = converted("plain")
     seen: list[Tensor] = []
