@@ -29,6 +29,9 @@ class Unplanned(Exception):
 class ModuleCall:
     """A call of a float module of the user's, whose parameters and mode are read when it runs.
 
+    The native call keeps a copy of the parameters for as long as their versions stay, so a write that torch does not
+    count, as through `weight.data`, is not seen.
+
     Attributes:
         out, source: registers.
         path: of the module.
