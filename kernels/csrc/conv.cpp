@@ -176,7 +176,10 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
     });
     return;
   }
-  if (shape.groups == 1 && shape.dilation[2] == 1 && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
+  // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
+  // channels and 14 x 14 in place took 255 us, gathered 219.
+  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32;
+  if (in_place && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
   const PaddedInput input(shape, call.q_x, call.zero_point);
   const std::vector<Run> runs = runs_of(shape, input);
   const int64_t ldq = padded_row(shape.k());
