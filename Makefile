@@ -49,7 +49,7 @@ test: build ## All tests, on every backend of this machine
 	@[[ -f kernels/_octet.so ]] || export QUANT_EXTENSION=none; \
 	    $(in_venv) $(PYTEST) --junitxml=$(RESULTS)/test.xml $(ARGS)
 
-test-random: build ## 500 random networks through static quantisation, saving and loading (minutes)
+test-random: build ## 500 random networks of each of two kinds through static quantisation, saving and loading (minutes)
 	@$(say) "drawing random networks"
 	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -n 0 -s -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
 

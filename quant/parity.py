@@ -289,6 +289,11 @@ def _first(tree: Any) -> Tensor:
     return found
 
 
+def _real(qparams: QParams, found: Tensor) -> Tensor:
+    """Contiguous: integers may lie in channels last where the user's own values could be viewed."""
+    return qparams.dequantize(found).contiguous()
+
+
 def _reals(runner: GraphRunner, registers: dict[int, Any]) -> Callable[[int], Any]:
     """Gives the real value of a node: what its integers stand for, where it has any."""
 
@@ -298,7 +303,7 @@ def _reals(runner: GraphRunner, registers: dict[int, Any]) -> Callable[[int], An
             return registers[2 * index]
         qparams = runner.qparams(runner.plan.slot_of[index])
         if isinstance(found, (tuple, list)):
-            return type(found)(qparams.dequantize(part) for part in found)
-        return qparams.dequantize(found)
+            return type(found)(_real(qparams, part) for part in found)
+        return _real(qparams, found)
 
     return value

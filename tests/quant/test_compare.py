@@ -190,6 +190,26 @@ def test_parity_prints_the_share_of_unequal_values() -> None:
     assert broken.unequal > found.unequal
 
 
+def test_parity_of_views_of_what_was_made_contiguous() -> None:
+    """Making integers contiguous is left out, and the simulation got them in channels last."""
+
+    class Viewed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(nn.functional.adaptive_avg_pool2d(self.conv(x), 2).contiguous().view(x.size(0), -1))
+
+    torch.manual_seed(0)
+    model, x = Viewed().eval(), torch.randn(2, 3, 8, 8)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    found = parity(prepared, convert(prepared), [x])
+    assert found.holds
+    assert {step.name for step in found} >= {"conv", "fc"}
+
+
 def test_parity_of_islands() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:

@@ -2,15 +2,19 @@
 
 A network is a list of steps over tensors (N, C, *places) of one, two or three dimensions; each step reads one or two of
 the tensors made before it. A step that torch itself refuses (a kernel larger than its input, say) is left out.
-OCTET_RANDOM_NETWORKS says how many are drawn; `make test-random` draws 500.
+Networks of a second kind are put together from the blocks of real ones: random_blocks.py.
+OCTET_RANDOM_NETWORKS says how many of each kind are drawn; `make test-random` draws 500. OCTET_RANDOM_SEED names the
+first of the second kind, to draw one that failed again.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -30,7 +34,11 @@ from quant.prepare import simulating
 from quant.static import ops, program
 from quant.static.program import ProgramRunner
 
-EXAMPLES = int(os.environ.get("OCTET_RANDOM_NETWORKS", "12" if os.environ.get("OCTET_FAST_TESTS") == "1" else "40"))
+from .random_blocks import Draw
+
+FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+EXAMPLES = int(os.environ.get("OCTET_RANDOM_NETWORKS", "8" if FAST else "20"))
+BLOCKS = int(os.environ.get("OCTET_RANDOM_NETWORKS", "12" if FAST else "40"))
 LARGEST = 30_000
 """Elements of a tensor; a step that makes a larger one is left out."""
 
@@ -342,8 +350,19 @@ def drawn(made: tuple[Any, ...]) -> tuple[nn.Module, tuple[Tensor, ...], quant.Q
     return model, tuple(inputs), config
 
 
-def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, path: Path) -> str:
-    """Take one network through everything; returns "int8", or why it was refused."""
+def check(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    config: quant.QConfig,
+    path: Path,
+    others: Sequence[tuple[Tensor, ...]] = (),
+) -> str:
+    """Take one network through everything; returns "int8", or why it was refused.
+
+    Args:
+        inputs: to calibrate on, and to run.
+        others: inputs of other shapes, to run planned and step by step.
+    """
     with torch.no_grad():
         expected = model(*inputs)
     try:
@@ -359,12 +378,10 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, p
     loaded = quant.load(path, model=model)
     with torch.no_grad():
         got = converted(*inputs)
-        assert all(torch.equal(one, other) for one, other in zip(leaves(got), leaves(loaded(*inputs)), strict=True))
-        with mock.patch.object(program, "evaluate", in_one_layout):
-            planned = converted(*inputs)
-            with mock.patch.object(ops, "plans", return_value=None):
-                steps = converted(*inputs)
-        assert all(torch.equal(one, other) for one, other in zip(leaves(planned), leaves(steps), strict=True))
+        assert equal(got, loaded(*inputs))
+    larger = tuple(torch.cat([one, one.flip(0)[:1]]) for one in inputs)
+    for one in (inputs, larger, *others):
+        planned_equals_steps(converted, one)
     assert quant.summary(loaded) == quant.summary(converted)
     named = dict(zip(("x", "ids", "second"), inputs, strict=False))
     for backend in dict.fromkeys((dispatch.current().name, "reference")) if integers(loaded) else ():
@@ -376,10 +393,33 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], config: quant.QConfig, p
             close(converted(*inputs), got, 1e-6)
         if not any(isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d)) for module in model.modules()):
             close(got, simulated, 0.1)
-    more = [torch.cat([one, one.flip(0)[:1]]) for one in inputs]
     with torch.no_grad():
-        assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves(loaded(*more)))
+        assert all(bool(torch.isfinite(leaf).all()) for leaf in leaves(loaded(*larger)))
     return "int8"
+
+
+def planned_equals_steps(converted: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """To the bit, on one thread and on two."""
+    with torch.no_grad(), mock.patch.object(program, "evaluate", in_one_layout):
+        with mock.patch.object(ops, "plans", return_value=None):
+            steps = converted(*inputs)
+        for threads in (1, 2):
+            with on_threads(threads):
+                assert equal(converted(*inputs), steps), f"planned, on {threads} threads"
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def equal(found: Any, expected: Any) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(leaves(found), leaves(expected), strict=True))
 
 
 def in_one_layout(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
@@ -424,3 +464,21 @@ def test_random_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         refused = sum(count for outcome, count in outcomes.items() if outcome != "int8")
         print(f"\n{outcomes.total()} random networks, {refused / outcomes.total():.1%} refused: {dict(outcomes)}")
     assert outcomes["int8"] > 0.8 * outcomes.total()
+
+
+def test_random_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`random_blocks` says what is drawn. `make test` draws the same ones each time."""
+    first = Random().randrange(2**30) if "OCTET_RANDOM_NETWORKS" in os.environ else 0
+    first = int(os.environ.get("OCTET_RANDOM_SEED", first))
+    outcomes: Counter[str] = Counter()
+    for seed in range(first, first + BLOCKS):
+        model, inputs, other = Draw(seed).network()
+        config = CONFIGS[0] if seed % 3 else CONFIGS[seed // 3 % len(CONFIGS)]
+        try:
+            outcomes[check(model, (inputs,), config, tmp_path / "model.q8", [(other,)])] += 1
+        except Exception as error:
+            told = f"draw {seed - first + 1}, OCTET_RANDOM_SEED={seed}, {config}"
+            raise AssertionError(f"{told}\n{model.describe(inputs, other)}") from error
+    with capsys.disabled():
+        print(f"\n{outcomes.total()} networks of random blocks: {dict(outcomes)}")
+    assert outcomes["int8"] > 0.95 * outcomes.total()
