@@ -33,6 +33,7 @@ from quant.parity import parity
 from quant.prepare import simulating
 from quant.static import ops, program
 from quant.static.program import ProgramRunner
+from quant.static.recognise import what
 
 from .random_blocks import Draw
 
@@ -389,8 +390,9 @@ def check(
             wrong = [found for found in parity(prepared, loaded, [named]) if not found.holds]
             assert not wrong, (backend, wrong)
     if not any(isinstance(module, QuantModule) for module in loaded.modules()):
-        with torch.no_grad(), use("reference"):
-            close(converted(*inputs), got, 1e-6)
+        if not inexact(converted):
+            with torch.no_grad(), use("reference"):
+                close(converted(*inputs), got, 1e-6)
         if not any(isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d)) for module in model.modules()):
             close(got, simulated, 0.1)
     with torch.no_grad():
@@ -437,6 +439,14 @@ def integers(converted: nn.Module) -> bool:
     floats = {"call", "move", "quantize", "dequantize"}
     programs = [module.program for module in converted.modules() if isinstance(module, ProgramRunner)]
     return any(one.op not in floats for program in programs for one in program.instructions)
+
+
+def inexact(converted: nn.Module) -> bool:
+    """Whether native calls give reals that differ from torch's in their last bits. What is rounded then may fall to the
+    other side, and a norm of few values makes any difference of one step: `parity` compares the steps one by one."""
+    names = {"layer_norm", "LayerNorm", "scaled_dot_product_attention"}
+    runners = [module for module in converted.modules() if isinstance(module, ProgramRunner)]
+    return any(what(node, one.root) in names for one in runners for node in one.graph.nodes)
 
 
 def close(got: Any, expected: Any, share: float) -> None:
