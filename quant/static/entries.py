@@ -1,0 +1,144 @@
+"""What the report says of a static conversion: how each layer computes, what stays float and why, and its bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
+from quant.kernels import QParams
+from quant.nn.base import QuantModule
+from quant.prepare import RESERVED, Prepared
+from quant.report import Report, ReportEntry, own_bytes
+from quant.shared import full_name
+from quant.static.notes import substitute
+from quant.static.program import ProgramRunner
+from quant.static.recognise import OPERATORS
+
+Entries = dict[str, tuple[str, str]]
+"""Outcome and detail of a `ReportEntry`, by the full name of a module or of a step."""
+
+
+def weighted_entry(step: Step, x: QParams, y: QParams | None, backend: str | None) -> tuple[str, str]:
+    """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
+    return f"int{bits}", detail + substitute(backend)
+
+
+def recurrent_entry(step: Step, plan: Plan, ranges: dict[str, QParams]) -> tuple[str, str]:
+    """Of a recurrent layer, with the ranges of its input and of its states."""
+    states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in plan.inner_slots(step).items()]
+    output = "uint8" if plan.emits_integers(step) else "float"
+    x = _ends(ranges[plan.slot_of[step.inputs[0]]])
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    return f"int{bits}", f"static {step.op}, input [{x}], states {', '.join(states)}, {output} output"
+
+
+def _ends(qparams: QParams) -> str:
+    low, high = qparams.dequantize(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    return f"{low:.4g}, {high:.4g}"
+
+
+def note_folded(step: Step, plan: Plan, entries: Entries, path: str) -> None:
+    """Say of the modules that a step took in, as a batch norm, where they went."""
+    for index in step.nodes[1:]:
+        node = plan.graph.nodes[index]
+        if node.kind == "module":
+            entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
+
+
+def note_floats(plan: Plan, entries: Entries, path: str) -> None:
+    """Say of each step that stays float why, where integers lie beside it or it is a module."""
+    beside = _beside_integers(plan)
+    for step in plan.steps:
+        node = plan.graph.nodes[step.nodes[0]]
+        name = full_name(path, step.name.split("@")[0] if node.kind == "module" else step.name)
+        if step.op == FLOAT and (node.kind == "module" or step.output in beside):
+            entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
+        elif step.op not in (FLOAT, SHAPE) and node.kind == "module" and not OPERATORS[step.op].weighted:
+            entries.setdefault(name, ("int8", step.op))
+
+
+def _beside_integers(plan: Plan) -> set[int]:
+    """The outputs of float steps that read what integers gave, or give what integers read."""
+    makers = {index: step for step in plan.steps for index in step.nodes}
+    found: set[int] = set()
+    for step in plan.steps:
+        refs = {ref for index in step.nodes for ref in plan.graph.nodes[index].refs}
+        for maker in (makers[ref] for ref in refs):
+            if step.op == FLOAT and maker.integer and not _takes_state(step, maker, plan):
+                found.add(step.output)
+            if step.integer and maker.op == FLOAT:
+                found.add(maker.output)
+    return found
+
+
+def _takes_state(step: Step, maker: Step, plan: Plan) -> bool:
+    """Whether a step picks from the tuple that a recurrent layer gives, which is no float edge between integers."""
+    picked = plan.graph.nodes[step.nodes[0]].refs
+    return is_recurrent(maker) and maker.nodes[0] in picked and plan.graph.nodes[maker.nodes[0]].meta is None
+
+
+def make_report(
+    model: nn.Module,
+    sizes: dict[str, int],
+    kinds: dict[str, str],
+    entries: Entries,
+    info: Prepared,
+) -> Report:
+    """One line per module with parameters, and per float step among integers.
+
+    Args:
+        model: converted.
+        sizes: bytes of every module before, by every name it has. kinds: its class, likewise.
+        entries: what the conversion noted; the rest stays float.
+        info: of the prepared model.
+    """
+    now = dict(model.named_modules(remove_duplicate=False))
+    functional = _functional_bytes(model)
+    same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
+    wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
+    lines = []
+    for name, size in sizes.items():
+        if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
+            continue
+        if name.startswith(wholes):
+            continue
+        outcome, detail = entries.get(name, ("float", ""))
+        twin = same.get(id(now.get(name)), name)
+        if outcome == "float" and twin != name:
+            outcome, detail = entries[twin][0], f"the same layer as {twin}"
+        if name in info.islands or not detail:
+            detail = _why(name, info)
+        after = functional.get(name, 0) + (own_bytes(now[name]) if name in now else 0)
+        if isinstance(now.get(name), QuantModule):  # with its parts, which have no entries of their own
+            size = sum(other for inner, other in sizes.items() if inner == name or inner.startswith(f"{name}."))
+            after = sum(own_bytes(part) for part in now[name].modules())
+        lines.append(ReportEntry(name, kinds[name], outcome, detail, size, after))
+    listed = {line.name for line in lines}
+    for name, (outcome, detail) in entries.items():
+        if name not in listed:
+            lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
+    return Report(tuple(lines))
+
+
+def _functional_bytes(model: nn.Module) -> dict[str, int]:
+    """Bytes of the int8 layers of functional calls, by the module whose forward makes the call."""
+    sizes: dict[str, int] = {}
+    for path, module in model.named_modules():
+        runner = module._modules.get(RESERVED)
+        if not isinstance(runner, ProgramRunner):
+            continue
+        for key, layer in runner.layers.items():
+            owner = full_name(path, key.replace("/", ".").rpartition(".")[0])
+            sizes[owner] = sizes.get(owner, 0) + own_bytes(layer)
+    return sizes
+
+
+def _why(name: str, info: Prepared) -> str:
+    if name in info.islands:
+        return f"an island: {info.islands[name]}; its layers are handled one by one"
+    if name not in info.called:
+        return "not called on the example inputs"
+    return "its own parameters are used in float"

@@ -1,0 +1,136 @@
+"""The int8 layers of a conversion: one per weighted or recurrent module or functional call, with a site per call."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from quant.fuse import Plan, Step, is_recurrent
+from quant.graph import attribute
+from quant.kernels import QParams
+from quant.nn.base import adopt
+from quant.prepare import RESERVED, GraphRunner
+from quant.shared import full_name
+from quant.static.entries import Entries, note_folded, recurrent_entry, weighted_entry
+from quant.static.layers import StaticLayer
+from quant.static.program import Site
+from quant.static.recognise import OPERATORS
+from quant.static.rnn import static_recurrent
+from quant.static.weights import quantized
+
+NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}
+"""Attributes of a weighted step that are no settings of its operator."""
+
+
+class Made:
+    """The float layers of all captured units as they were, and the int8 ones made of them so far.
+
+    Attributes:
+        originals: by unit and name within it.
+        layers: int8 ones by what they were made of.
+        smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
+    """
+
+    def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
+        self.originals: dict[tuple[str, str], nn.Module] = {}
+        self.layers: dict[int, nn.Module] = {}
+        self.smallest: dict[int, torch.Tensor] = {}
+        for path, runner in found.items():
+            for step in runner.plan.steps:
+                node = runner.graph.nodes[step.nodes[0]]
+                if not step.integer or node.kind != "module":
+                    continue
+                module = self.originals[path, node.target] = attribute(runner.root, node.target)
+                if OPERATORS[step.op].weighted:
+                    scale = ranges[path][runner.plan.slot_of[step.inputs[0]]].scale
+                    self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
+
+
+def is_layer(runner: GraphRunner) -> bool:
+    """Whether a captured unit is itself a layer that becomes int8."""
+    nodes = (runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer)
+    return any(node.kind == "module" and not node.target for node in nodes)
+
+
+def int8_layers(
+    runner: GraphRunner,
+    ranges: dict[str, QParams],
+    backend: str | None,
+    made: Made,
+    entries: Entries,
+    path: str,
+) -> tuple[dict[str, nn.Module], dict[int, Site]]:
+    """Make the int8 layers of one captured unit, or take those that another unit has made of the same modules.
+
+    Args:
+        ranges: by slot of this unit's plan.
+        made: of all units; new layers are added.
+        entries: of the report; a line per layer is added.
+        path: the unit's name.
+
+    Returns:
+        by key the layers: a module's name in the unit, or "/" and the name of a functional call; and by the node of
+        each weighted step's output where the program calls its layer.
+
+    Raises:
+        ValueError: a recurrent layer cannot be static; with its name.
+    """
+    plan, root = runner.plan, runner.root
+    layers: dict[str, nn.Module] = {}
+    sites: dict[int, Site] = {}
+    for step in plan.steps:
+        if is_recurrent(step):
+            key = plan.graph.nodes[step.nodes[0]].target
+            name = full_name(path, key)
+            layers[key] = _recurrent_layer(step, plan, root, ranges, made, name)
+            layers[key].backend = backend or ""  # type: ignore[assignment]
+            entries[name] = recurrent_entry(step, plan, ranges)
+        if not (step.integer and OPERATORS[step.op].weighted):
+            continue
+        node = plan.graph.nodes[step.nodes[0]]
+        key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
+        original = made.originals[path, key] if node.kind == "module" else None
+        x = ranges[plan.slot_of[step.inputs[0]]]
+        layer = layers[key] = _weighted_layer(step, runner, original, x, backend, made)
+        y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
+        sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
+        if not key:
+            layer.own = sites[step.output].index
+        module = key if node.kind == "module" else node.owner
+        entries[full_name(path, module)] = weighted_entry(step, x, y, backend)
+        note_folded(step, plan, entries, path)
+    return layers, sites
+
+
+def _weighted_layer(
+    step: Step, runner: GraphRunner, original: nn.Module | None, x: QParams, backend: str | None, made: Made
+) -> StaticLayer:
+    """The int8 layer of a step's module `original`, or of a functional call, which has none."""
+    # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
+    identity = id(step) if original is None else hash((id(original), step.attrs.get("batch_norm")))
+    if identity not in made.layers:
+        settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
+        smallest = x.scale if original is None else made.smallest[id(original)]
+        weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
+        made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+    layer = made.layers[identity]
+    assert isinstance(layer, StaticLayer)
+    return layer
+
+
+def _recurrent_layer(
+    step: Step, plan: Plan, root: nn.Module, ranges: dict[str, QParams], made: Made, name: str
+) -> nn.Module:
+    module = attribute(root, plan.graph.nodes[step.nodes[0]].target)
+    if id(module) not in made.layers:
+        assert step.qconfig is not None
+        inner = {one: ranges[slot] for one, slot in plan.inner_slots(step).items()}
+        try:
+            layer = static_recurrent(module, step.qconfig, ranges[plan.slot_of[step.inputs[0]]], inner)
+        except ValueError as error:
+            raise ValueError(f"layer '{name}': {error}") from error
+        adopt(layer, module, name)
+        layer.__dict__.pop("forward", None)  # of a layer that was captured by itself
+        layer._modules.pop(RESERVED, None)
+        made.layers[id(module)] = layer
+    return made.layers[id(module)]

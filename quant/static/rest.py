@@ -1,0 +1,75 @@
+"""The rest of a static conversion: what has no static form becomes dynamic, each module of it that can."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import replace
+
+from torch import nn
+
+from quant.dynamic import quantize_dynamic
+from quant.kernels.tables import TABLE_BITS
+from quant.prepare import Prepared
+from quant.recipe import Pattern, QConfig, Recipe
+from quant.report import summary
+from quant.static.entries import Entries
+from quant.static.leaves import is_dynamic
+
+
+def make_rest_dynamic(
+    model: nn.Module,
+    info: Prepared,
+    backend: str | None,
+    entries: Entries,
+    layers: dict[str, QConfig],
+    reasons: dict[str, str],
+) -> nn.Module:
+    """Attention, embeddings and what ranges cannot hold have no static form; their weights become int8 all the same.
+
+    Args:
+        model: converted but for these.
+        entries: of the report; a line per layer is added. layers: settings by full name; likewise.
+        reasons: why layers that have a static form are none, by full name.
+
+    Returns:
+        the model, another one where it was such a layer itself.
+    """
+    rest: dict[str, QConfig] = {}
+    for name, module in model.named_modules():
+        qconfig = info.recipe.resolve(name, module)[0] if name in info.called and is_dynamic(module) else None
+        if qconfig is not None:
+            rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
+            layers[name] = qconfig
+    modules = dict(model.named_modules())
+    while True:
+        try:
+            made = _dynamic(model, rest, backend)
+            break
+        except ValueError as error:  # where some cannot, the others are not to pay for it
+            problems = {name: _why_not_dynamic(modules[name], qconfig) for name, qconfig in rest.items()}
+            problems = {name: why for name, why in problems.items() if why} or dict.fromkeys(rest, str(error))
+        for name, problem in problems.items():
+            entries[name] = ("float", problem)
+            del rest[name], layers[name]
+    for name in rest:
+        why = reasons.get(name, "no static kernel")
+        entries[name] = (summary(made)[name].outcome, f"{why}, so dynamic: {summary(made)[name].detail}")
+    return made
+
+
+def _dynamic(model: nn.Module, settings: dict[str, QConfig], backend: str | None) -> nn.Module:
+    if not settings:
+        return model
+    rules: dict[Pattern, QConfig | None] = {glob.escape(name): qconfig for name, qconfig in settings.items()}
+    return quantize_dynamic(model, Recipe(rules, default=None), backend=backend, inplace=True)
+
+
+def _why_not_dynamic(module: nn.Module, qconfig: QConfig) -> str:
+    """What quantize_dynamic says of a module by itself; '' where it can be done."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and qconfig.weight_bits not in TABLE_BITS:
+        return f"tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}"
+    try:
+        quantize_dynamic(nn.Sequential(module), Recipe({"0": qconfig}, default=None))
+    except ValueError as error:
+        return str(error).removeprefix(f"layer '0' ({type(module).__name__}): ")
+    return ""
