@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "elementwise.h"
 #include "plan_builder.h"
 
 namespace octet {
@@ -13,7 +14,8 @@ namespace octet {
 PlanView lower(PlanBuilder& b, const PlanLine& line);
 
 using PlanOperators = std::map<std::string, PlanView (*)(PlanBuilder&, const PlanLine&), std::less<>>;
-const PlanOperators& value_operators();   // layers, and what computes value by value
+const PlanOperators& value_operators();   // what computes value by value
+const PlanOperators& layer_operators();   // convolutions and linear layers
 const PlanOperators& window_operators();  // pooling and means
 const PlanOperators& move_operators();    // what only moves values, padding and resizing among it
 const PlanOperators& real_operators();    // what is computed in float32
@@ -32,6 +34,8 @@ int32_t byte(const PlanLine& line, std::string_view name);
 Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right);
 // The strides with which a view repeats over a larger shape.
 Sizes repeated(const PlanView& view, const Sizes& sizes);
+// The settings of a line that adds two quantised values.
+AddSettings add_settings(const PlanLine& line);
 // A dimension counted from the front; fails where there is none.
 int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank);
 

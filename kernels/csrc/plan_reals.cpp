@@ -215,7 +215,8 @@ PlanView attention(PlanBuilder& b, const PlanLine& line) {
   const int64_t products = product(batch) * how.queries * how.shape.keys * (how.shape.width + how.shape.values);
   b.emit({&q, &k, &v, &mask}, out, [=](const PlanFrame& frame) {
     const float* const added = has_mask ? mask.reals(frame) : nullptr;
-    const int64_t count = static_cast<int64_t>(how.heads.size()), threads = std::max<int64_t>(1, std::min(threads_for(products * 4), count));
+    const int64_t count = static_cast<int64_t>(how.heads.size());
+    const int64_t threads = std::max<int64_t>(1, std::min(threads_for(products * 4), count));
     each_thread(threads, [&](int64_t thread) {
       for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i)
         how.run(how.heads[i], q.reals(frame), k.reals(frame), v.reals(frame), added, out.reals_out(frame));
