@@ -30,15 +30,16 @@ from quant.graph import (
     match_arguments,
 )
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
-from quant.observers import ChannelMean, FixedObserver, Observer, make_observer
+from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
-from quant.shared import note_shared, one_range_each
+from quant.shared import full_name, note_shared, one_range_each
+from quant.static.dead import last_uses
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
+from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent
 from quant.static.tracer import bind
-from quant.static.weights import parameter
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
@@ -63,100 +64,26 @@ class Prepared:
     example: Any
 
 
-class GraphRunner(nn.Module):
+class GraphRunner(Ranges):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
-        plan: steps and ranges.
-        points: an observer per slot; keys are the slots' names with '/' for '.'.
         simulate: compute what the integers will, instead of observing.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
-    plan: Plan
-    root: nn.Module
-
     def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.plan = plan
-        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+        super().__init__(root, plan, points)
         self.simulate = False
         self.tables: dict[str, Tensor] = {}
-        # Not a child: root holds this module, and a module that holds itself has no end.
-        object.__setattr__(self, "root", root)
-        self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self._last = last_uses(plan.graph)
-        self._columns: dict[int, str] = {}
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
 
-    @property
-    def graph(self) -> Graph:
-        """The captured graph."""
-        return self.plan.graph
-
-    def point(self, slot: str) -> nn.Module:
-        """The observer of a slot."""
-        return self.points[key_of(slot)]
-
-    def set_point(self, slot: str, point: nn.Module) -> None:
-        """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
-        self.points[key_of(slot)] = point
-
     def replan(self, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         """Run another plan of the same graph, with an observer for each of its slots."""
-        self.plan = plan
-        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
-        self._columns = {}
+        super().replan(plan, points)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
-
-    def watch_columns(self, value: int, point: nn.Module) -> None:
-        """Let an observer per channel see a value as well, for `input_peaks`."""
-        self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
-        self.points[self._columns[value]] = point
-
-    def input_peaks(self, step: Step) -> Tensor | None:
-        """The largest magnitude seen of each channel of a step's input; None where nobody looked, or saw anything."""
-        key = self._columns.get(step.inputs[0])
-        point = None if key is None else self.points[key]
-        if not isinstance(point, Observer) or not point.low.numel() or bool((point.low > point.high).all()):
-            return None
-        return torch.maximum(-point.low, point.high).clamp(min=0.0)
-
-    def qparams(self, slot: str) -> QParams:
-        """The range that calibration chose for a slot."""
-        found: QParams = self.point(slot).qparams()  # type: ignore[operator]
-        return found
-
-    def mean(self, step: Step) -> Tensor | None:
-        """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
-        key = key_of(step.name)
-        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
-        return found
-
-    def corrected(self) -> list[Step]:
-        """The weighted steps whose bias is to be corrected.
-
-        A layer that is called at several places has one bias, and their inputs different means: what is right at one
-        place would be wrong at another.
-        """
-        return [
-            step
-            for step in self.plan.steps
-            if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
-            if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
-        ]
-
-    def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
-        """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
-        if not step.integer or "weight" not in step.attrs:
-            return ()
-        scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
-        return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
-
-    def learned(self, step: Step) -> Tensor | None:
-        """The scale that training learned for a step's weight, float32 (out,); None where it follows the weight."""
-        return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
@@ -214,14 +141,6 @@ class GraphRunner(nn.Module):
             if watch is not None:
                 watch(step.output, values[step.output])
         return output_of(self.graph, values)
-
-
-def _make_mean(step: Step, runner: GraphRunner) -> ChannelMean:
-    weight = parameter(step.attrs["weight"], runner.graph, runner.root)
-    assert weight is not None
-    mean = ChannelMean(axis=1 - weight.dim() if step.op != "linear" else -1)
-    mean.name = step.name
-    return mean
 
 
 def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
@@ -293,15 +212,11 @@ def install(module: nn.Module, plan: Plan) -> None:
     """Let `module` run `plan`."""
     points = {slot.name: make_point(slot) for slot in plan.slots.values()}
     for name, point in points.items():
-        point.name = _full(plan.graph.path, name)
+        point.name = full_name(plan.graph.path, name)
     runner = GraphRunner(module, plan, points)
     runner.train(module.training)
     module.add_module(RESERVED, runner)
     module.__dict__["forward"] = runner.run
-
-
-def _full(path: str, name: str) -> str:
-    return ".".join(part for part in (path, name) if part)
 
 
 def _install_watching(module: nn.Module, plan: Plan) -> None:
@@ -315,7 +230,7 @@ def _watch_suspects(module: nn.Module) -> None:
     runner = module._modules[RESERVED]
     assert isinstance(runner, GraphRunner)
     for step, observer in suspects(runner):
-        observer.name = _full(runner.graph.path, f"{step.name} (input by channel)")
+        observer.name = full_name(runner.graph.path, f"{step.name} (input by channel)")
         runner.watch_columns(step.inputs[0], observer)
 
 
@@ -353,7 +268,7 @@ def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "qu
     for path, runner in found.items():
         for step in runner.plan.steps:
             if step.reason:
-                reasons.append(f"{'.'.join(part for part in (path, step.name) if part)}: {step.reason}")
+                reasons.append(f"{full_name(path, step.name)}: {step.reason}")
     raise NothingQuantized(f"{verb}: no layer can be quantised; " + "; ".join(reasons[:20]))
 
 
@@ -396,21 +311,6 @@ def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: d
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
     """The captured module's output from its nodes' values."""
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
-
-
-def last_uses(graph: Graph) -> dict[int, list[int]]:
-    """For each node the values that nobody reads after it, so that they can be dropped."""
-    last: dict[int, list[int]] = {}
-    for value, readers in graph.users().items():
-        place = max(readers, default=value)
-        if place < len(graph.nodes):
-            last.setdefault(place, []).append(value)
-    return last
-
-
-def key_of(slot: str) -> str:
-    """A slot's name as a child's name, which must have no dot."""
-    return slot.replace(".", "/")
 
 
 def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:

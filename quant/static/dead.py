@@ -1,4 +1,4 @@
-"""Captured calls that nobody needs, taken out of a graph."""
+"""What nobody needs: captured calls, taken out of a graph, and values after their last use."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def remove_dead(graph: Graph) -> Graph:
         node.index = moved[node.index]
     arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
     return Graph(graph.path, order, arguments, output, graph.regions)
+
+
+def last_uses(graph: Graph) -> dict[int, list[int]]:
+    """For each node the values that nobody reads after it, so that they can be dropped."""
+    last: dict[int, list[int]] = {}
+    for value, readers in graph.users().items():
+        place = max(readers, default=value)
+        if place < len(graph.nodes):
+            last.setdefault(place, []).append(value)
+    return last
 
 
 def _refs(tree: Any) -> list[Ref]:

@@ -1,0 +1,117 @@
+"""What is known of a plan's values: an observer per range, and what some layers want to know per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Step
+from quant.graph import Graph
+from quant.kernels import QParams
+from quant.observers import ChannelMean, Observer
+from quant.static.weights import parameter
+
+
+class Ranges(nn.Module):
+    """The observers of one plan. Whoever runs the graph shows them the values.
+
+    Attributes:
+        plan: steps and ranges.
+        root: the captured module.
+        points: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
+        means: of the inputs of `corrected` steps, by the steps' names likewise.
+    """
+
+    plan: Plan
+    root: nn.Module
+
+    def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+        # Not a child: root holds this module, and a module that holds itself has no end.
+        object.__setattr__(self, "root", root)
+        self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
+        self._columns: dict[int, str] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The captured graph."""
+        return self.plan.graph
+
+    def point(self, slot: str) -> nn.Module:
+        """The observer of a slot."""
+        return self.points[key_of(slot)]
+
+    def set_point(self, slot: str, point: nn.Module) -> None:
+        """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
+        self.points[key_of(slot)] = point
+
+    def replan(self, plan: Plan, points: Mapping[str, nn.Module]) -> None:
+        """Take another plan of the same graph, with an observer for each of its slots."""
+        self.plan = plan
+        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+        self._columns = {}
+
+    def watch_columns(self, value: int, point: nn.Module) -> None:
+        """Let an observer per channel see a value as well, for `input_peaks`."""
+        self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
+        self.points[self._columns[value]] = point
+
+    def input_peaks(self, step: Step) -> Tensor | None:
+        """The largest magnitude seen of each channel of a step's input; None where nobody looked, or saw anything."""
+        key = self._columns.get(step.inputs[0])
+        point = None if key is None else self.points[key]
+        if not isinstance(point, Observer) or not point.low.numel() or bool((point.low > point.high).all()):
+            return None
+        return torch.maximum(-point.low, point.high).clamp(min=0.0)
+
+    def qparams(self, slot: str) -> QParams:
+        """The range that calibration chose for a slot."""
+        found: QParams = self.point(slot).qparams()  # type: ignore[operator]
+        return found
+
+    def mean(self, step: Step) -> Tensor | None:
+        """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
+        key = key_of(step.name)
+        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
+        return found
+
+    def corrected(self) -> list[Step]:
+        """The weighted steps whose bias is to be corrected.
+
+        A layer that is called at several places has one bias, and their inputs different means: what is right at one
+        place would be wrong at another.
+        """
+        return [
+            step
+            for step in self.plan.steps
+            if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
+            if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
+        ]
+
+    def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
+        """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
+        if not step.integer or "weight" not in step.attrs:
+            return ()
+        scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
+        return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
+
+    def learned(self, step: Step) -> Tensor | None:
+        """The scale that training learned for a step's weight, float32 (out,); None where it follows the weight."""
+        return None
+
+
+def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
+    weight = parameter(step.attrs["weight"], ranges.graph, ranges.root)
+    assert weight is not None
+    mean = ChannelMean(axis=1 - weight.dim() if step.op != "linear" else -1)
+    mean.name = step.name
+    return mean
+
+
+def key_of(slot: str) -> str:
+    """A slot's name as a child's name, which must have no dot."""
+    return slot.replace(".", "/")
