@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.static.tracer import Arguments, Capture, Tracer, copied
+from quant.static.arguments import Arguments, copied
+from quant.static.tracer import Capture, Tracer
 
 
 def capture(model: nn.Module, example_inputs: Any) -> Capture:

@@ -33,13 +33,13 @@ from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.shared import full_name, note_shared, one_range_each
+from quant.static.arguments import bind
 from quant.static.dead import last_uses
 from quant.static.examples import encode
 from quant.static.leaves import is_dynamic
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent
-from quant.static.tracer import bind
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""

@@ -8,9 +8,9 @@ from torch import nn
 
 from quant.fuse import Plan
 from quant.graph import Ref, Region, match_arguments
+from quant.static.arguments import bind
 from quant.static.lower import Context
 from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble, registers_in
-from quant.static.tracer import bind
 
 
 class Part:

@@ -1,12 +1,8 @@
-"""The tracer: notes what a forward does, sees through containers, and makes islands of what it cannot keep.
-
-While it runs, `nn.Module.__call__`, the reading of parameters and torch's factories are patched; nothing else is.
-"""
+"""The tracer: notes what a forward does, sees through containers, and makes islands of what it cannot keep."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, evaluate, map_leaves, match_arguments
+from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, evaluate, map_leaves
+from quant.static.arguments import Arguments, alike, bind, copied, unbind
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
-from quant.static.traced import FACTORIES, Traced, Untraceable
+from quant.static.patched import patched
+from quant.static.traced import Traced, Untraceable
 from quant.static.traced_calls import COUNTED, is_shape_call, share_storage, traced_leaves, writes_first_argument
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call."""
 
 
 @dataclass
@@ -38,13 +33,6 @@ class Capture:
     graphs: dict[str, Graph] = field(default_factory=dict)
     islands: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
-
-
-def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments by the names that the module's class gives them, defaults filled in."""
-    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
-    bound.apply_defaults()
-    return dict(list(bound.arguments.items())[1:])
 
 
 @dataclass
@@ -81,8 +69,8 @@ class Tracer:
         """The graph of one call of root."""
         bound = bind(self.root, args, kwargs)
         arguments = {name: self._inputs(name, value) for name, value in bound.items()}
-        call_args, call_kwargs = _unbind(self.root, arguments)
-        with _patched(self):
+        call_args, call_kwargs = unbind(self.root, arguments)
+        with patched(self):
             if is_leaf(self.root):
                 output = self.record("module", "", call_args, call_kwargs)
             else:
@@ -280,7 +268,7 @@ class Tracer:
         call.children = []
         self._running.append(path)
         try:
-            with _patched(self), self._computing():
+            with patched(self), self._computing():
                 return type(module).forward(module, *args, **kwargs)
         finally:
             self._running.pop()
@@ -297,7 +285,7 @@ class Tracer:
         if path not in self.calls:
             self.calls[path] = Called(module, (copied(args), copied(kwargs)))
         elif not self.calls[path].varies:
-            self.calls[path].varies = not _alike(module, self.calls[path].example, (args, kwargs))
+            self.calls[path].varies = not alike(module, self.calls[path].example, (args, kwargs))
         self._running.append(path)
         try:
             return module.forward(*args, **kwargs)
@@ -315,72 +303,3 @@ class Tracer:
 
 def _value_of(leaf: Any) -> Any:
     return leaf._value if type(leaf) is Traced else leaf
-
-
-def copied(tree: Any) -> Any:
-    """Nested arguments with tensors of their own, so that a forward which writes into them changes nobody's."""
-    return map_leaves(lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf, tree)
-
-
-def _alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
-    """Whether one graph can serve both calls: tensors where tensors were, and the same constants."""
-
-    def tensor_or_raise(_: int, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise ValueError("no tensor")
-
-    expected = map_leaves(lambda leaf: Ref(0) if isinstance(leaf, Tensor) else leaf, bind(module, *first))
-    try:
-        match_arguments(expected, bind(module, *other), "", tensor_or_raise)
-    except Exception:
-        return False
-    return True
-
-
-def _unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
-    """Arguments by name, as a call takes them."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[1:]:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            args.extend(arguments[name])
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            kwargs.update(arguments[name])
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            kwargs[name] = arguments[name]
-        else:
-            args.append(arguments[name])
-    return tuple(args), kwargs
-
-
-@contextlib.contextmanager
-def _patched(tracer: Tracer) -> Iterator[None]:
-    """Let the tracer see calls of modules, reads of parameters, and tensors made from sizes."""
-    call, getter = nn.Module.__call__, nn.Module.__getattr__
-
-    def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return tracer.call(module, call, args, kwargs)
-
-    def traced_getattr(module: nn.Module, name: str) -> Any:
-        value = getter(module, name)
-        return tracer.attribute(value) if isinstance(value, Tensor) else value
-
-    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            if traced_leaves((args, kwargs)):
-                return tracer.record("function", original, args, kwargs)
-            return original(*args, **kwargs)
-
-        return make
-
-    nn.Module.__call__ = traced_call  # type: ignore[method-assign]
-    nn.Module.__getattr__ = traced_getattr  # type: ignore[method-assign]
-    for name, original in FACTORIES.items():
-        setattr(torch, name, factory(original))
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        nn.Module.__getattr__ = getter  # type: ignore[method-assign]
-        for name, original in FACTORIES.items():
-            setattr(torch, name, original)

@@ -1,0 +1,56 @@
+"""The arguments of a module's call: by name and back, copied, and compared in kind with another call's."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.graph import Ref, map_leaves, match_arguments
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+
+
+def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments by the names that the module's class gives them, defaults filled in."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[1:])
+
+
+def unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
+    """Arguments by name, as a call takes them."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args.extend(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            kwargs[name] = arguments[name]
+        else:
+            args.append(arguments[name])
+    return tuple(args), kwargs
+
+
+def copied(tree: Any) -> Any:
+    """Nested arguments with tensors of their own, so that a forward which writes into them changes nobody's."""
+    return map_leaves(lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf, tree)
+
+
+def alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
+    """Whether one graph can serve both calls: tensors where tensors were, and the same constants."""
+
+    def tensor_or_raise(_: int, value: Any) -> None:
+        if not isinstance(value, Tensor):
+            raise ValueError("no tensor")
+
+    expected = map_leaves(lambda leaf: Ref(0) if isinstance(leaf, Tensor) else leaf, bind(module, *first))
+    try:
+        match_arguments(expected, bind(module, *other), "", tensor_or_raise)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""What is patched while a model is traced: `nn.Module.__call__`, the reading of parameters and torch's factories.
+
+Nothing else is, and all of it is put back, whatever the user's forward raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.static.traced import FACTORIES
+from quant.static.traced_calls import traced_leaves
+
+if TYPE_CHECKING:
+    from quant.static.tracer import Tracer
+
+
+@contextlib.contextmanager
+def patched(tracer: Tracer) -> Iterator[None]:
+    """Let the tracer see calls of modules, reads of parameters, and tensors made from sizes."""
+    call, getter = nn.Module.__call__, nn.Module.__getattr__
+
+    def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return tracer.call(module, call, args, kwargs)
+
+    def traced_getattr(module: nn.Module, name: str) -> Any:
+        value = getter(module, name)
+        return tracer.attribute(value) if isinstance(value, Tensor) else value
+
+    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            if traced_leaves((args, kwargs)):
+                return tracer.record("function", original, args, kwargs)
+            return original(*args, **kwargs)
+
+        return make
+
+    nn.Module.__call__ = traced_call  # type: ignore[method-assign]
+    nn.Module.__getattr__ = traced_getattr  # type: ignore[method-assign]
+    for name, original in FACTORIES.items():
+        setattr(torch, name, factory(original))
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        nn.Module.__getattr__ = getter  # type: ignore[method-assign]
+        for name, original in FACTORIES.items():
+            setattr(torch, name, original)
