@@ -8,6 +8,7 @@ Each has the settings that its own documentation gives for a CPU. All int8 ones 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import traceback
 import warnings
@@ -125,14 +126,17 @@ def openvino(batches: Batches, name: str, quantized: bool) -> Maker:
 
 
 def foreign(maker: Maker) -> Maker:
-    """The maker, but whatever its library raises counts as absence, with what it said: one peer must not end a run."""
+    """The maker, but whatever its library raises counts as absence, with what it said: one peer must not end a run.
+
+    A peer gets inputs of its own: what torchao lowers for x86 adds its residual sums into them.
+    """
 
     @functools.wraps(maker)
     def make(model: nn.Module, x: Tensor) -> Peer:
         try:
-            peer = maker(model, x)
-            peer.predict(x)
-            return peer
+            peer = maker(model, x.clone())
+            peer.predict(x.clone())
+            return dataclasses.replace(peer, predict=lambda x: peer.predict(x.clone()))
         except Missing:
             raise
         except Exception as error:

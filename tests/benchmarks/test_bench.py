@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,19 @@ def test_a_peer_that_fails_is_absent_with_what_it_said(load: Callable[[str], Mod
     found, missing = peers.assemble(nn.Linear(2, 2), torch.randn(1, 2), wanted)
     assert [peer.name for peer in found] == ["float"]
     assert missing == {"broken": "it raises KeyError in broken: 'operator 7'"}
+
+
+def test_a_peer_that_writes_into_its_input_leaves_the_others_theirs(load: Callable[[str], ModuleType]) -> None:
+    graph_peers, peers = load("graph_peers"), load("peers")
+
+    def writes(model: nn.Module, x: torch.Tensor) -> Any:
+        return peers.Peer("writes", lambda: x.add_(1), lambda given: given.add_(1))
+
+    x = torch.zeros(2)
+    peer = graph_peers.foreign(writes)(nn.Identity(), x)
+    peer.call()
+    assert torch.equal(peer.predict(x), torch.ones(2))
+    assert torch.equal(x, torch.zeros(2))
 
 
 def test_every_case_has_a_name_of_its_own(load: Callable[[str], ModuleType]) -> None:
