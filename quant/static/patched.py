@@ -1,11 +1,13 @@
 """What is patched while a model is traced: `nn.Module.__call__`, the reading of parameters and torch's factories.
 
-Nothing else is, and all of it is put back, whatever the user's forward raises.
+Nothing else is, and all of it is put back, whatever the user's forward raises. Python has one of each for all threads:
+other threads' calls go to the original, and a second thread that traces waits for the first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +21,30 @@ if TYPE_CHECKING:
     from quant.static.tracer import Tracer
 
 
+_tracing = threading.RLock()
+"""Held while something is patched: who patched over another's patch would put that one back for good."""
+
+
 @contextlib.contextmanager
 def patched(tracer: Tracer) -> Iterator[None]:
-    """Let the tracer see calls of modules, reads of parameters, and tensors made from sizes."""
+    """Let the tracer see this thread's calls of modules, reads of parameters, and tensors made from sizes."""
+    with _tracing:
+        yield from _patch(tracer, threading.get_ident())
+
+
+def _patch(tracer: Tracer, thread: int) -> Iterator[None]:
     call, getter = nn.Module.__call__, nn.Module.__getattr__
 
     def traced_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return call(module, *args, **kwargs)
         return tracer.call(module, call, args, kwargs)
 
     def traced_getattr(module: nn.Module, name: str) -> Any:
         value = getter(module, name)
-        return tracer.attribute(value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor) and threading.get_ident() == thread:
+            return tracer.attribute(value)
+        return value
 
     def factory(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -393,3 +395,45 @@ def test_map_leaves_keeps_containers() -> None:
     assert moved[:2] == (2, [3, {"a": 4}])
     assert moved[2] == Named(5, slice(6, None))
     assert list(leaves(Ref(3))) == [Ref(3)]
+
+
+class Talks(nn.Module):
+    """Calls somebody else in the middle of its forward."""
+
+    def __init__(self, says: Callable[[], object]) -> None:
+        super().__init__()
+        self.linear, self.says = nn.Linear(4, 4), says
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.says()
+        return self.linear(x)
+
+
+def test_what_other_threads_call_meanwhile_is_not_captured() -> None:
+    other, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    answers: list[Tensor] = []
+
+    def ask() -> None:
+        thread = threading.Thread(target=lambda: answers.append(other(x)))
+        thread.start()
+        thread.join()
+
+    assert not capture(Talks(ask), x).islands
+    torch.testing.assert_close(answers[0], other(x))
+
+
+def test_two_threads_capture_one_after_the_other() -> None:
+    untouched, x = nn.Module.__call__, torch.randn(2, 4)
+    inside, first_done = threading.Event(), threading.Event()
+    second = threading.Thread(target=lambda: capture(Talks(lambda: (inside.set(), first_done.wait(5))), x))
+
+    def start_second() -> None:
+        if second.ident is None:
+            second.start()
+        inside.wait(0.3)  # passes only where the second does not wait for the first
+
+    capture(Talks(start_second), x)
+    first_done.set()
+    second.join()
+    assert inside.is_set()
+    assert nn.Module.__call__ is untouched
