@@ -55,8 +55,10 @@ test-random: build ## 500 random networks of each of two kinds through static qu
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"
+	@# Benchmarks, and tutorials that train, call what the other tests call, for minutes.
 	@$(in_venv) QUANT_EXTENSION=none $(PYTEST) --junitxml=$(RESULTS)/test-no-compiler.xml \
-	    $(addprefix --ignore=tests/,test_packaging.py test_typing.py test_imports.py) $(ARGS)
+	    $(addprefix --ignore=tests/,test_packaging.py test_typing.py test_imports.py benchmarks) \
+	    $(addprefix --ignore=tests/tutorials/,test_fix_a_layer.py test_qat_tutorials.py test_fashion.py) $(ARGS)
 
 test-arm: install ## Kernel and dynamic tests on emulated aarch64
 	@$(say) "running the kernel and dynamic tests on aarch64, emulated"
