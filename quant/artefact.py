@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from quant import dynamic
 from quant.artefact_file import ArtefactError, read, write
+from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
@@ -223,5 +224,5 @@ def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Map
         for key, value in settings.items():
             setattr(module, key, value)
         for buffer in list(module._buffers):
-            full = ".".join(part for part in (name, path, buffer) if part)
+            full = full_name(name, path, buffer)
             module.register_buffer(buffer, tensors.get(full))

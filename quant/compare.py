@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
+from quant.names import full_name
 from quant.nn.base import QuantModule
 from quant.prepare import RESERVED, bound_values
 from quant.recipe import QConfig
@@ -231,7 +232,7 @@ def _add_program(
         node = runner.graph.nodes[value]
         own = registers[2 * value] if kind == "quantize" else _own(node, runner, model, registers)
         step = node.label if kind == "quantize" else instruction.step
-        name = ".".join(part for part in (path, step) if part)
+        name = full_name(path, step)
         module = _module_of(name, settings) if kind in WEIGHTED else ""
         total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
         total.add(values[value], own, found, known)

@@ -16,12 +16,12 @@ from quant.calibrate import CalibrationWarning
 from quant.fuse import make_plan
 from quant.graph import attribute
 from quant.kernels import QParams
+from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.prepare import RESERVED, GraphRunner, Prepared, runners
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report, own_bytes
-from quant.shared import full_name
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.int8_layers import Made, int8_layers, is_layer

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
 from quant.kernels.tables import TABLE_BITS
+from quant.names import full_name
 from quant.nn import (
     GRU,
     LSTM,
@@ -288,7 +289,7 @@ def _build(plans: list[_Plan], backend: str) -> None:
         for name, child in plan.replacement.named_modules():
             if isinstance(child, QuantModule):
                 child.backend = backend
-                child.layer_name = ".".join(part for part in (plan.names[0], name) if part)
+                child.layer_name = full_name(plan.names[0], name)
 
 
 def _make(plan: _Plan, owners: dict[int, _Plan]) -> QuantModule:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from quant.capture import capture
 from quant.fuse import Plan, Step, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
+from quant.names import full_name
 from quant.prepare import runners
 from quant.recipe import Recipe
 from quant.static.weights import folded
@@ -160,7 +161,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
     """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
     for node in graph.nodes:
-        if node.kind == "module" and ".".join(part for part in (graph.path, node.target) if part) not in islands:
+        if node.kind == "module" and full_name(graph.path, node.target) not in islands:
             yield from attribute(root, node.target).parameters()
         for leaf in leaves((node.args, node.kwargs)):
             if isinstance(leaf, Attr):

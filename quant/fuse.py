@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from quant.graph import Graph, Node, Ref, attribute, leaves
+from quant.names import full_name
 from quant.recipe import QConfig, Recipe
 from quant.static.recognise import OPERATORS, Meaning, StaysFloat, reads_only_shape, recognise, what_name
 
@@ -165,8 +166,7 @@ def _qconfig(
     name = node.target if node.kind == "module" else node.owner
     if name in floats:
         raise StaysFloat(floats[name])
-    full_name = ".".join(part for part in (graph.path, name) if part)
-    qconfig, index = recipe.resolve(full_name, attribute(root, name))
+    qconfig, index = recipe.resolve(full_name(graph.path, name), attribute(root, name))
     if qconfig is None:
         raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
     if qconfig.activation_bits == 16:
@@ -339,7 +339,7 @@ def _slot(
     configs += [makers[value].qconfig for value in observed]
     configs += [step.qconfig for step in steps if step.integer and set(step.inputs) & set(values)]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
-    name = ".".join(part for part in inner[-1] if part) if inner else makers[observed[0]].name
+    name = full_name(*inner[-1]) if inner else makers[observed[0]].name
     return Slot(name, values, observed, qconfig, known, inner)
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from quant.names import full_name
+
 Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
 
 
@@ -111,7 +113,7 @@ class Node:
             name = self.target or "(root)"
             return f"{name}@{self.site}" if self.site else name
         what = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", str(self.target))
-        return ".".join(part for part in (self.owner, f"{what.strip('_')}_{self.index}") if part)
+        return full_name(self.owner, f"{what.strip('_')}_{self.index}")
 
 
 @dataclass

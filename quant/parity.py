@@ -14,6 +14,7 @@ from quant.compare import calls_of, refuse_single
 from quant.fuse import Step, is_recurrent
 from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
+from quant.names import full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.prepare import RESERVED, GraphRunner, bound_values, rounding, runners
 from quant.qat.dynamic import call_rounded
@@ -173,7 +174,7 @@ def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: An
         registers = _layer_registers(unit, runner, *args, **kwargs)
         computed = set(registers)
     for step in runner.plan.steps:
-        name = ".".join(part for part in (path, step.name) if part)
+        name = full_name(path, step.name)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
         if step.integer and not computed.isdisjoint({2 * step.output, 2 * step.output + 1}):
             if is_recurrent(step):

@@ -30,9 +30,10 @@ from quant.graph import (
     match_arguments,
 )
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
+from quant.names import full_name
 from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
-from quant.shared import full_name, note_shared, one_range_each
+from quant.shared import note_shared, one_range_each
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
 from quant.static.examples import encode

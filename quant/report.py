@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from quant.names import full_name
 from quant.nn.base import QuantModule
 
 REPORT_ATTRIBUTE = "_quant_report"
@@ -156,7 +157,7 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
         modules = dict(module.named_modules(remove_duplicate=False))
         for entry in report:
             detail = entry.detail + _chosen_backend(entry, modules.get(entry.name))
-            yield replace(entry, name=".".join(part for part in (name, entry.name) if part), detail=detail)
+            yield replace(entry, name=full_name(name, entry.name), detail=detail)
         return
     if isinstance(module, QuantModule):
         size = sum(own_bytes(child) for child in module.modules())

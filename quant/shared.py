@@ -13,6 +13,7 @@ from torch import nn
 
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import attribute
+from quant.names import full_name
 from quant.observers import LEARNED
 from quant.recipe import RecipeError
 from quant.static.recognise import OPERATORS
@@ -76,8 +77,3 @@ def note_shared(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> No
 
 def _learns(step: Step) -> bool:
     return OPERATORS[step.op].weighted and step.qconfig is not None and step.qconfig.weight_observer in LEARNED
-
-
-def full_name(path: str, name: str) -> str:
-    """The name of a module by that of the unit it is in."""
-    return ".".join(part for part in (path, name) if part)

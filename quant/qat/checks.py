@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import nn
 
+from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.prepare import runners
 from quant.qat.runner import TrainingRunner
@@ -53,11 +54,11 @@ def check_trained(prepared: nn.Module) -> None:
         empty = [name for name in runner.plan.slots if _collapsed(runner, name)]
         if empty:
             warnings.warn(
-                f"quant.convert: only zeros were seen at {_some([_join(path, name) for name in empty])}; the layers "
-                "there will put out zeros, look whether the layer before is dead",
+                f"quant.convert: only zeros were seen at {_some([full_name(path, name) for name in empty])}; the "
+                "layers there will put out zeros, look whether the layer before is dead",
                 stacklevel=3,
             )
-        fresh = [_join(path, name) for name in _unsettled(runner)]
+        fresh = [full_name(path, name) for name in _unsettled(runner)]
         if fresh:
             warnings.warn(
                 f"quant.convert: the running statistics of the batch norms {_some(fresh)} are mostly what they began "
@@ -89,10 +90,6 @@ def _unsettled(runner: TrainingRunner) -> list[str]:
         if began:
             found.append(name)
     return found
-
-
-def _join(path: str, name: str) -> str:
-    return ".".join(part for part in (path, name) if part)
 
 
 def _some(names: list[str]) -> str:

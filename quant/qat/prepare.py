@@ -10,6 +10,7 @@ from torch import nn
 
 from quant.fuse import Plan, Step
 from quant.graph import Attr, attribute
+from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.prepare import RESERVED, GraphRunner, Prepared, planned, runners
@@ -83,7 +84,7 @@ def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, tor
         try:
             found[slot] = point.range()
         except NoDataSeen as error:
-            name = ".".join(part for part in (path, slot) if part)
+            name = full_name(path, slot)
             raise ValueError(
                 f"quant.prepare_qat: the observer of '{name}' saw no data; calibrate the prepared model first, or "
                 "start from the float model"
@@ -116,7 +117,7 @@ def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
         return
     owner = root.get_submodule(source.path.rpartition(".")[0])
     if owner._forward_pre_hooks and not isinstance(attribute(root, source.path), nn.Parameter):
-        name = ".".join(part for part in (plan.graph.path, step.name) if part)
+        name = full_name(plan.graph.path, step.name)
         raise ValueError(
             f"quant.prepare_qat: layer '{name}': its weight is computed by a hook (as by torch.nn.utils.weight_norm), "
             "which does not run in training for int8; use torch.nn.utils.parametrizations, or leave the layer float"
@@ -129,7 +130,7 @@ def _dynamic(module: nn.Module, plan: Plan, recipe: Recipe) -> dict[str, QConfig
     for node in plan.graph.nodes:
         if node.kind != "module" or not is_dynamic(module.get_submodule(node.target)):
             continue
-        name = ".".join(part for part in (plan.graph.path, node.target) if part)
+        name = full_name(plan.graph.path, node.target)
         qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]
         if qconfig is not None:
             found[node.target] = qconfig

@@ -7,10 +7,10 @@ from torch import nn
 
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
 from quant.kernels import QParams
+from quant.names import full_name
 from quant.nn.base import QuantModule
 from quant.prepare import RESERVED, Prepared
 from quant.report import Report, ReportEntry, own_bytes
-from quant.shared import full_name
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS

@@ -8,9 +8,9 @@ from torch import nn
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import attribute
 from quant.kernels import QParams
+from quant.names import full_name
 from quant.nn.base import adopt
 from quant.prepare import RESERVED, GraphRunner
-from quant.shared import full_name
 from quant.static.entries import Entries, note_folded, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OPS
+from quant.names import full_name
 from quant.prepare import GraphRunner
 from quant.static import ops
 
@@ -30,5 +31,5 @@ def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
         inner |= {step.name.split("@")[0] for step in runner.plan.steps if step.integer and "weight" in step.attrs}
         for name, module in runner.root.named_modules():
             if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
-                names.append(".".join(part for part in (path, name) if part))
+                names.append(full_name(path, name))
     return names

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, evaluate, map_leaves
+from quant.names import full_name
 from quant.static.arguments import Arguments, alike, bind, copied, unbind
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
@@ -90,10 +91,6 @@ class Tracer:
             del self.found.islands[path]
             self.calls.pop(path, None)
 
-    def full_name(self, name: str) -> str:
-        """The dotted name in the user's model of a submodule of root."""
-        return ".".join(part for part in (self.path, name) if part)
-
     def places(self, tree: Any) -> Any:
         """`tree` with Ref or Attr for what is traced, and for parameters that came by another way."""
         return map_leaves(self._place, tree)
@@ -164,7 +161,7 @@ class Tracer:
 
     def _module(self, name: str) -> nn.Module:
         found = self.root.get_submodule(name)
-        self.found.called.add(self.full_name(name))
+        self.found.called.add(full_name(self.path, name))
         return found
 
     def _compute(self, node: Node, module: nn.Module | None) -> Any:
@@ -221,7 +218,7 @@ class Tracer:
             if next(module.parameters(), None) is not None:
                 raise Untraceable(f"calls a {type(module).__name__} that is not one of its submodules")
             return module.forward(*args, **kwargs)
-        self.found.called.add(self.full_name(name))
+        self.found.called.add(full_name(self.path, name))
         return self.record("module", name, args, kwargs) if is_leaf(module) else self._enter(module, name, args, kwargs)
 
     def _enter(self, module: nn.Module, name: str, args: Any, kwargs: Any) -> Any:
@@ -252,8 +249,8 @@ class Tracer:
         self._sites[name] = node.site + 1
         real_args, real_kwargs = map_leaves(_value_of, (args, kwargs))
         with self._hiding_writes(args, kwargs):
-            value = self.run_island(self.full_name(name), module, real_args, real_kwargs, error)
-        self.opaque.append(self.full_name(name))
+            value = self.run_island(full_name(self.path, name), module, real_args, real_kwargs, error)
+        self.opaque.append(full_name(self.path, name))
         return self._append(node, value, static=False)
 
     def run_island(self, path: str, module: nn.Module, args: Any, kwargs: Any, error: Exception) -> Any:
@@ -277,7 +274,7 @@ class Tracer:
         name = self.names.get(id(module))
         if not self._running or name is None:
             return module.forward(*args, **kwargs)
-        path = self.full_name(name)
+        path = full_name(self.path, name)
         self.found.called.add(path)
         parent = self.calls[self._running[-1]]
         if path not in parent.children:
