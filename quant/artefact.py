@@ -22,13 +22,13 @@ from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
-from quant.prepare import runners
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
+from quant.static.runner import runners
 
 TABLE = "_quant_table/"
 """Begins the names of look-up tables, which are tensors of the file and of no module's."""

@@ -21,12 +21,12 @@ from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.nn.base import QuantModule
-from quant.prepare import RESERVED, bound_values
 from quant.recipe import QConfig
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
+from quant.static.runner import RESERVED, bound_values
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
 """Instructions that add no error of their own, or none of ours."""

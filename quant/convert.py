@@ -18,7 +18,7 @@ from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.prepare import RESERVED, GraphRunner, Prepared, runners
+from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report, own_bytes
@@ -32,6 +32,7 @@ from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
+from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.signature import signature
 
 PLANNED = "(planned run)"

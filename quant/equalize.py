@@ -28,8 +28,8 @@ from quant.capture import capture
 from quant.fuse import Plan, Step, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
-from quant.prepare import runners
 from quant.recipe import Recipe
+from quant.static.runner import runners
 from quant.static.weights import folded
 
 ROUNDS, CONVERGED = 100, 1e-3

@@ -16,13 +16,13 @@ from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
-from quant.prepare import RESERVED, GraphRunner, bound_values, rounding, runners
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.prepare import runners
 from quant.qat.runner import TrainingRunner
+from quant.static.runner import runners
 
 SETTLED = 0.1
 """The share that a batch norm's first values (0 and 1) may still have in its running statistics at convert."""

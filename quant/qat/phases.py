@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.prepare import runners
 from quant.qat.ranks import sync_point
 from quant.qat.runner import TrainingRunner
+from quant.static.runner import runners
 
 
 def observe_only(prepared: nn.Module) -> None:

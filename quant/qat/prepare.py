@@ -13,12 +13,13 @@ from quant.graph import Attr, attribute
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.prepare import RESERVED, GraphRunner, Prepared, planned, runners
+from quant.prepare import Prepared, planned
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
 from quant.static.leaves import is_dynamic
 from quant.static.recognise import OPERATORS
+from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded, output_first
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from quant.fuse import Step
 from quant.graph import arguments_of, attribute, call_module, map_leaves
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
-from quant.prepare import GraphRunner
 from quant.qat.points import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.static.recurrent import Tensors, call_of, observe, run_float, tensors_of
+from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized_rows
 
 

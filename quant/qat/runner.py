@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
-from quant.prepare import GraphRunner, bound_values, output_of
 from quant.qat import norm as batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.points import SharedFakeQuantize, weight_key
@@ -19,6 +18,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
+from quant.static.runner import GraphRunner, bound_values, output_of
 from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")

@@ -9,11 +9,12 @@ from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import QuantModule
-from quant.prepare import RESERVED, Prepared
+from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, own_bytes
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
+from quant.static.runner import RESERVED
 
 Entries = dict[str, tuple[str, str]]
 """Outcome and detail of a `ReportEntry`, by the full name of a module or of a step."""

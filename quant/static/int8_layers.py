@@ -10,12 +10,12 @@ from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
-from quant.prepare import RESERVED, GraphRunner
 from quant.static.entries import Entries, note_folded, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
 from quant.static.recognise import OPERATORS
 from quant.static.rnn import static_recurrent
+from quant.static.runner import RESERVED, GraphRunner
 from quant.static.weights import quantized
 
 NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}

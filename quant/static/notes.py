@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OPS
 from quant.names import full_name
-from quant.prepare import GraphRunner
 from quant.static import ops
+from quant.static.runner import GraphRunner
 
 
 def substitute(backend: str | None) -> str:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
-from quant.prepare import bound_values
 from quant.static import ops
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.native import Region, Schedule, schedule
 from quant.static.plannable import Planner
 from quant.static.recognise import what
+from quant.static.runner import bound_values
 
 
 @dataclass

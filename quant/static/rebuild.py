@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from quant.fuse import make_plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.prepare import RESERVED, GraphRunner, Prepared, make_point, prepare, runners
+from quant.prepare import Prepared, make_point, prepare
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
+from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.signature import signature
 
 DESCRIPTION = RESERVED + "_description"

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.convert import convert
-from quant.prepare import prepare, runners
+from quant.prepare import prepare
+from quant.static.runner import runners
 
 COARSE = quant.QConfig(weight_bits=4)
 PLAIN = quant.QConfig(weight_bits=4, bias_correction=False)

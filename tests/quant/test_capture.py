@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
-from quant.prepare import bound_values, output_of
 from quant.static.leaves import is_leaf, register_leaf
+from quant.static.runner import bound_values, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
 

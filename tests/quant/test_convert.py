@@ -17,10 +17,11 @@ from quant.capture import as_arguments
 from quant.convert import NotCalibrated, convert
 from quant.graph import leaves
 from quant.parity import parity
-from quant.prepare import prepare, simulating
+from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.static.layers import StaticLayer
+from quant.static.runner import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

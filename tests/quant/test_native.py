@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.prepare import RESERVED
 from quant.static import ops
 from quant.static.native import Schedule
+from quant.static.runner import RESERVED
 
 
 class Net(nn.Module):

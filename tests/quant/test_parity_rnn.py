@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import quant
 from quant.parity import Parity, StepParity, parity
-from quant.prepare import rounding
 from quant.recipe import QConfig
 from quant.static.rnn import StaticRecurrent
+from quant.static.runner import rounding
 
 RECIPE = quant.Recipe(default=QConfig(activation_observer="minmax"))
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {

@@ -15,10 +15,11 @@ from quant.capture import as_arguments
 from quant.convert import convert
 from quant.dynamic import NothingQuantized
 from quant.graph import leaves
-from quant.prepare import prepare, runners, simulating
+from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
 from quant.static.layers import StaticLayer
+from quant.static.runner import runners, simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

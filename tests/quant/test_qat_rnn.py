@@ -10,8 +10,8 @@ from quant.observers import _rounding, fake_quantize
 from torch import Tensor, nn
 
 from quant import convert, parity, prepare_qat
-from quant.prepare import simulating
 from quant.static.rnn import StaticRecurrent
+from quant.static.runner import simulating
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 

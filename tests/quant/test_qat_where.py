@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import quant
 from quant.parity import parity
-from quant.prepare import runners, simulating
 from quant.recipe import QConfig, Recipe
+from quant.static.runner import runners, simulating
 
 RECIPES = {
     "default": QConfig(),

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from quant.convert import convert
 from quant.parity import parity
-from quant.prepare import prepare, runners
+from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
+from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

@@ -30,10 +30,10 @@ import quant
 from quant.graph import Node, evaluate, leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.parity import parity
-from quant.prepare import simulating
 from quant.static import ops, program
 from quant.static.program import ProgramRunner
 from quant.static.recognise import what
+from quant.static.runner import simulating
 
 from .random_blocks import Draw
 

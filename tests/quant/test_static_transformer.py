@@ -14,9 +14,9 @@ from quant.kernels import use
 from torch import Tensor, nn
 
 import quant
-from quant.prepare import RESERVED
 from quant.static import ops
 from quant.static.native import Schedule
+from quant.static.runner import RESERVED
 
 needs_kernels = pytest.mark.skipif(bool(kernel_ops.extension_problem()), reason="the compiled kernels are not here")
 
