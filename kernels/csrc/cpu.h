@@ -14,4 +14,21 @@ const char* isa_name(Isa isa);
 // What is wrong with the value of QUANT_ISA, in words; "" where it is unset or a level of this architecture.
 std::string bad_isa_request();
 
+#if defined(__x86_64__)
+// Of one thing in several forms, that for the level in use.
+template <typename T>
+const T* by_isa(const T* avx512vnni, const T* avxvnni, const T* avx2, const T* portable = nullptr) {
+  switch (isa()) {
+    case Isa::kAvx512Vnni:
+      return avx512vnni;
+    case Isa::kAvxVnni:
+      return avxvnni;
+    case Isa::kAvx2:
+      return avx2;
+    default:
+      return portable;
+  }
+}
+#endif
+
 }  // namespace octet

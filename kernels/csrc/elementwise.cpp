@@ -6,17 +6,10 @@ namespace octet {
 
 const ElementKernels& element_kernels() {
 #if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512Vnni:
-      return kAvx512Elements;
-    case Isa::kAvxVnni:
-    case Isa::kAvx2:
-      return kAvx2Elements;
-    default:
-      break;
-  }
-#endif
+  return *by_isa(&kAvx512Elements, &kAvx2Elements, &kAvx2Elements, &kPortableElements);
+#else
   return kPortableElements;
+#endif
 }
 
 }  // namespace octet

@@ -36,34 +36,18 @@ const NativeGemm& choose(const int8_t* weight, int64_t n, int64_t k) {
 
 const NativeDepthwise* native_depthwise() {
 #if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512Vnni:
-      return &kAvx512VnniDepthwise;
-    case Isa::kAvxVnni:
-      return &kAvxVnniDepthwise;
-    case Isa::kAvx2:
-      return &kAvx2Depthwise;
-    default:
-      break;
-  }
-#endif
+  return by_isa(&kAvx512VnniDepthwise, &kAvxVnniDepthwise, &kAvx2Depthwise);
+#else
   return nullptr;
+#endif
 }
 
 const NativeWinograd* native_winograd() {
 #if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512Vnni:
-      return &kAvx512VnniWinograd;
-    case Isa::kAvxVnni:
-      return &kAvxVnniWinograd;
-    case Isa::kAvx2:
-      return &kAvx2Winograd;
-    default:
-      break;
-  }
-#endif
+  return by_isa(&kAvx512VnniWinograd, &kAvxVnniWinograd, &kAvx2Winograd);
+#else
   return nullptr;
+#endif
 }
 
 namespace {

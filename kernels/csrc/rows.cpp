@@ -9,17 +9,10 @@ namespace octet {
 
 const RowKernels& row_kernels() {
 #if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512Vnni:
-      return kAvx512Rows;
-    case Isa::kAvxVnni:
-    case Isa::kAvx2:
-      return kAvx2Rows;
-    default:
-      break;
-  }
-#endif
+  return *by_isa(&kAvx512Rows, &kAvx2Rows, &kAvx2Rows, &kPortableRows);
+#else
   return kPortableRows;
+#endif
 }
 
 RowRange choose_range(float low, float high, bool finite, int top) {
