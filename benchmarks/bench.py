@@ -244,11 +244,7 @@ def _keep(
     print(f"\nraw numbers: {path.relative_to(harness.RESULTS.parents[1])}")
     values = {name: verdict.ratio.median for name, verdict in verdicts.items()}
     title = f"time of the fastest peer / ours, {facts['threads']} thread(s)"
-    picture = path.with_suffix(".png")
-    if harness.plot(values, title, picture):
-        print(f"chart: {picture.relative_to(harness.RESULTS.parents[1])}")
-    else:
-        print(f"\n{title}\n{harness.chart(values)}")
+    print(harness.show(values, title, path.with_suffix(".png")))
 
 
 if __name__ == "__main__":

@@ -238,22 +238,13 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any], say: Callable[[
     path = harness.save("bench_dynamic", content)
     say(f"\nraw numbers: {path.relative_to(harness.RESULTS.parents[1])}")
     if options.plot:
-        _plot(races, say, facts["threads"])
+        longer = {case: min(race.ratio(name, OURS).median for name in rivals(race)) for case, race in races.items()}
+        title = f"time of the fastest of float and torch.ao / ours, {facts['threads']} thread(s)"
+        say(harness.show(longer, title, harness.RESULTS / "bench_dynamic.png"))
     if options.json:
         print(json.dumps(content))
     say(f"NOT ok: {', '.join(failed)}" if failed else "every row is ok")
     return 1 if failed else 0
-
-
-def _plot(races: dict[str, harness.Race], say: Callable[[str], None], threads: int) -> None:
-    """Of each case, how many times longer the fastest rival takes."""
-    values = {case: min(race.ratio(name, OURS).median for name in rivals(race)) for case, race in races.items()}
-    title = f"time of the fastest of float and torch.ao / ours, {threads} thread(s)"
-    path = harness.RESULTS / "bench_dynamic.png"
-    if harness.plot(values, title, path):
-        say(f"chart: {path.relative_to(harness.RESULTS.parents[1])}")
-    else:
-        say(f"\n{title}\n{harness.chart(values)}")
 
 
 if __name__ == "__main__":

@@ -352,6 +352,13 @@ def absent_lines(absences: dict[str, dict[str, str]]) -> list[str]:
     ]
 
 
+def show(values: dict[str, float], title: str, path: Path) -> str:
+    """A bar for each value, as a picture at `path` or, where matplotlib is not installed, as text: what to print."""
+    if plot(values, title, path):
+        return f"chart: {path.relative_to(RESULTS.parents[1])}"
+    return f"\n{title}\n{chart(values)}"
+
+
 def chart(values: dict[str, float], *, width: int = 50, mark: float = 1.0) -> str:
     """A bar for each value on a linear scale from 0, with `|` where `mark` lies."""
     top = max([mark, *values.values()])
