@@ -22,6 +22,7 @@ import math
 
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme, histogram
+from quant.observers._compiler import not_compiled
 from quant.observers._state import fresh
 from quant.observers.base import Observer
 from torch import Tensor
@@ -64,11 +65,11 @@ class HistogramStore(Observer):
         return grid_exponents(self.low, self.high, self.bins)
 
     # The grid is Python numbers read from the buffers: torch.compile steps around these two instead of tracing them.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _observe(self, x: Tensor) -> None:
         super()._observe(x)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def range(self) -> tuple[Tensor, Tensor]:
         return super().range()
 

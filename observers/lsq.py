@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
+from quant.observers._compiler import not_compiled
 from quant.observers._rounding import along_axis, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers.base import FiniteRange, NoDataSeen, all_reduce, finite_range, joint_range, to_rows
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
@@ -144,7 +145,7 @@ class LSQFakeQuantize(FakeQuantizeBase):
         """int32 (rows,), what forward rounds with."""
         return self.zero_point
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def _initialise(self, x: Tensor) -> None:
         with torch.no_grad():
             rows = to_rows(x.detach(), self.scheme.axis)

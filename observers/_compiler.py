@@ -1,0 +1,25 @@
+"""What torch.compile steps around instead of tracing it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def not_compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """As torch.compiler.disable, which imports the whole compiler where it decorates: that takes as long as torch."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if "torch._dynamo" not in sys.modules:  # so nobody compiles
+            return function(*args, **kwargs)
+        out: T = torch.compiler.disable(function)(*args, **kwargs)
+        return out
+
+    return call
