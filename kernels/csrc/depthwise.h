@@ -5,14 +5,15 @@
 // bits, so register b holds bytes 4 b .. 4 b + 3 of each 16; packing to bytes at the end puts them back in order.
 //
 // A row of input lies in blocks of channels, each with its columns side by side (`place`), so that loads are aligned and the
-// last channels fill a vector too: a block of a half or a quarter of a vector holds two or four pixels there. In whole
-// vectors a column is interleaved once for all the output pixels that see it: their sums are in registers at the same time,
-// one of them finished and one begun at each step.
+// last channels fill a vector too: a block of a half or a quarter of a vector holds two or four pixels there. A column is
+// interleaved once for all the output pixels that see it: their sums are in registers at the same time, those of one vector
+// finished and those of another begun at each step.
 //
 // A `Vec` says: Acc (its register), kWidth (bytes), kDotBytes (of packed weights per register and column of four rows),
 // load, gather (the parts of a vector from pixels that lie apart), constant (int32 of each lane), low and high interleaving
 // of 8 and 16 bits, dots (what a lane of bytes is turned into before it is multiplied), Weight, weight, kHeldWeights (that
-// there are registers for), dot, pack_weight, Rounding and finish (four registers to kWidth bytes).
+// there are registers for), dot, pack_weight, Rounding, finish (four registers to kWidth bytes), and store, or
+// store_part where the instruction set has masks.
 #pragma once
 
 #include <algorithm>
@@ -125,8 +126,8 @@ struct Block {
   int64_t pixels, channels, valid;
 };
 
-// Four rows of a column, interleaved. Those past the height repeat another one: their weights are 0.
-template <class Vec, int Parts>
+// Four rows of a column, interleaved. Those past the height repeat another one: their weights are 0. Stride 0 is any.
+template <class Vec, int Parts, int Stride>
 struct Lanes {
   typename Vec::Acc of[4];
   Lanes(const uint8_t* const* rows, int64_t count, int64_t at, int64_t step) {
@@ -138,7 +139,7 @@ struct Lanes {
     of[2] = Vec::low16(high01, high23), of[3] = Vec::high16(high01, high23);
   }
   static typename Vec::Acc load(const uint8_t* x, int64_t step) {
-    if constexpr (Parts == 1)
+    if constexpr (Parts == 1 || Stride == 1)
       return Vec::load(x);
     else
       return Vec::template gather<Parts>(x, step);
@@ -161,16 +162,23 @@ inline __attribute__((always_inline)) void put(const typename Vec::Acc (&sums)[4
                                                const typename Vec::Rounding& rounding, uint8_t* out, int64_t channels,
                                                int64_t valid, int64_t count) {
   constexpr int64_t kBlock = Vec::kWidth / Parts;
-  if (Parts == 1 && valid == kBlock) return Vec::finish(sums, multiplier, rounding, out);
-  alignas(64) uint8_t whole[Vec::kWidth];
-  Vec::finish(sums, multiplier, rounding, whole);
-  OCTET_UNROLL
-  for (int p = 0; p < Parts; ++p) {
-    if (p >= count) break;
-    if (valid == kBlock)
-      std::memcpy(out + p * channels, whole + p * kBlock, kBlock);
-    else
-      copy_few<kBlock>(out + p * channels, whole + p * kBlock, valid);
+  if constexpr (requires { Vec::template store_part<Parts, 0>(out, sums[0], valid); }) {
+    const auto bytes = Vec::finish(sums, multiplier, rounding);
+    each<Parts>([&](auto p) __attribute__((always_inline)) {
+      Vec::template store_part<Parts, p>(out + p * channels, bytes, p < count ? valid : 0);
+    });
+  } else {
+    if (Parts == 1 && valid == kBlock) return Vec::store(out, Vec::finish(sums, multiplier, rounding));
+    alignas(64) uint8_t whole[Vec::kWidth];
+    Vec::store(whole, Vec::finish(sums, multiplier, rounding));
+    OCTET_UNROLL
+    for (int p = 0; p < Parts; ++p) {
+      if (p >= count) break;
+      if (valid == kBlock)
+        std::memcpy(out + p * channels, whole + p * kBlock, kBlock);
+      else
+        copy_few<kBlock>(out + p * channels, whole + p * kBlock, valid);
+    }
   }
 }
 
@@ -178,8 +186,8 @@ inline __attribute__((always_inline)) void put(const typename Vec::Acc (&sums)[4
 template <class Vec, int Parts, int Height, int Width, int Stride>
 void row_of(const Block<Vec>& by) {
   constexpr int kBlock = Vec::kWidth / Parts, kQuads = (Height + 3) / 4;
-  // Output pixels that are in the making at once, and the columns that each step adds.
-  constexpr int kAlive = Parts == 1 ? (Width + Stride - 1) / Stride : 1, kNew = Parts == 1 ? std::min(Width, Stride) : Width;
+  // Columns from one vector of output pixels to the next, vectors that are in the making at once, columns that each step adds.
+  constexpr int kStep = Parts * Stride, kAlive = (Width + kStep - 1) / kStep, kNew = std::min(Width, kStep);
   const typename Vec::Rounding rounding = by.rounding;
   const uint8_t* rows[Height];
   for (int r = 0; r < Height; ++r) rows[r] = by.rows[r];
@@ -198,13 +206,13 @@ void row_of(const Block<Vec>& by) {
   const auto add = [&](auto column, auto first) __attribute__((always_inline)) {
     OCTET_UNROLL
     for (int q = 0; q < kQuads; ++q) {
-      const Lanes<Vec, Parts> lanes(rows + 4 * q, Height - 4 * q, x + column * kBlock, Stride * kBlock);
+      const Lanes<Vec, Parts, Stride> lanes(rows + 4 * q, Height - 4 * q, x + column * kBlock, Stride * kBlock);
       OCTET_UNROLL
       for (int b = 0; b < 4; ++b) {
         const auto dots = Vec::dots(lanes.of[b]);
         OCTET_UNROLL
         for (int later = 0; later < kAlive; ++later) {
-          const int tap = column - later * Stride;
+          const int tap = column - later * kStep;
           typename Vec::Acc& sum = sums[(first + later) % kAlive][b];
           if (tap >= 0 && tap < Width) sum = Vec::dot(sum, dots, weight((q * Width + tap) * 4 + b));
         }
@@ -224,7 +232,7 @@ void row_of(const Block<Vec>& by) {
     each<kNew>([&](auto i) __attribute__((always_inline)) { add(constant<Width - kNew + i>, first); });
     put<Vec, Parts>(sums[first], multiplier, rounding, out, channels, valid, left);
     begin(first);
-    x += Parts * Stride * kBlock, out += Parts * channels, left -= Parts;
+    x += kStep * kBlock, out += Parts * channels, left -= Parts;
   };
   each<kAlive>(begin);
   each<Width - kNew>([&](auto column) __attribute__((always_inline)) { add(column, constant<0>); });
@@ -246,7 +254,7 @@ void row_any(const Block<Vec>& by) {
     for (int64_t r = 0; r < by.height; r += 4)
       for (int64_t column = 0; column < by.width; ++column) {
         const int64_t at = (pixel * by.stride + column) * kBlock;
-        const Lanes<Vec, Parts> lanes(by.rows + r, by.height - r, at, by.stride * kBlock);
+        const Lanes<Vec, Parts, 0> lanes(by.rows + r, by.height - r, at, by.stride * kBlock);
         for (int b = 0; b < 4; ++b, w += Vec::kDotBytes) sums[b] = Vec::dot(sums[b], Vec::dots(lanes.of[b]), Vec::weight(w));
       }
     put<Vec, Parts>(sums, by.multiplier, by.rounding, out, by.channels, by.valid, by.pixels - pixel);

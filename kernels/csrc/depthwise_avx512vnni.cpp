@@ -24,10 +24,18 @@ struct Vec64 {
   static Acc high8(Acc a, Acc b) { return _mm512_unpackhi_epi8(a, b); }
   static Acc low16(Acc a, Acc b) { return _mm512_unpacklo_epi16(a, b); }
   static Acc high16(Acc a, Acc b) { return _mm512_unpackhi_epi16(a, b); }
-  static void finish(const Acc (&sums)[4], const float* multiplier, const Rounding& rounding, uint8_t* out) {
+  static Acc finish(const Acc (&sums)[4], const float* multiplier, const Rounding& rounding) {
     const auto q = [&](int b) { return rounding.small(sums[b], multiplier + 16 * b); };
     const Acc first = _mm512_packs_epi32(q(0), q(1)), second = _mm512_packs_epi32(q(2), q(3));
-    _mm512_storeu_si512(out, rounding.bytes(first, second));
+    return rounding.bytes(first, second);
+  }
+  // The first `valid` bytes of part P.
+  template <int Parts, int P>
+  static void store_part(uint8_t* out, Acc bytes, int64_t valid) {
+    const uint64_t mask = valid == kWidth ? ~0ull : (1ull << valid) - 1;
+    if constexpr (Parts == 1) _mm512_mask_storeu_epi8(out, mask, bytes);
+    if constexpr (Parts == 2) _mm256_mask_storeu_epi8(out, static_cast<__mmask32>(mask), _mm512_extracti64x4_epi64(bytes, P));
+    if constexpr (Parts == 4) _mm_mask_storeu_epi8(out, static_cast<__mmask16>(mask), _mm512_extracti32x4_epi32(bytes, P));
   }
 };
 

@@ -25,11 +25,12 @@ struct Vec32 {
   static Acc high8(Acc a, Acc b) { return _mm256_unpackhi_epi8(a, b); }
   static Acc low16(Acc a, Acc b) { return _mm256_unpacklo_epi16(a, b); }
   static Acc high16(Acc a, Acc b) { return _mm256_unpackhi_epi16(a, b); }
-  static void finish(const Acc (&sums)[4], const float* multiplier, const Rounding& rounding, uint8_t* out) {
+  static Acc finish(const Acc (&sums)[4], const float* multiplier, const Rounding& rounding) {
     const auto q = [&](int b) { return rounding.small(sums[b], multiplier + 8 * b); };
     const Acc first = _mm256_packs_epi32(q(0), q(1)), second = _mm256_packs_epi32(q(2), q(3));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounding.bytes(first, second));
+    return rounding.bytes(first, second);
   }
+  static void store(uint8_t* out, Acc bytes) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes); }
 };
 
 // Four products at once, exact: the bytes of a lane are the taps.
