@@ -252,7 +252,8 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
         if not step.integer or OPERATORS[step.op].anchor:
             continue
         readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
-        if not any(reader.integer for reader in readers):
+        # A cell is an integer step, and yet reads its state as a float.
+        if not any(reader.integer and step.output in reader.inputs for reader in readers):
             demote(step, "what reads it is float")
     for step in steps:
         if step.op == "pass" and _part_of_float(step, graph, by_node):

@@ -326,7 +326,7 @@ def _chunk(move: Move) -> Symbol:
 
 def _getitem(move: Move) -> Made:
     place = move.get(1, "index")
-    symbol = move.planner.symbols.get(move.args[0].index)
+    symbol = move.planner.symbols.get(move.args[0].index) if isinstance(move.args[0], Ref) else None
     if symbol is not None:
         if symbol.kind != "parts" or not isinstance(place, int):
             raise Unplanned("this use of a tuple has no plan")

@@ -1,0 +1,60 @@
+"""Habits of real models, each cut down to the few lines that once kept the whole from being converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.convert import convert
+from quant.prepare import prepare
+from quant.report import summary
+
+
+def check(model: nn.Module, *args: Any) -> nn.Module:
+    """The int8 model, near the float one."""
+    prepared = prepare(model.eval(), args)
+    with torch.no_grad():
+        expected = prepared(*args)
+        converted = convert(prepared)
+        assert (converted(*args) - expected).norm() < 0.05 * expected.norm()
+    return converted
+
+
+class Decoder(nn.Module):
+    """A cell's first state comes through an activation, as a sequence-to-sequence decoder's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bridge, self.cell, self.out = nn.Linear(8, 16), nn.GRUCell(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.tanh(self.bridge(x))
+        for _ in range(3):
+            state = self.cell(x, state)
+        return self.out(state)
+
+
+def test_an_activation_that_only_a_cells_state_reads() -> None:
+    report = summary(check(Decoder(), torch.randn(4, 8)))
+    assert {entry.outcome for entry in report if entry.bytes_before} == {"int8"}
+
+
+class BiasTable(nn.Module):
+    """Adds rows of a parameter chosen by an index, as Swin's relative positions."""
+
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.table = nn.Parameter(torch.randn(5, 8))
+        self.register_buffer("index", torch.tensor([0, 3, 3, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) + self.table[self.index])
+
+
+def test_rows_of_a_parameter() -> None:
+    check(BiasTable(), torch.randn(4, 8))
