@@ -54,6 +54,7 @@ class Calibration:
     warnings: tuple[str, ...]
 
 
+@torch.inference_mode(False)
 def run(
     prepared: nn.Module,
     batches: Iterable[Any],

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quant import dynamic
@@ -56,6 +57,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     write(Path(path), _state(model, static), manifest)
 
 
+@torch.inference_mode(False)
 def load(
     path: str | os.PathLike[str], *, model: nn.Module, example_inputs: Any = None, backend: str | None = None
 ) -> nn.Module:

@@ -43,6 +43,7 @@ class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
 
 
+@torch.inference_mode(False)
 def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
 

@@ -82,6 +82,7 @@ class _Plan:
         return f"layer {self.names[0] or '(root)'!r} ({type(self.module).__name__})"
 
 
+@torch.inference_mode(False)
 def quantize_dynamic(
     model: nn.Module, recipe: Recipe | None = None, backend: str | None = None, inplace: bool = False
 ) -> nn.Module:

@@ -88,6 +88,7 @@ class Pair:
 
 
 @torch.no_grad()
+@torch.inference_mode(False)
 def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
 

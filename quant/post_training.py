@@ -18,6 +18,7 @@ from quant.prepare import prepare
 from quant.recipe import Recipe
 
 
+@torch.inference_mode(False)
 def quantize_static(
     model: nn.Module,
     batches: Iterable[Any],

@@ -47,6 +47,7 @@ class Prepared:
     example: Any
 
 
+@torch.inference_mode(False)
 def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None) -> nn.Module:
     """A copy of `model` with observers, to be calibrated by calling it and then converted.
 

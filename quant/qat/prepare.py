@@ -23,6 +23,7 @@ from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded, output_first
 
 
+@torch.inference_mode(False)
 def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | None = None) -> nn.Module:
     """A copy of `model` with fake quantisation, to be trained as any module and then converted.
 

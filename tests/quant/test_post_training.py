@@ -85,3 +85,21 @@ def test_the_float_model_is_left_as_it_was(net: nn.Module, images: list[Tensor])
     quant.quantize_static(net, images, progress=False)
     assert type(net.conv) is nn.Conv2d
     assert torch.equal(net(images[0]), before)
+
+
+VERBS: dict[str, Any] = {
+    "dynamic": lambda net, images: quant.quantize_dynamic(net),
+    "static": lambda net, images: quant.quantize_static(net, images, progress=False),
+    "in steps": in_steps,
+    "training": lambda net, images: quant.prepare_qat(net, images[0]),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.filterwarnings("ignore::quant.calibrate.CalibrationWarning")
+def test_a_model_made_in_inference_mode_is_an_ordinary_one(net: nn.Module, images: list[Tensor], verb: Any) -> None:
+    with torch.inference_mode():
+        made = verb(net, [x.clone() for x in images])
+        made.train()(images[0])
+    assert not any(tensor.is_inference() for tensor in made.state_dict().values())
+    made(images[0].requires_grad_())  # autograd keeps for later what it may not keep of an inference tensor
