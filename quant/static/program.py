@@ -298,9 +298,11 @@ class ProgramRunner(nn.Module):
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
         try:
-            return self._integers(instruction, args, registers, table)
+            found = self._integers(instruction, args, registers, table)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer '{instruction.step}': {error}") from error
+        # A kernel may put channels last, where the user's view() would find no view of the float.
+        return found.contiguous() if instruction.out % 2 == 0 and isinstance(found, Tensor) else found
 
     def _run_native(self, native: Region, node: Node, out: int, registers: dict[int, Any]) -> Any:
         try:

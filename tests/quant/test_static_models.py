@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.compare import compare
 from quant.convert import convert
+from quant.parity import parity
 from quant.prepare import prepare
 from quant.report import summary
 
@@ -58,3 +60,25 @@ class BiasTable(nn.Module):
 
 def test_rows_of_a_parameter() -> None:
     check(BiasTable(), torch.randn(4, 8))
+
+
+class ConvThenRows(nn.Module):
+    """Views a convolution's output as rows, for a recurrent layer in float: speech models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Hardtanh(0, 20))
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.head(torch.cumsum(x.view(x.shape[0], -1, x.shape[3]).transpose(1, 2), dim=1))
+
+
+def test_a_view_of_a_convolutions_output_step_by_step() -> None:
+    model, x = ConvThenRows().eval(), torch.randn(2, 1, 8, 6)
+    q = check(model, x)
+    prepared = prepare(model, x)
+    prepared(x)
+    assert parity(prepared, convert(prepared), [x]).holds
+    assert len(compare(model, q, [x]).steps) > 1
