@@ -210,15 +210,18 @@ def test_parity_of_views_of_what_was_made_contiguous() -> None:
     assert {step.name for step in found} >= {"conv", "fc"}
 
 
+class Branches(nn.Module):
+    """A branch on values, which no graph shows, around two layers that one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.body = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.fc(x)) if x.abs().sum() > 0 else x
+
+
 def test_parity_of_islands() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.body = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(self.fc(x)) if x.abs().sum() > 0 else x
-
     torch.manual_seed(0)
     model, x = Branches().eval(), torch.randn(16, 8)
     prepared = prepare(model, x, RECIPE)
@@ -229,14 +232,6 @@ def test_parity_of_islands() -> None:
 
 
 def test_layers_of_islands_are_compared_too() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.body = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.body(self.fc(x)) if x.abs().sum() > 0 else x
-
     torch.manual_seed(0)
     model, x = Branches().eval(), torch.randn(16, 8)
     found = compare(model, converted(model, x), [x])

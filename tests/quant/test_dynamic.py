@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,15 +18,7 @@ from quant import NothingQuantized, QConfig, Recipe, RecipeError, quantize_dynam
 from quant.dynamic import SUPPORTED
 from quant.nn import QuantModule
 
-
-@pytest.fixture(autouse=True)
-def _seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 
 ROOTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "Linear": (lambda: nn.Linear(6, 5), (torch.ones(2, 6),)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,26 +13,8 @@ from torch import Tensor, nn
 
 from quant import QConfig, Recipe, quantize_dynamic
 
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def _seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(params=list(dispatch.available()))
-def backend(request: pytest.FixtureRequest) -> str:
-    """The name of each backend that can be used here; the skip of another says why it cannot."""
-    name: str = request.param
-    reason = dispatch.available()[name]
-    if reason:
-        pytest.skip(f"{name}: {reason}")
-    return name
 
 
 def int8(module: nn.Module, backend: str | None = None, bits: int = 8) -> nn.Module:

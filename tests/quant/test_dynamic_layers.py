@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from quant.kernels import dispatch, ops
+from quant.kernels import ops
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -17,6 +17,7 @@ from quant import QConfig, Recipe, quantize_dynamic, summary
 from quant.nn import Linear
 
 pytestmark = [
+    pytest.mark.usefixtures("seeded_on_one_thread"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype"),
 ]
@@ -24,16 +25,6 @@ pytestmark = [
 BOUND = 0.03
 """Relative error of one layer. Rounding is uniform noise of a twelfth of a squared step: a row of 4 sigma in 255 steps
 brings 0.009, uniform weights in 254 steps 0.004, together 0.010; a factor of three for recurrence and short rows."""
-
-
-@pytest.fixture(params=list(dispatch.available()))
-def backend(request: pytest.FixtureRequest) -> str:
-    """The name of each backend that can be used here; the skip of another says why it cannot."""
-    name: str = request.param
-    reason = dispatch.available()[name]
-    if reason:
-        pytest.skip(f"{name}: {reason}")
-    return name
 
 
 def tensors(output: Any) -> list[Tensor]:
@@ -69,15 +60,6 @@ def both(module: nn.Module, *arguments: Any, bound: float = BOUND, backend: str 
 
 def seeded(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(autouse=True)
-def _seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these tensors are too small to share
-    yield
-    torch.set_num_threads(threads)
 
 
 # --- Linear ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import io
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,20 +21,12 @@ from quant.nn import QuantModule
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
 
 pytestmark = [
+    pytest.mark.usefixtures("seeded_on_one_thread"),
     # torch's own, of what is asked for here and of what its compiler uses.
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\..*. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
 ]
 SLOW = pytest.mark.skipif(FAST, reason="OCTET_FAST_TESTS=1: graph capture takes minutes under emulation")
-
-
-@pytest.fixture(autouse=True)
-def _seed_and_one_thread() -> Iterator[None]:
-    torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class First(nn.Module):

@@ -18,15 +18,9 @@ from quant.recipe import QConfig
 from quant.static.rnn import StaticRecurrent
 from quant.static.runner import rounding
 
+from .recurrent_kinds import KINDS, every_kind
+
 RECIPE = quant.Recipe(default=QConfig(activation_observer="minmax"))
-KINDS: dict[str, Callable[..., nn.RNNBase]] = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
-    "projected": lambda *sizes, **options: nn.LSTM(*sizes, proj_size=6, **options),
-}
-every_kind = pytest.mark.parametrize("kind", list(KINDS))
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 

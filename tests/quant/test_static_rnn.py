@@ -23,14 +23,9 @@ from quant.static.recurrent import observe, range_names, run_float
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners, simulating
 
+from .recurrent_kinds import KINDS, every_kind
+
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
-KINDS: dict[str, Callable[..., nn.RNNBase]] = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "tanh": nn.RNN,
-    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
-    "projected": lambda *sizes, **options: nn.LSTM(*sizes, proj_size=6, **options),
-}
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "two-ways": {"bidirectional": True, "batch_first": True},
@@ -77,7 +72,7 @@ def made(model: nn.Module, *args: Any, recipe: Recipe = RECIPE, **kwargs: Any) -
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("kind", list(KINDS))
+@every_kind
 def test_integers_stay_between_layers_and_equal_their_simulation(kind: str, form: str) -> None:
     model, x = Net(kind, **FORMS[form]).eval(), torch.randn(8, 3, 7)
     prepared, converted = made(model, x)
@@ -95,7 +90,7 @@ def test_integers_stay_between_layers_and_equal_their_simulation(kind: str, form
     assert isinstance(converted.rnn, StaticRecurrent)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@every_kind
 def test_a_layer_alone_in_every_form_of_call(kind: str) -> None:
     torch.manual_seed(1)
     layer = KINDS[kind](6, 8, num_layers=2, bidirectional=True).eval()
@@ -118,7 +113,7 @@ def test_a_layer_alone_in_every_form_of_call(kind: str) -> None:
             assert error(layer(packed, state), converted(packed, state)) < 0.05
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@every_kind
 def test_a_sequence_in_two_calls_is_the_sequence(kind: str) -> None:
     torch.manual_seed(2)
     layer, x = KINDS[kind](6, 8, num_layers=2).eval(), torch.randn(10, 2, 6)
@@ -131,7 +126,7 @@ def test_a_sequence_in_two_calls_is_the_sequence(kind: str) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("kind", list(KINDS))
+@every_kind
 def test_observers_see_the_states_that_the_loop_has(kind: str, packed: bool) -> None:
     torch.manual_seed(3)
     layer, x = KINDS[kind](6, 8, num_layers=3, bidirectional=True).eval(), torch.randn(7, 3, 6)
@@ -230,7 +225,7 @@ def test_weights_and_sizes_read_as_the_users() -> None:
         _ = rnn.weight_ih_l2
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@every_kind
 def test_copies_pickles_and_files_give_the_same_numbers(kind: str, tmp_path: Path) -> None:
     model, x = Net(kind, num_layers=2).eval(), torch.randn(6, 2, 7)
     converted = made(model, x)[1]
