@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The arguments: those of `quant.calibrate.command`, and what the recipe is made of."""
-    from quant.calibrate.command import add_arguments
+    """The arguments of `quant calibrate`."""
+    help = "run data through a model for its ranges, and make it int8 with them"
+    add_arguments(verbs.add_parser("calibrate", help=help))
 
-    parser = verbs.add_parser("calibrate", help="run data through a model for its ranges, and make it int8 with them")
-    add_arguments(parser)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `quant.calibrate.command`, and what the recipe is made of."""
+    from quant.calibrate import command
+
+    command.add_arguments(parser)
     parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
     parser.add_argument(
         "--keep-float",

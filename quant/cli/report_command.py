@@ -7,7 +7,7 @@ import itertools
 import json
 from pathlib import Path
 
-from quant.cli.calibrate_command import check_backend, try_once
+from quant.cli.calibrate_command import add_arguments, check_backend, try_once
 from quant.cli.errors import UserError
 
 COMPARED = 4
@@ -16,19 +16,9 @@ COMPARED = 4
 
 def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The arguments: those of `quant calibrate`, and a few."""
-    from quant.calibrate.command import add_arguments
-
     parser = verbs.add_parser("report", help="calibrate, compare int8 with float, write one HTML page about it")
     add_arguments(parser)
     parser.set_defaults(out="report.html")
-    parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
-    parser.add_argument(
-        "--keep-float",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="leave the modules of this name float; shell wildcards; may be given several times",
-    )
     parser.add_argument(
         "--compare",
         type=int,
