@@ -1,4 +1,4 @@
-"""What is patched while a model is traced: `nn.Module.__call__`, the reading of parameters and torch's factories.
+"""What is patched while a model is traced: `nn.Module.__call__`, the reading of parameters, some functions of torch.
 
 Nothing else is, and all of it is put back, whatever the user's forward raises. Python has one of each for all threads:
 other threads' calls go to the original, and a second thread that traces waits for the first.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quant.static.traced import FACTORIES
+from quant.static.traced import PATCHED
 from quant.static.traced_calls import traced_leaves
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _tracing = threading.RLock()
 
 @contextlib.contextmanager
 def patched(tracer: Tracer) -> Iterator[None]:
-    """Let the tracer see this thread's calls of modules, reads of parameters, and tensors made from sizes."""
+    """Let the tracer see this thread's calls of modules, reads of parameters, and what `PATCHED` names."""
     with _tracing:
         yield from _patch(tracer, threading.get_ident())
 
@@ -46,7 +46,7 @@ def _patch(tracer: Tracer, thread: int) -> Iterator[None]:
             return tracer.attribute(value)
         return value
 
-    def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:
             if traced_leaves((args, kwargs)):
                 return tracer.record("function", original, args, kwargs)
@@ -56,12 +56,12 @@ def _patch(tracer: Tracer, thread: int) -> Iterator[None]:
 
     nn.Module.__call__ = traced_call  # type: ignore[method-assign]
     nn.Module.__getattr__ = traced_getattr  # type: ignore[method-assign]
-    for name, original in FACTORIES.items():
-        setattr(torch, name, factory(original))
+    for name, original in PATCHED.items():
+        setattr(torch, name, seen(original))
     try:
         yield
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__getattr__ = getter  # type: ignore[method-assign]
-        for name, original in FACTORIES.items():
+        for name, original in PATCHED.items():
             setattr(torch, name, original)

@@ -154,5 +154,9 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs", "invert")
     setattr(Traced, f"__{_name}__", _operation(getattr(operator, f"__{_name}__")))
 
 _FACTORIES = ("zeros", "ones", "empty", "full", "arange", "rand", "randn", "eye", "linspace", "tensor", "as_tensor")
-FACTORIES = {name: getattr(torch, name) for name in _FACTORIES}
-"""Functions of torch that take sizes and no tensor, so that only a patch sees them."""
+_TAKE_NUMBERS_FIRST = ("pow", "where", "float_power", "remainder", "xlogy", "isin", "result_type", "bitwise_and",
+                       "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")  # fmt: skip
+PATCHED = {name: getattr(torch, name) for name in (*_FACTORIES, *_TAKE_NUMBERS_FIRST)}
+"""Functions of torch that must not see a Traced: those that take sizes and no tensor, which would not tell us, and
+those that try a number in a tensor's place. Torch's C++ asks whether that is a Tensor, is told yes (`__class__`), and
+reads memory that is none."""
