@@ -93,7 +93,8 @@ class Caller:
             return self._of_sequence(batch)
         if batch is None or isinstance(batch, (str, bytes, int, float)) or type(batch).__module__ == "numpy":
             raise TypeError(
-                f"it is a {type(batch).__name__}, expected a tensor, a tuple or a dict (torch.as_tensor makes a tensor)"
+                f"the batch is a {type(batch).__name__}, expected a tensor, a tuple or a dict (torch.as_tensor makes a "
+                "tensor)"
             )
         return (batch,), {}
 
@@ -101,7 +102,9 @@ class Caller:
         required = self.signature.required
         used = max(len(required), 1)
         if len(batch) < used:
-            raise ValueError(f"it has {len(batch)} elements, and the model's forward requires {', '.join(required)}")
+            raise ValueError(
+                f"the batch has {len(batch)} elements, and the model's forward requires {', '.join(required)}"
+            )
         spare = self.signature.optional[max(1 - len(required), 0) :]
         if len(batch) > used and (spare or self.signature.more):
             self._doubt(
@@ -124,6 +127,16 @@ class Caller:
     def _doubt(self, text: str) -> None:
         if text not in self.doubts:
             self.doubts.append(text)
+
+
+def check_batches(batches: object, who: str) -> None:
+    """Raise TypeError for what is no iterable of batches: a single batch, a path, None."""
+    is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    if isinstance(batches, (Tensor, Mapping, str)) or not is_iterable:
+        raise TypeError(
+            f"{who}: batches is a {type(batches).__name__}, expected an iterable of batches, as a DataLoader is; put a "
+            "single batch in a list"
+        )
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from quant.calibrate import checkpoint as checkpoints
 from quant.calibrate import distributed
-from quant.calibrate.batches import Caller, count_samples, describe, fingerprint
+from quant.calibrate.batches import Caller, check_batches, count_samples, describe, fingerprint
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
 from quant.calibrate.report import unseen
 from quant.observers import Observer
@@ -163,8 +163,9 @@ class _Run:
                     self._data.update(fingerprint(batch))
                 self.forward(self.prepared, batch)
         except Exception as error:
+            doubts = "; ".join(["", *self.forward.doubts()]) if isinstance(self.forward, _ByRule) else ""
             raise CalibrationError(
-                f"calibrate.run: batch {index}, {describe(batch)}: {type(error).__name__}: {error}"
+                f"calibrate.run: batch {index}, {describe(batch)}: {type(error).__name__}: {error}{doubts}"
             ) from error
         self.samples += count_samples(batch)
         self.batches += 1
@@ -304,12 +305,7 @@ def _check(prepared: nn.Module, batches: object, limit: int | None) -> None:
             f"calibrate.run: {type(prepared).__name__} has no observers; quant.prepare(model, example_inputs) puts "
             "them in"
         )
-    is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
-    if isinstance(batches, (Tensor, Mapping, str)) or not is_iterable:
-        raise TypeError(
-            f"calibrate.run: batches is a {type(batches).__name__}, expected an iterable of batches, as a DataLoader "
-            "is; put a single batch in a list"
-        )
+    check_batches(batches, "calibrate.run")
     if limit is not None and limit < 1:
         raise ValueError(f"calibrate.run: limit is {limit}, expected at least 1 batch, or None")
 

@@ -74,6 +74,10 @@ def load(
         ArtefactError: the file is truncated, altered, foreign or newer, or does not fit `model`.
         OSError: the file cannot be read.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
+        )
     manifest, tensors = read(Path(path))
     tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
     try:

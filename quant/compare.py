@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.calibrate.batches import Caller
+from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
 from quant.names import full_name
@@ -107,7 +107,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     units = units_of(converted)
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
-    refuse_single(batches, "quant.compare")
+    check_batches(batches, "quant.compare")
     settings = _settings(converted)
     sums: Sums = {}
     caller = Caller(model)
@@ -128,14 +128,6 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums))
-
-
-def refuse_single(batches: object, who: str) -> None:
-    """Raise TypeError for a batch that was given in place of batches."""
-    if isinstance(batches, (Tensor, dict, str)):
-        raise TypeError(
-            f"{who}: batches is a {type(batches).__name__}, expected an iterable of batches; put it in a list"
-        )
 
 
 @dataclass(frozen=True)

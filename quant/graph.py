@@ -243,11 +243,17 @@ def _same(expected: Any, given: Any) -> bool:
 
 
 def _mismatch(where: str, expected: str, given: Any) -> CaptureMismatch:
-    what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
     return CaptureMismatch(
-        f"{where}: expected {expected}, as in example_inputs, got {what}; prepare the model with example_inputs like "
-        "this call"
+        f"{where}: expected {expected}, as in example_inputs, got {said(given)}; prepare the model with example_inputs "
+        "like this call"
     )
+
+
+def said(value: Any) -> str:
+    """A value as errors call it: in full only where it is short."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
 
 
 def attribute(root: nn.Module, path: str) -> Any:

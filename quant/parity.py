@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.calibrate.batches import Caller
-from quant.compare import calls_of, refuse_single
+from quant.calibrate.batches import Caller, check_batches
+from quant.compare import calls_of
 from quant.fuse import Step, is_recurrent
 from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
@@ -138,7 +138,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     found = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
     if not found:
         raise ValueError("quant.parity: expected a model from quant.prepare and what quant.convert made of it")
-    refuse_single(batches, "quant.parity")
+    check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
     with torch.no_grad(), calls_of(converted, found) as calls:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quant.calibrate import DataError, run
-from quant.calibrate.batches import Arguments, Caller
+from quant.calibrate.batches import Arguments, Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.convert import convert
 from quant.prepare import prepare
@@ -48,6 +48,7 @@ def quantize_static(
         NothingQuantized, RecipeError: as `prepare`.
         NotCalibrated: the batches never reach some layer that is to be quantised; all are listed.
     """
+    check_batches(batches, "quant.quantize_static")
     if example_inputs is None:
         example_inputs, batches = _example(model, batches, forward)
     prepared = prepare(model, example_inputs, recipe)

@@ -65,6 +65,26 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
     return planned(model, example_inputs, recipe or Recipe(), _install_watching, "quant.prepare")
 
 
+def _check_model(model: nn.Module, verb: str) -> None:
+    """Refuse what has no float forward to capture."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+        raise TypeError(
+            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
+            "compile the result"
+        )
+    if runners(model):
+        raise ValueError(f"{verb}: the model is prepared already; prepare the float model it came from")
+    if any(RESERVED + "_description" in vars(module) for module in model.modules()):
+        raise ValueError(f"{verb}: the model is int8 already; start from the float model it came from")
+    meta = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if meta:
+        raise ValueError(
+            f"{verb}: {', '.join(meta[:4])} are on the meta device, without values; load the weights first"
+        )
+
+
 def planned(
     model: nn.Module,
     example_inputs: Any,
@@ -78,10 +98,11 @@ def planned(
         install: puts a runner of the plan into a captured module.
         verb: how errors call what the user called.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
-    if runners(model):
-        raise ValueError(f"{verb}: the model is prepared already; prepare the float model it came from")
+    _check_model(model, verb)
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
+        )
     taken = [name for name, module in model.named_modules() if hasattr(module, RESERVED)]
     if taken:
         raise ValueError(

@@ -97,8 +97,10 @@ class Call:
         if not isinstance(found, Ref):
             raise StaysFloat(f"{name} is no activation")
         meta = self.graph.nodes[found.index].meta
-        if meta is None or meta.dtype != torch.float32:
-            raise StaysFloat(f"its input is {'no tensor' if meta is None else meta.dtype}")
+        if meta is None:
+            raise StaysFloat("its input is no tensor")
+        if meta.dtype != torch.float32:
+            raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
         return found.index
 
     def rank(self, index: int) -> int:

@@ -23,6 +23,7 @@ from quant.graph import (
     evaluate,
     map_leaves,
     match_arguments,
+    said,
 )
 from quant.kernels import QParams
 from quant.static.arguments import bind
@@ -155,7 +156,7 @@ def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: d
         if not isinstance(value, Tensor):
             raise CaptureMismatch(
                 f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
-                f"{value!r} now; prepare the model with example_inputs like this call"
+                f"{said(value)} now; prepare the model with example_inputs like this call"
             )
         values[index] = value
 

@@ -102,7 +102,7 @@ def test_too_few_elements_say_what_forward_requires() -> None:
 
 @pytest.mark.parametrize("batch", [None, "photos/", 3, np.zeros(3)], ids=["None", "a string", "a number", "numpy"])
 def test_what_is_no_batch_is_refused(batch: Any) -> None:
-    with pytest.raises(TypeError, match=f"it is a {type(batch).__name__}, expected a tensor"):
+    with pytest.raises(TypeError, match=f"the batch is a {type(batch).__name__}, expected a tensor"):
         Caller(One()).arguments(batch)
 
 

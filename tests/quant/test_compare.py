@@ -245,7 +245,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
         compare(model, model, [x])
     with pytest.raises(ValueError, match="no batch came"):
         compare(model, converted(model, x), [])
-    with pytest.raises(TypeError, match="put it in a list"):
+    with pytest.raises(TypeError, match="put a single batch in a list"):
         compare(model, converted(model, x), x)
     with pytest.raises(ValueError, match=r"expected a model from quant\.prepare"):
         parity(model, model, [x])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from quant.calibrate import CalibrationError
+from torch import Tensor, nn
 
 import quant
+from quant.graph import CaptureMismatch
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +65,80 @@ def test_a_batch_norm_is_not_folded_into_a_layer_that_is_called_elsewhere() -> N
     with torch.no_grad():
         expected, got = model(x), quant.quantize_static(model, [x], progress=False)(x)
     assert float((got - expected).norm() / expected.norm()) < 0.03
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+
+
+X = torch.ones(2, 4)
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "int8 again": (
+        lambda: quant.prepare(quant.quantize_static(linear(), [X], progress=False), X),
+        ValueError,
+        "the model is int8 already; start from the float model",
+    ),
+    "scripted": (
+        lambda: quant.prepare(torch.jit.trace(linear(), X), X),
+        TypeError,
+        "is compiled .*quantise the module",
+    ),
+    "compiled": (lambda: quant.prepare(torch.compile(linear()), X), TypeError, "is compiled .*compile the result"),
+    "meta": (lambda: quant.prepare(linear().to("meta"), X), ValueError, "0.weight, 0.bias are on the meta device"),
+    "half": (
+        lambda: quant.prepare(linear().half(), X.half()),
+        quant.NothingQuantized,
+        "its input is torch.float16, expected torch.float32",
+    ),
+    "a dict for a recipe": (
+        lambda: quant.prepare(linear(), X, {"0": None}),  # type: ignore[arg-type]
+        TypeError,
+        "expected a quant.Recipe, got dict; quant.Recipe",
+    ),
+    "one batch": (
+        lambda: quant.quantize_static(linear(), X, progress=False),
+        TypeError,
+        "quant.quantize_static: batches is a Tensor, expected an iterable of batches",
+    ),
+    "arrays": (
+        lambda: quant.quantize_static(linear(), [np.ones((2, 4))], progress=False),
+        TypeError,
+        "the batch is a ndarray, expected a tensor",
+    ),
+    "load into a class": (
+        lambda: quant.load("any", model=nn.Linear),  # type: ignore[arg-type]
+        TypeError,
+        "model is a type, expected the float nn.Module",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("call", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_quantised_is_said_with_the_way_out(
+    call: Callable[[], Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def test_an_array_for_a_tensor_is_named_and_not_printed(converted: nn.Module) -> None:
+    with pytest.raises(CaptureMismatch, match="'input' was a tensor in example_inputs and is a ndarray now"):
+        converted(np.ones((1, 3, 8, 8)))
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return self.layer(x if shift is None else x + shift)
+
+
+def test_a_batch_that_was_cut_like_a_labelled_one_is_an_error_that_says_so() -> None:
+    prepared = quant.prepare(Shifted().eval(), (X, X))
+    with pytest.raises(
+        CalibrationError, match=r"the rest is taken for labels .* meant for shift, give dicts or forward="
+    ):
+        quant.calibrate.run(prepared, [(X, X)], progress=False)
