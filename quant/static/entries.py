@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
+from quant.graph import Attr, Node
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import QuantModule
@@ -25,6 +26,20 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, backend: str | Non
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
     return f"int{bits}", detail + substitute(backend)
+
+
+def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
+    """Put the entry of a weighted step, that `node` begins, to its module, or to the one that calls a function."""
+    if node.kind == "module":
+        entries[full_name(path, node.target)] = entry
+        return
+    name = full_name(path, node.owner)
+    outcome, detail = entry
+    entries[name] = (outcome, f"{entries[name][1]}; {detail}" if name in entries else detail)
+    weight = step.attrs["weight"]
+    holder = weight.path.rpartition(".")[0] if isinstance(weight, Attr) else node.owner
+    if holder != node.owner:
+        entries[full_name(path, holder)] = (outcome, f"its weight is a part of {node.owner or '(root)'}")
 
 
 def recurrent_entry(step: Step, plan: Plan, ranges: dict[str, QParams]) -> tuple[str, str]:
@@ -70,7 +85,8 @@ def _beside_integers(plan: Plan) -> set[int]:
         for maker in (makers[ref] for ref in refs):
             if step.op == FLOAT and maker.integer and not _takes_state(step, maker, plan):
                 found.add(step.output)
-            if step.integer and maker.op == FLOAT:
+            # Not what a weight is computed from.
+            if step.integer and maker.op == FLOAT and maker.output in step.inputs:
                 found.add(maker.output)
     return found
 

@@ -10,7 +10,7 @@ from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
-from quant.static.entries import Entries, note_folded, recurrent_entry, weighted_entry
+from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
 from quant.static.recognise import OPERATORS
@@ -96,8 +96,7 @@ def int8_layers(
         sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
         if not key:
             layer.own = sites[step.output].index
-        module = key if node.kind == "module" else node.owner
-        entries[full_name(path, module)] = weighted_entry(step, x, y, backend)
+        note_weighted(step, node, entries, path, weighted_entry(step, x, y, backend))
         note_folded(step, plan, entries, path)
     return layers, sites
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 COMPOSITE = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
@@ -59,12 +61,20 @@ def is_dynamic(module: nn.Module) -> bool:
     return base_layer(module) in DYNAMIC and not is_registered(module)
 
 
+def is_attention(module: nn.Module) -> bool:
+    """Whether capture goes through the module as through the projections that it is made of (`attention.py`)."""
+    if base_layer(module) is not nn.MultiheadAttention or is_registered(module):
+        return False
+    known: Any = module
+    return known.bias_k is None and not known.add_zero_attn and "parametrizations" not in known._modules
+
+
 def is_leaf(module: nn.Module) -> bool:
     """Whether capture takes a call of the module as one node."""
     if is_registered(module):
         return True
     base = base_layer(module)
-    if base is None or issubclass(base, COMPOSITE) or base is nn.Module:
+    if base is None or issubclass(base, COMPOSITE) or base is nn.Module or is_attention(module):
         return False
     if "parametrizations" in module._modules:
         return False

@@ -120,6 +120,8 @@ class _Text:
 
     def _module(self, call: ModuleCall, module: Any) -> str:
         """The line that does what a float module does."""
+        if call.line is not None:
+            return str(call.line)
         x = Register(call.source)
         if call.op == "same":
             return str(Line(call.out, "same", {"x": x}))
@@ -365,7 +367,7 @@ def _tensors(planned: list[Line] | Instruction | ModuleCall | Symbol) -> list[in
     if isinstance(planned, Symbol):
         return []
     if isinstance(planned, ModuleCall):
-        return [planned.source]
+        return [planned.source] if planned.line is None else _tensors([planned.line])
     if isinstance(planned, Instruction):
         return [planned.args[0].index]
     found: list[int] = []

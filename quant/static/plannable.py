@@ -136,7 +136,10 @@ class Planner:
         if isinstance(done, Symbol):
             self.symbols[instruction.out] = done
             return done
-        return _chain(instruction.out, done)
+        lines = _chain(instruction.out, done)
+        if kwargs.get("dropout"):
+            return ModuleCall(instruction.out, args[0].index, node.owner, "attention", lines[0])
+        return lines
 
     def shape(self, register: Register) -> tuple[int, ...]:
         """Of a tensor, as captured."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from quant.graph import Graph, Ref, attribute
-from quant.kernels.reference_plan import Register
+from quant.graph import Graph, Node, Ref, attribute
+from quant.kernels.reference_plan import Line, Register
 from quant.static.traced_calls import writes_first_argument
 
 if TYPE_CHECKING:
@@ -35,16 +35,21 @@ class ModuleCall:
     Attributes:
         out, source: registers.
         path: of the module.
-        op: "layer_norm", or "same" for one that does nothing in eval mode.
+        op: "layer_norm"; "same" for one that does nothing in eval mode; "attention" for what a MultiheadAttention
+            computes between its projections, which drops weights in training mode.
+        line: of an attention, all of it.
     """
 
     out: int
     source: int
     path: str
     op: str
+    line: Line | None = None
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
+        if self.op == "attention":
+            return not module.training
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return False
         if self.op == "same":
@@ -62,12 +67,22 @@ MOVES = ("view", "reshape", "flatten", "Flatten", "permute", "transpose", "swapa
 
 def writes_in_place(graph: Graph, root: nn.Module) -> bool:
     """Whether some call of the graph writes to a value that another one may be a view of."""
+    users = graph.users()
     for node in graph.nodes:
         if node.kind in ("function", "method", "module"):
             module = attribute(root, node.target) if node.kind == "module" else None
-            if writes_first_argument(node.kind, node.target, node.kwargs, module):
+            writes = writes_first_argument(node.kind, node.target, node.kwargs, module)
+            if writes and not _fills_new(node, graph, users):
                 return True
     return False
+
+
+def _fills_new(node: Node, graph: Graph, users: dict[int, list[int]]) -> bool:
+    """Whether a call writes to what was made for it and nobody else reads, as torch fills masks."""
+    if not node.args or not isinstance(node.args[0], Ref):
+        return False
+    made = node.args[0].index
+    return users[made] == [node.index] and graph.nodes[made].target is torch.zeros_like
 
 
 def module_call(move: Move, out: int) -> ModuleCall:
@@ -116,7 +131,7 @@ def _attention(move: Move) -> Made:
 
 REALS: dict[str, Callable[[Move], Made]] = {
     "add": _add,
-    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("scaled_dot_product_attention", "attend"), _attention),
 }
 """Float calls by what the user called, besides modules and moves."""
 

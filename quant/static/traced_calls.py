@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from quant.graph import map_leaves
@@ -48,7 +49,7 @@ def is_shape_call(kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[st
     """Whether the result follows from shapes and numbers that do, so that a branch on it can be guarded."""
     if kind == "method" and target in SHAPE_METHODS:
         return True
-    if kind == "function" and target is getattr and args[1] == "shape":
+    if kind == "function" and (target is torch.is_floating_point or (target is getattr and args[1] == "shape")):
         return True
     inputs = traced_leaves((args, kwargs))
     return kind == "function" and all(leaf._static for leaf in inputs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, evaluate, map_leaves
 from quant.names import full_name
 from quant.static.arguments import Arguments, alike, bind, copied, unbind
+from quant.static.attention import forward_of
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
 from quant.static.patched import patched
@@ -75,7 +76,7 @@ class Tracer:
             if is_leaf(self.root):
                 output = self.record("module", "", call_args, call_kwargs)
             else:
-                output = type(self.root).forward(self.root, *call_args, **call_kwargs)
+                output = forward_of(self.root)(*call_args, **call_kwargs)
         self.found.called.add(self.path)
         graph = Graph(self.path, self.nodes, self.places(arguments), self.places(output), self.regions)
         return remove_dead(graph)
@@ -229,7 +230,7 @@ class Tracer:
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self.owners.append(name)
         try:
-            output = module.forward(*args, **kwargs)
+            output = forward_of(module)(*args, **kwargs)
             region = Region(name, start, len(self.nodes), arguments, self.places(output))
         except Exception as error:
             self.owners.pop()

@@ -261,10 +261,10 @@ def test_integer_inputs_and_layers_without_a_kernel() -> None:
     report = summary(converted)
     assert report["unused"].detail == "not called on the example inputs"
     assert report["lstm"].detail.startswith("static sequence, input [")
-    for name in ("embed", "attention"):
-        assert report[name].outcome == "int8"
-        assert report[name].detail.startswith("no static kernel, so dynamic: ")
-    assert report["fc"].outcome == "int8"
+    assert report["embed"].detail.startswith("no static kernel, so dynamic: ")
+    assert report["attention"].detail.count("static linear, input [") == 2
+    assert report["attention.out_proj"].detail == "its weight is a part of attention"
+    assert {report[name].outcome for name in ("embed", "attention", "attention.out_proj", "fc")} == {"int8"}
 
 
 def test_a_transformer_layer_is_seen_through() -> None:
