@@ -69,13 +69,19 @@ void bytes512(const uint8_t* x, int64_t ldx, const int8_t* w, int64_t steps, con
     });
   };
   int64_t s = 0;
-  while (s + kSets <= steps) {
+  const auto advance = [&]() OCTET_INLINE {
     each<kSets>([&](auto set) OCTET_INLINE {
       if constexpr (M > 1) __builtin_prefetch(ahead + (s + set) * 64, 0, 2);
       step(s + set, set);
     });
     s += kSets;
-  }
+  };
+  // Of a loop that may not run at all g++ copies every sum in every step, so that they lie in one place behind it.
+  if constexpr (kSets == 1)
+    do advance();
+    while (s < steps);
+  else
+    while (s + kSets <= steps) advance();
   if constexpr (kSets == 2) {
     if (s < steps) step(s, constant<0>);
     each<kTile>([&](auto i) OCTET_INLINE { sums[i] = A::add(sums[i], sums[kTile + i]); });
@@ -87,7 +93,7 @@ void bytes512(const uint8_t* x, int64_t ldx, const int8_t* w, int64_t steps, con
   });
 }
 
-// The same over rows in pieces (tile_pieces.h).
+// The same over rows in pieces (tile_pieces.h), each of at least one step.
 template <class A, int M, int B>
 void bytes512_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, const int8_t* w, const int32_t* offset,
                         const float* multiplier, const Rounding512& given, uint8_t* out, int64_t ldout, int64_t columns) {
@@ -96,18 +102,21 @@ void bytes512_of_pieces(const uint8_t* const* pixels, const Pieces& pieces, cons
     const __m512i start = _mm512_loadu_si512(offset + 16 * b);
     each<M>([&](auto m) OCTET_INLINE { sums[m * B + b] = start; });
   });
-  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+  int64_t piece = 0;
+  do {
     const uint8_t* x[M];
     each<M>([&](auto m) OCTET_INLINE { x[m] = pixels[m] + pieces.starts[piece]; });
-    for (int64_t at = 0; at < pieces.bytes; at += A::kStep, w += B * 64) {
+    int64_t at = 0;
+    do {
       __m512i weights[B];
       each<B>([&](auto b) OCTET_INLINE { weights[b] = A::load(w + b * 64); });
       each<M>([&](auto m) OCTET_INLINE {
         const __m512i four = A::broadcast(x[m] + at);
         each<B>([&](auto b) OCTET_INLINE { sums[m * B + b] = A::dot(sums[m * B + b], four, weights[b]); });
       });
-    }
-  }
+      at += A::kStep, w += B * 64;
+    } while (at < pieces.bytes);
+  } while (++piece < pieces.count);
   const Rounding512 rounding = given;
   each<M>([&](auto m) OCTET_INLINE {
     store_bytes<B>(out + m * ldout, row_to_bytes<B>(sums + m * B, multiplier, rounding), columns);

@@ -46,7 +46,7 @@ template <class A, int M, int B>
 void pieces_to(const uint8_t* const* pixels, const Pieces& pieces, const int8_t* w, const Bytes<A>& out, int64_t columns) {
   constexpr int64_t kColumns = B * A::kLanes;
   if constexpr (requires { &A::template bytes_of_pieces<M, B>; }) {
-    if (out.by->shrinks)
+    if (out.by->shrinks && pieces.bytes > 0)
       return A::template bytes_of_pieces<M, B>(pixels, pieces, w, out.by->offset + out.channel,
                                                out.by->multiplier + out.channel, *out.rounding, out.out, out.ld, columns);
   }
