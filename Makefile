@@ -16,8 +16,9 @@ STAMPS := $(VENV)/.stamps
 RESULTS := build/test-results
 # With the reason of every test that was skipped. Safe path: a child `python -c` would put this folder first and find
 # quant/ without its parts, which lie in other folders.
-# A process for each core, each on one thread: two that both use all cores wait for each other.
-PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto
+# A process for each core, each on one thread: two that both use all cores wait for each other. Each begins with whole
+# files, whose fixtures are made once, and takes from the other's when it is done.
+PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto --dist worksteal
 PACKAGES := quant kernels observers calibrate
 CHECKS := lint types test test-no-compiler test-arm
 
