@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 
 #include "workspace.h"
 
@@ -37,7 +36,7 @@ int64_t threads_for(int64_t products) {
   return std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), products / kProductsPerThread));
 }
 
-void each_thread(int64_t threads, const std::function<void(int64_t)>& fn) {
+void each_thread(int64_t threads, FunctionRef<void(int64_t)> fn) {
   if (threads == 1) return fn(0);
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) fn(thread);
@@ -79,7 +78,7 @@ Workspace& workspace(int level) {
   return spaces[level];
 }
 
-void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn) {
+void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn) {
   const int64_t threads = threads_for(products);
   if (m < 8 * threads) return fn(0, m, threads);
   each_thread(threads, [&](int64_t thread) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <new>
 
 #include "drivers.h"
@@ -63,8 +62,25 @@ Workspace& workspace(int level = 0);
 // Threads worth starting for this many products; 1 inside a parallel region.
 int64_t threads_for(int64_t products);
 
+template <class Signature>
+class FunctionRef;
+
+// A function that its caller keeps. A std::function would copy what it captures to the heap, which a small layer notices.
+template <class... Arguments>
+class FunctionRef<void(Arguments...)> {
+ public:
+  template <class Fn>
+  FunctionRef(const Fn& fn)
+      : fn_(&fn), call_([](const void* fn, Arguments... arguments) { (*static_cast<const Fn*>(fn))(arguments...); }) {}
+  void operator()(Arguments... arguments) const { call_(fn_, arguments...); }
+
+ private:
+  const void* fn_;
+  void (*call_)(const void*, Arguments...);
+};
+
 // fn(thread) for thread in [0, threads), at the same time where threads exist.
-void each_thread(int64_t threads, const std::function<void(int64_t)>& fn);
+void each_thread(int64_t threads, FunctionRef<void(int64_t)> fn);
 
 // The range of one row of x * columns (columns may be null), for integers [0, top].
 RowRange range_of(const float* x, const float* columns, int64_t k, int top);
@@ -75,7 +91,7 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
 
 // fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
 // threads to the product itself.
-void each_block(int64_t m, int64_t products, const std::function<void(int64_t, int64_t, int64_t)>& fn);
+void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn);
 
 // Sums of output row `index` (n values) to where `output` wants them: zero point removed, bias added, scaled.
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
