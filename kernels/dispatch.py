@@ -39,6 +39,7 @@ _BACKENDS: Mapping[str, Backend] = MappingProxyType(
 _IN_GRAPH = CompiledBackend("")
 _is_compiling = torch.compiler.is_compiling
 _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
+_HAS_EXTENSION = not ops.extension_problem()
 
 _usable: dict[str, Backend] = {}
 """Backends that `find` has found usable, '' for the one where no one chose: what a CPU can do does not change."""
@@ -106,14 +107,7 @@ def is_direct(name: str = "") -> bool:
 
     For layers so small that looking up a backend would cost as much as their arithmetic.
     """
-    if name or _scoped.name or _FROM_ENVIRONMENT or _is_compiling():
-        return False
-    return _default_is_compiled()
-
-
-@functools.cache
-def _default_is_compiled() -> bool:
-    return isinstance(find(default_name()), CompiledBackend)
+    return _HAS_EXTENSION and not (name or _scoped.name or _FROM_ENVIRONMENT or _is_compiling())
 
 
 @functools.cache

@@ -215,6 +215,11 @@ def linear_dynamic(
     return y.reshape(*x.shape[:-1], q_weight.shape[0])
 
 
+def linear_dynamic_plain(x: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear_dynamic` with 8 bits, a range per row, no columns and no ReLU."""
+    return linear_dynamic(x, q_weight, scale, bias)
+
+
 def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")

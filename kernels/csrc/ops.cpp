@@ -35,6 +35,11 @@ Tensor linear_dynamic_op(const Tensor& x, const Tensor& q_weight, const Tensor& 
   return y;
 }
 
+Tensor linear_dynamic_plain_op(const Tensor& x, const Tensor& q_weight, const Tensor& scale,
+                               const OptionalTensor& bias) {
+  return linear_dynamic_op(x, q_weight, scale, bias, {}, 8, true, false, "");
+}
+
 struct StaticCall {
   std::shared_ptr<const PackedGemm> gemm;
   Tensor input, bias;
@@ -140,6 +145,7 @@ TORCH_LIBRARY_IMPL(octet, CPU, m) {
   m.impl("linear_u8s8_f32", &linear_u8s8_f32_op);
   m.impl("linear_u8s8_u8", &linear_u8s8_u8_op);
   m.impl("linear_dynamic", &linear_dynamic_op);
+  m.impl("linear_dynamic_plain", &linear_dynamic_plain_op);
 }
 
 // What the extension knows of itself; no tensor decides these, so they belong to no device.

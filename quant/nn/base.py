@@ -4,9 +4,9 @@ The files of int8 modules do without `from __future__ import annotations`: torch
 of a module class where they are strings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ LOST_COLUMN_SQNR = 100.0
 
 RESIDUAL_STEPS = 254.0
 """Steps of a weight's second term in one step of its first: the residue is at most half a step, 127 of these."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class QuantModule(nn.Module):
@@ -53,6 +56,19 @@ class QuantModule(nn.Module):
     def _named(self, error: Exception) -> Exception:
         """The same error, saying which layer it comes from."""
         return type(error)(f"layer {self.layer_name or '(root)'!r} ({type(self).__name__}): {error}")
+
+
+def scripted_as(twin: _Function) -> Callable[[_Function], _Function]:
+    """Let torch.jit.script compile `twin` in the place of a method that TorchScript cannot read.
+
+    It compiles the source of what a function wraps, as `inspect` finds it.
+    """
+
+    def mark(method: _Function) -> _Function:
+        method.__wrapped__ = twin  # type: ignore[attr-defined]
+        return method
+
+    return mark
 
 
 def adopt(new: nn.Module, old: nn.Module, name: str) -> None:

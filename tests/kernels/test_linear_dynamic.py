@@ -50,6 +50,15 @@ def test_bits_are_those_of_the_reference(
     same_bits(backend.linear_dynamic(*arguments), reference.linear_dynamic(*arguments))
 
 
+@shapes
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "bare"])
+def test_the_plain_operator_has_the_bits_of_the_reference(shape: tuple[int, int, int], with_bias: bool) -> None:
+    x, q_weight, scale = operands(shape)
+    bias = torch.randn(shape[1]) if with_bias else None
+    expected = reference.linear_dynamic(x, q_weight, scale, bias)
+    same_bits(torch.ops.octet.linear_dynamic_plain(x, q_weight, scale, bias), expected)
+
+
 @bits
 def test_the_error_is_within_half_a_step_per_product(backend: Backend, activation_bits: int) -> None:
     x, q_weight, scale = operands((9, 40, 300))

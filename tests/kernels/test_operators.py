@@ -85,6 +85,7 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
     "linear u8": ("linear_u8s8_u8", lambda: static("u8", bias=True)),
     "dynamic": ("linear_dynamic", lambda: dynamic(bits=8, extras=False)),
     "dynamic 16 bits": ("linear_dynamic", lambda: dynamic(bits=16, extras=True)),
+    "dynamic plain": ("linear_dynamic_plain", lambda: dynamic(bits=8, extras=True)[:4]),
     "lstm": ("rnn_layer", lambda: recurrent("lstm")),
     "lstm packed": ("rnn_layer", lambda: recurrent("lstm", packed=True)),
     "lstm projected": ("rnn_layer", lambda: recurrent("lstm", projection=4)),

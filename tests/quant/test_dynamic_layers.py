@@ -422,13 +422,18 @@ def int8_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Not by hooks: torch leaves the fused path of itself where there are any.
     """
     calls: list[str] = []
-    original = Linear._dispatch
 
-    def counted(self: Linear, *arguments: Any) -> Tensor:
-        calls.append(self.layer_name)
-        return original(self, *arguments)
+    def count(method: str) -> None:
+        original = getattr(Linear, method)
 
-    monkeypatch.setattr(Linear, "_dispatch", counted)
+        def counted(self: Linear, *arguments: Any) -> Any:
+            calls.append(self.layer_name)
+            return original(self, *arguments)
+
+        monkeypatch.setattr(Linear, method, counted)
+
+    count("forward")
+    count("outputs")
     monkeypatch.setattr(
         torch, "_transformer_encoder_layer_fwd", lambda *arguments: pytest.fail("computed by the fused float path")
     )
