@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from quant.graph import Graph, Node, Ref, attribute, leaves
+from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
-from quant.static.recognise import OPERATORS, Meaning, StaysFloat, reads_only_shape, recognise, what_name
+from quant.static.recognise import OPERATORS, Meaning, StaysFloat, reads_only_shape, recognise
 
 FLOAT, SHAPE = "float", "shape"
 
@@ -347,13 +347,3 @@ def _slot(
 def is_recurrent(step: Step) -> bool:
     """Whether the step is an int8 layer with states."""
     return step.integer and OPERATORS[step.op].recurrent
-
-
-def output_values(graph: Graph) -> list[int]:
-    """The values that the graph gives back, in order."""
-    return [leaf.index for leaf in leaves(graph.output) if isinstance(leaf, Ref)]
-
-
-def name_of(node: Node) -> str:
-    """What a node calls, for people."""
-    return what_name(node) if node.kind != "module" else node.label

@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import PackedSequence
 from quant.kernels.reference_rnn import input_bias, run_steps
 from quant.static.leaves import base_layer
 
-SEQUENCES = (nn.LSTM, nn.GRU, nn.RNN)
 CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 Run = Callable[[int, bool, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
