@@ -16,7 +16,8 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
-from quant.static.recognise import OPERATORS, Meaning, StaysFloat, reads_only_shape, recognise
+from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
+from quant.static.recognise import OPERATORS, recognise
 
 FLOAT, SHAPE = "float", "shape"
 

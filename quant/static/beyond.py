@@ -31,7 +31,8 @@ from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from quant.static.recognise import OPERATORS, what
+from quant.static.meaning import what
+from quant.static.recognise import OPERATORS
 from quant.static.recurrent import tensors_of
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded, output_first

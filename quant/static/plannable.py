@@ -16,9 +16,10 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
+from quant.static.meaning import StaysFloat, what
 from quant.static.plannable_reals import MOVES as REAL_MOVES
 from quant.static.plannable_reals import REALS, ModuleCall, Unplanned, module_call, writes_in_place
-from quant.static.recognise import StaysFloat, recognise, what
+from quant.static.recognise import recognise
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from quant.kernels.reference_ops import OpTable
 from quant.static import ops
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
+from quant.static.meaning import what
 from quant.static.native import Region, Schedule, schedule
 from quant.static.plannable import Planner
-from quant.static.recognise import what
 from quant.static.runner import bound_values
 
 

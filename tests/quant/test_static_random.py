@@ -32,8 +32,8 @@ from quant.graph import Node, evaluate, leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.parity import parity
 from quant.static import ops, program
+from quant.static.meaning import what
 from quant.static.program import ProgramRunner
-from quant.static.recognise import what
 from quant.static.runner import simulating
 
 from .random_blocks import Draw

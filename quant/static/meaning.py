@@ -1,0 +1,104 @@
+"""What a captured call is asked about, and what is answered: the words that the recognisers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from quant.graph import Attr, Graph, Node, Ref, attribute
+
+
+@dataclass
+class Meaning:
+    """What a call computes.
+
+    Attributes:
+        op: an entry of `OPERATORS`.
+        inputs: the values it reads as activations.
+        attrs: its settings, by the names that `lower.py` expects.
+    """
+
+    op: str
+    inputs: tuple[int, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+class StaysFloat(Exception):
+    """A call that has no integer kernel; the message is the reason in the report."""
+
+
+class Call:
+    """A node with what its arguments need to be read by place or by name."""
+
+    def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
+        self.node, self.graph, self.root = node, graph, root
+        self.module: nn.Module | None = attribute(root, node.target) if node.kind == "module" else None
+
+    def get(self, place: int, name: str, default: Any = None) -> Any:
+        """The argument at `place` or called `name`."""
+        if place < len(self.node.args):
+            return self.node.args[place]
+        return self.node.kwargs.get(name, default)
+
+    def activation(self, place: int = 0, name: str = "input") -> int:
+        """The value read as this argument, which must be a float32 tensor."""
+        found = self.get(place, name)
+        if not isinstance(found, Ref):
+            raise StaysFloat(f"{name} is no activation")
+        meta = self.graph.nodes[found.index].meta
+        if meta is None:
+            raise StaysFloat("its input is no tensor")
+        if meta.dtype != torch.float32:
+            raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+        return found.index
+
+    def rank(self, index: int) -> int:
+        """Dimensions of a tensor value, as captured."""
+        meta = self.graph.nodes[index].meta
+        assert meta is not None
+        return len(meta.shape)
+
+    def constant(self, value: Any, name: str) -> Any:
+        """`value`, which must not have been computed from the input."""
+        if _is_ref(value) or (isinstance(value, (tuple, list)) and any(map(_is_ref, value))):
+            raise StaysFloat(f"its {name} is computed at run time")
+        return value
+
+
+Handler: TypeAlias = Callable[[Call], Meaning]
+"""Recognises one kind of call, or raises StaysFloat."""
+
+
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, (Ref, Attr))
+
+
+def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
+    """A setting that torch takes as one number for all dimensions or one for each."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
+
+
+def what(node: Node, root: nn.Module) -> str:
+    """How people call what a node does: the class of a module, the name of a function."""
+    if node.kind == "module":
+        return type(attribute(root, node.target)).__name__
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def what_name(node: Node) -> str:
+    """The bare name of a function or method."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+SHAPE_CALLS = {"size", "dim", "numel", "nelement", "stride", "len"}
+
+
+def reads_only_shape(node: Node) -> bool:
+    """Whether a call looks at a tensor's shape alone, so that integers serve it as well as reals."""
+    if node.kind == "function" and node.target is getattr:
+        return bool(node.args[1] == "shape")
+    return node.kind in ("function", "method") and what_name(node) in SHAPE_CALLS

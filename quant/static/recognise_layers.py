@@ -1,0 +1,132 @@
+"""Recognises what has a weight or sums products: linear layers, convolutions, recurrent layers, matrix products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from quant.graph import Attr, Graph, PackedParts, Ref, attribute
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, per_dimension
+from quant.static.recurrent import range_names
+
+
+def linear_module(call: Call) -> Meaning:
+    """`nn.Linear`."""
+    return Meaning("linear", (call.activation(),), {"weight": _own("weight", call), "bias": _own("bias", call)})
+
+
+def linear_function(call: Call) -> Meaning:
+    """`F.linear`, whose weight may be computed, but not from the input."""
+    return Meaning("linear", (call.activation(),), {"weight": _weight(call, 1), "bias": call.get(2, "bias")})
+
+
+def conv_module(call: Call) -> Meaning:
+    """`nn.Conv1d` ... `nn.ConvTranspose3d`."""
+    module: Any = call.module
+    batched = call.activation()
+    dims = len(module.kernel_size)
+    if call.rank(batched) != dims + 2:
+        raise StaysFloat("its input has no batch dimension")
+    transposed = module.transposed
+    if transposed and len(call.node.args) + len(call.node.kwargs) > 1:
+        raise StaysFloat("its output_size is given at run time")
+    attrs = {
+        "weight": _own("weight", call),
+        "bias": _own("bias", call),
+        "stride": module.stride,
+        "dilation": module.dilation,
+        "groups": module.groups,
+        **_padding(module.padding, module.padding_mode, module.dilation, module.kernel_size),
+    }
+    if transposed:
+        attrs["output_padding"] = module.output_padding
+    return Meaning("conv_transpose" if transposed else "conv", (batched,), attrs)
+
+
+def conv_function(dims: int) -> Handler:
+    """`torch.conv1d` ... `torch.conv3d`."""
+
+    def handler(call: Call) -> Meaning:
+        batched = call.activation()
+        if call.rank(batched) != dims + 2:
+            raise StaysFloat("its input has no batch dimension")
+        weight = _weight(call, 1)
+        meta = call.graph.nodes[weight.index].meta if isinstance(weight, Ref) else None
+        kernel = meta.shape[2:] if meta else tuple(_tensor(call, weight).shape[2:])
+        stride = per_dimension(call.constant(call.get(3, "stride", 1), "stride"), dims)
+        padding = call.constant(call.get(4, "padding", 0), "padding")
+        dilation = per_dimension(call.constant(call.get(5, "dilation", 1), "dilation"), dims)
+        padding = padding if isinstance(padding, str) else per_dimension(padding, dims)
+        attrs = {
+            "weight": weight,
+            "bias": call.get(2, "bias"),
+            "stride": stride,
+            "dilation": dilation,
+            "groups": call.constant(call.get(6, "groups", 1), "groups"),
+            **_padding(padding, "zeros", dilation, kernel),
+        }
+        return Meaning("conv", (batched,), attrs)
+
+    return handler
+
+
+def recurrent(op: str) -> Handler:
+    """A recurrent network (op "sequence") or a cell ("cell"), with the names of its inner ranges."""
+
+    def handler(call: Call) -> Meaning:
+        found = call.get(0, "input")
+        if isinstance(found, PackedParts):
+            call = Call(replace(call.node, args=(found.data, *call.node.args[1:])), call.graph, call.root)
+        return Meaning(op, (call.activation(),), {"ranges": range_names(attribute(call.root, call.node.target))})
+
+    return handler
+
+
+def matmul(call: Call) -> Meaning:
+    """A product of two activations."""
+    one, two = call.activation(0), call.activation(1, "other")
+    if min(call.rank(one), call.rank(two)) < 2:
+        raise StaysFloat("a product with a vector")
+    return Meaning("matmul", (one, two))
+
+
+def _own(name: str, call: Call) -> Attr | None:
+    module, path = call.module, call.node.target
+    assert module is not None
+    return None if getattr(module, name) is None else Attr(f"{path}.{name}" if path else name)
+
+
+def _weight(call: Call, place: int) -> Any:
+    weight = call.get(place, "weight")
+    if isinstance(weight, Ref) and not depends_on_nothing(call.graph, weight.index):
+        raise StaysFloat("its weight is computed from the input")
+    return weight
+
+
+def _tensor(call: Call, weight: Any) -> torch.Tensor:
+    found: torch.Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
+    return found
+
+
+def depends_on_nothing(graph: Graph, index: int) -> bool:
+    """Whether a value follows from parameters and constants alone."""
+    node = graph.nodes[index]
+    return node.kind not in ("input", "guard") and all(depends_on_nothing(graph, ref) for ref in node.refs)
+
+
+def _padding(padding: Any, mode: str, dilation: Any, kernel: Any) -> dict[str, Any]:
+    """Padding that both sides share goes to the kernel; the rest (uneven "same", circular, ...) is a pad before it."""
+    dims = len(kernel)
+    if padding == "valid":
+        return {"padding": (0,) * dims, "pad_before": None}
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        sides = [(t // 2, t - t // 2) for t in total]
+    else:
+        sides = [(p, p) for p in padding]
+    if mode == "zeros" and all(left == right for left, right in sides):
+        return {"padding": tuple(left for left, _ in sides), "pad_before": None}
+    widths = [width for side in reversed(sides) for width in side]
+    return {"padding": (0,) * dims, "pad_before": (widths, "constant" if mode == "zeros" else mode)}
