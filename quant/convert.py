@@ -30,7 +30,7 @@ from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
-from quant.static.replaced import remove_folded, remove_unread, replace_module
+from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.signature import signature
@@ -185,6 +185,8 @@ def _convert_unit(
     if planned.regions or planned.reasons:
         entries[full_name(path, PLANNED)] = ("int8", planned.describe())
     remove_unread(plan, root, program_runner)
+    for name in remove_parametrizations(root):
+        entries[full_name(path, name)] = ("int8", "part of an int8 weight")
     return model
 
 

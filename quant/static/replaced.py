@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
+from quant.names import full_name
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
 
@@ -40,6 +42,27 @@ def remove_unread(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
             for store in (module._parameters, module._buffers):
                 if name in store:
                     store[name] = None
+
+
+def remove_parametrizations(root: nn.Module) -> list[str]:
+    """Make ordinary modules again of those whose weight was computed at every call, where nothing of that is left.
+
+    A parametrized class computes its weight for whoever reads the attribute, and refuses to be pickled.
+
+    Returns:
+        the names of what held the weight's parts.
+    """
+    gone = []
+    for name, module in root.named_modules():
+        lists = module._modules.get("parametrizations")
+        if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
+            continue
+        del module._modules["parametrizations"]
+        module.__class__ = type(module).__base__  # type: ignore[assignment]
+        for tensor, _ in lists.named_children():
+            module.register_parameter(tensor, None)
+            gone.append(full_name(name, f"parametrizations.{tensor}"))
+    return gone
 
 
 def _paths(tree: object, plan: Plan) -> set[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from quant.compare import compare
 from quant.convert import convert
@@ -82,3 +84,15 @@ def test_a_view_of_a_convolutions_output_step_by_step() -> None:
     prepared(x)
     assert parity(prepared, convert(prepared), [x]).holds
     assert len(compare(model, q, [x]).steps) > 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_weight_norm_is_gone_with_the_weight_that_it_made() -> None:
+    model = nn.Sequential(weight_norm(nn.Conv1d(4, 8, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    x = torch.randn(4, 4, 8)
+    report = summary(q := check(model, x))
+    assert type(q[0]) is nn.Conv1d
+    assert report["0.parametrizations.weight"].outcome == "int8"
+    assert report.bytes_after < 0.5 * report.bytes_before
+    with torch.no_grad():
+        assert torch.equal(torch.jit.trace(q, x)(x), q(x))  # tracing reads every attribute, the weight too
