@@ -107,8 +107,11 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
     for key, own in result.state_dict().items():
         if own.dtype != tensors[key].dtype:
             raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
+    # With the versions of the model's own modules: without, some take it for a state of long ago.
+    state = result.state_dict()
+    state.update(tensors)
     try:
-        result.load_state_dict(tensors, strict=True)
+        result.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit {name}: {error}") from error
 

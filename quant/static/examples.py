@@ -33,14 +33,14 @@ def _encode(tree: Any) -> Any:
     raise TypeError(f"no JSON form for {type(tree).__name__}")
 
 
-def decode(tree: Any) -> Any:
-    """Example inputs from JSON, tensors filled with ones."""
+def decode(tree: Any, fill: int = 1) -> Any:
+    """Example inputs from JSON, tensors filled with ones, or of integers and booleans with `fill`."""
     if not isinstance(tree, dict):
         raise CannotRebuild("the description holds no example inputs; give example_inputs")
     decoders: dict[str, Callable[[Any], Any]] = {
-        "tuple": lambda items: tuple(map(decode, items)),
-        "list": lambda items: list(map(decode, items)),
-        "dict": lambda items: {key: decode(value) for key, value in items.items()},
+        "tuple": lambda items: tuple(decode(item, fill) for item in items),
+        "list": lambda items: [decode(item, fill) for item in items],
+        "dict": lambda items: {key: decode(value, fill) for key, value in items.items()},
         "value": lambda value: value,
     }
     for key, make in decoders.items():
@@ -49,4 +49,4 @@ def decode(tree: Any) -> Any:
     dtype = getattr(torch, str(tree.get("dtype")), None)
     if not isinstance(dtype, torch.dtype):
         raise CannotRebuild(f"example inputs: {tree} is no tensor's shape and dtype")
-    return torch.ones(tree["tensor"], dtype=dtype)
+    return torch.full(tree["tensor"], 1 if dtype.is_floating_point else fill, dtype=dtype)

@@ -7,6 +7,7 @@ text, so that another model is refused even where its tensors would fit.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -119,7 +120,8 @@ def rebuild(
         model: the float model, of the same code; left as it is, and its weights do not matter.
         description: from `describe`.
         tables: from `tables`.
-        example_inputs: as for `prepare`; None takes tensors of ones in the shapes that the description has.
+        example_inputs: as for `prepare`; None takes tensors of ones in the shapes that the description has, or
+            with zeros for integers and booleans where ones do not fit.
         backend: instead of the description's.
 
     Raises:
@@ -129,10 +131,8 @@ def rebuild(
 
     if description.get("version") != VERSION:
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
-    prepared = _prepared(model, description, example_inputs)
+    prepared = _fitting(model, description, example_inputs)
     found = runners(prepared)
-    _leave_dynamic(prepared, description.get("dynamic", {}))
-    _check_units(model, found, description)
     _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
         for name, (scale, zero_point) in slots.items():
@@ -159,18 +159,32 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
                     module.backend = backends[unit]
 
 
+def _fitting(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
+    """The prepared model whose calls are the description's."""
+    if example_inputs is not None:
+        return _prepared(model, description, example_inputs)
+    try:
+        return _prepared(model, description, decode(description["example"]))
+    except CannotRebuild:
+        # The offsets of bags begin with 0, and a mask that hides nothing is no mask to Hugging Face's models.
+        with contextlib.suppress(CannotRebuild):
+            return _prepared(model, description, decode(description["example"], fill=0))
+        raise
+
+
 def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
     # Weights are forgotten, so how they were rounded does not matter; min-max costs least.
     layers = {
         glob.escape(name): QConfig.from_dict({**data, "weight_observer": "minmax"})
         for name, data in description["layers"].items()
     }
-    if example_inputs is None:
-        example_inputs = decode(description["example"])
     try:
-        return prepare(model, example_inputs, Recipe(layers, default=None))
+        prepared = prepare(model, example_inputs, Recipe(layers, default=None))
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+    _leave_dynamic(prepared, description.get("dynamic", {}))
+    _check_units(model, runners(prepared), description)
+    return prepared
 
 
 def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:

@@ -58,7 +58,7 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
         if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
             continue
         del module._modules["parametrizations"]
-        module.__class__ = type(module).__base__  # type: ignore[assignment]
+        module.__class__ = type(module).__base__
         for tensor, _ in lists.named_children():
             module.register_parameter(tensor, None)
             gone.append(full_name(name, f"parametrizations.{tensor}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
 from quant.parity import parity
@@ -96,3 +98,67 @@ def test_a_weight_norm_is_gone_with_the_weight_that_it_made() -> None:
     assert report.bytes_after < 0.5 * report.bytes_before
     with torch.no_grad():
         assert torch.equal(torch.jit.trace(q, x)(x), q(x))  # tracing reads every attribute, the weight too
+
+
+class Bags(nn.Module):
+    """Reads bags by offsets, of which the first has to be 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = nn.EmbeddingBag(20, 8, mode="sum"), nn.Linear(8, 4)
+
+    def forward(self, words: Tensor, offsets: Tensor) -> Tensor:
+        return self.head(self.bags(words, offsets))
+
+
+class Masked(nn.Module):
+    """Leaves out a mask that hides nothing, as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Shifted()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.inner(x, None if mask.all() else mask)
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.head(x if mask is None else x * mask)
+
+
+class Versioned(nn.Module):
+    """Refuses a state without the version that torch notes of each module, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        assert metadata.get("version") == 2
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+LOADED: dict[str, tuple[type[nn.Module], tuple[Tensor, ...]]] = {
+    "offsets": (Bags, (torch.arange(9), torch.tensor([0, 4, 6]))),
+    "a mask": (Masked, (torch.randn(3, 8), torch.tensor([True] * 7 + [False]))),
+    "a version": (Versioned, (torch.randn(3, 8),)),
+}
+
+
+@pytest.mark.parametrize(("kind", "args"), LOADED.values(), ids=LOADED)
+def test_loading_makes_inputs_that_the_forward_takes(
+    kind: type[nn.Module], args: tuple[Tensor, ...], tmp_path: Path
+) -> None:
+    q = check(kind(), *args)
+    save(q, tmp_path / "q")
+    assert torch.equal(load(tmp_path / "q", model=kind())(*args), q(*args))
