@@ -18,7 +18,8 @@ from quant.graph import Ref, leaves
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
-from quant.static.plannable import Planner, Symbol
+from quant.static.plannable import Planner
+from quant.static.plannable_moves import Symbol
 from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
 
 SHORTEST = 2

@@ -18,7 +18,7 @@ from quant.kernels.reference_plan import Line, Register
 from quant.static.traced_calls import writes_first_argument
 
 if TYPE_CHECKING:
-    from quant.static.plannable import Made, Move
+    from quant.static.plannable_moves import Made, Move
 
 
 class Unplanned(Exception):
