@@ -1,6 +1,11 @@
-"""What can go wrong, as types that a caller can tell apart."""
+"""What can go wrong, as types that a caller can tell apart, and how messages list names."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHOWN = 5
+"""How many names a message lists before it counts the rest."""
 
 
 class CalibrationError(RuntimeError):
@@ -18,3 +23,9 @@ class DataError(ValueError):
 
 class CalibrationWarning(UserWarning):
     """What makes ranges doubtful: values that are not finite, layers that saw nothing, batches read by guess."""
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names, or numbers, for a message."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(str, names[:SHOWN])) + more

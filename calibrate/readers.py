@@ -10,13 +10,10 @@ Floats become float32, integers int64 and stay integers (they may be indices) un
 
 from __future__ import annotations
 
-import array
-import csv
 import importlib
 import math
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +21,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from quant.calibrate.errors import DataError
+from quant.calibrate.arrays import load_csv, load_npy, load_npz
+from quant.calibrate.errors import DataError, listed
 from quant.calibrate.images import SUFFIXES, read_image
 from torch import Tensor
-
-SHOWN = 5
-"""How many names a message lists before it counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +178,7 @@ def images(path: Path, size: int | tuple[int, int] | None, channels: Literal[1, 
         others = sorted({file.suffix or file.name for file in files})
         raise DataError(
             f"{path}: no images ({', '.join(SUFFIXES)}) in the folder; it has "
-            f"{'files of ' + _listed(others) if others else 'no files'}"
+            f"{'files of ' + listed(others) if others else 'no files'}"
         )
 
     def get(index: int) -> Tensor:
@@ -211,7 +206,7 @@ def load(spec: str) -> Iterable[Any]:
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
-            raise DataError(f"{spec!r}: there is no {part!r}; there is {_listed(names) or 'nothing callable'}")
+            raise DataError(f"{spec!r}: there is no {part!r}; there is {listed(names) or 'nothing callable'}")
         found = getattr(found, part)
     # A class with both, as a DataLoader subclass, is made; an instance with both is a loader already.
     if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
@@ -254,11 +249,11 @@ def _file(path: Path, transform: Transform | None, fields: Sequence[str] | None)
     if suffix == ".npy":
         if fields:
             raise DataError(f"{path}: fields apply to .npz and .csv, a .npy holds one array")
-        return _arrays({"": _load_npy(path)}, path, transform)
+        return _arrays({"": load_npy(path)}, path, transform)
     if suffix == ".npz":
-        return _arrays(_load_npz(path, fields), path, transform)
+        return _arrays(load_npz(path, fields), path, transform)
     if suffix == ".csv":
-        return _arrays({"": _load_csv(path, fields)}, path, transform)
+        return _arrays({"": load_csv(path, fields)}, path, transform)
     if suffix in SUFFIXES:
         raise DataError(f"{path}: it is a single image; give the folder that holds the images")
     raise DataError(f"{path}: ends in {suffix!r}, expected .npy, .npz, .csv, a folder, or package.module:loader")
@@ -304,86 +299,6 @@ def _to_tensor(sample: Any) -> Tensor:
         return torch.from_numpy(np.array(sample, dtype={"f": np.float32, "b": np.bool_}.get(kind, np.int64)))
 
 
-def _load_npy(path: Path) -> Any:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path}: {_numpy_says(error)}") from error
-
-
-def _load_npz(path: Path, fields: Sequence[str] | None) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in fields or () if name not in file.files]
-            if missing:
-                raise DataError(f"{path}: there is no array {_listed(missing)}; it has {_listed(file.files)}")
-            if not file.files:
-                raise DataError(f"{path}: it holds no arrays")
-            return {name: file[name] for name in fields or file.files}
-    except DataError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {_numpy_says(error)}") from error
-
-
-def _numpy_says(error: Exception) -> str:
-    if "pickle" in str(error) or "Python objects" in str(error):
-        return "holds objects, or is not numpy's at all, and is not read, as objects could run code; save plain numbers"
-    return f"numpy cannot read it: {error}"
-
-
-def _load_csv(path: Path, fields: Sequence[str] | None) -> Any:
-    """float64 (rows, columns). The first row is a header where one of its cells is not a number."""
-    values = array.array("d")
-    header: list[str] | None = None
-    columns: list[int] | None = None
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            for cells in reader:
-                if not cells:
-                    continue
-                if columns is None:
-                    header = None if all(map(_is_number, cells)) else [cell.strip() for cell in cells]
-                    columns, width = _columns(path, header, len(cells), fields), len(cells)
-                    if header is not None:
-                        continue
-                if len(cells) != width:
-                    raise DataError(f"{path}, line {reader.line_num}: {len(cells)} columns, expected {width} as above")
-                for column in columns:
-                    if not _is_number(cells[column]):
-                        called = f" ({header[column]})" if header else ""
-                        raise DataError(
-                            f"{path}, line {reader.line_num}, column {column + 1}{called}: {cells[column]!r} is not a "
-                            "number; choose columns with fields (--fields)"
-                        )
-                values.extend(float(cells[column]) for column in columns)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: it is not a CSV file of text: {error}") from error
-    if not values or columns is None:
-        raise DataError(f"{path}: it has no rows of numbers")
-    return np.frombuffer(values).reshape(-1, len(columns))
-
-
-def _columns(path: Path, header: list[str] | None, width: int, fields: Sequence[str] | None) -> list[int]:
-    if fields is None:
-        return list(range(width))
-    if header is None:
-        raise DataError(f"{path}: fields need a header line with the names of the columns")
-    missing = [name for name in fields if name not in header]
-    if missing:
-        raise DataError(f"{path}: there is no column {_listed(missing)}; it has {_listed(header)}")
-    return [header.index(name) for name in fields]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def _parts(sample: Any) -> list[Tensor]:
     if isinstance(sample, dict):
         return list(sample.values())
@@ -401,8 +316,3 @@ def _stack(samples: list[Any]) -> Any:
 
 def _shown(shapes: list[list[int]]) -> str:
     return ", ".join(map(str, shapes))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from quant.calibrate.errors import listed
 from quant.kernels import QParams
 from quant.observers import ChannelMean, FixedObserver, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
@@ -166,7 +167,7 @@ def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
     low, high = observer.low.double(), observer.high.double()
     constant = (low == high).nonzero().flatten().tolist()
     if constant:
-        which = f"channels {_listed(constant)} are" if observer.scheme.axis is not None else f"is always {low[0]:.4g},"
+        which = f"channels {listed(constant)} are" if observer.scheme.axis is not None else f"is always {low[0]:.4g},"
         found.append(f"{which} constant: a dead layer, or too little data")
     width = torch.maximum(high, high.new_zeros(())) - torch.minimum(low, low.new_zeros(()))
     # Not where all is zero, which needs no levels.
@@ -262,7 +263,3 @@ def _lost(row: RowView, half_step: float) -> float:
 
 def _interval(low: float, high: float) -> str:
     return "none" if math.isnan(low) else f"[{low:.4g}, {high:.4g}]"
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values[:5])) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
