@@ -5,7 +5,8 @@ from quant.artefact import load, save
 from quant.artefact_file import ArtefactError
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
-from quant.dynamic import NothingQuantized, quantize_dynamic
+from quant.dynamic import quantize_dynamic
+from quant.dynamic_plan import NothingQuantized
 from quant.equalize import equalize
 from quant.page import report_html
 from quant.parity import parity

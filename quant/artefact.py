@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant import dynamic
 from quant.artefact_file import ArtefactError, read, write
+from quant.dynamic_plan import SUPPORTED, base_type
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
@@ -220,10 +220,10 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
             tensors[f"{prefix}q_weight"], tensors[f"{prefix}scale"], tensors.get(f"{prefix}columns"), 8
         )
         return TiedEmbedding(old, weight)
-    base = dynamic.base_type(old)
+    base = base_type(old)
     if base is None or base.__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return dynamic.SUPPORTED[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    return SUPPORTED[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quant.capture import capture
-from quant.dynamic import NothingQuantized
+from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name

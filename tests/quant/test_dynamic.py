@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import quant
 from quant import NothingQuantized, QConfig, Recipe, RecipeError, quantize_dynamic, summary
-from quant.dynamic import SUPPORTED
+from quant.dynamic_plan import SUPPORTED
 from quant.nn import QuantModule
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quant.capture import as_arguments
 from quant.convert import convert
-from quant.dynamic import NothingQuantized
+from quant.dynamic_plan import NothingQuantized
 from quant.graph import leaves
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
