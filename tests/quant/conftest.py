@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 from quant.kernels import dispatch
 
+FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+NAMES = ["native", "reference"] if FAST else list(dispatch.available())
+"""Emulated, the kernels' own tests go through all: what layers do around a backend is the same on every machine."""
 
-@pytest.fixture(params=list(dispatch.available()))
+
+@pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> str:
-    """The name of each backend that can be used here; the skip of another says why it cannot."""
+    """The name of each backend of NAMES that can be used here; the skip of another says why it cannot."""
     name: str = request.param
     reason = dispatch.available()[name]
     if reason:
