@@ -201,6 +201,10 @@ def leaves(tree: Any) -> Iterator[Any]:
     return iter(found)
 
 
+_PLAIN = (type(None), bool, int, float, str)
+"""Constants that are equal to themselves; asked first, because most arguments of a call are one."""
+
+
 def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
     """Walk the captured arguments beside those of a call, and bind each tensor.
 
@@ -215,6 +219,8 @@ def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, 
     """
     if isinstance(expected, Ref):
         bind(expected.index, given)
+    elif expected is given and isinstance(expected, _PLAIN):
+        return
     elif isinstance(expected, (tuple, list)):
         if not isinstance(given, (tuple, list)) or len(given) != len(expected):
             raise _mismatch(where, f"{type(expected).__name__} of {len(expected)}", given)

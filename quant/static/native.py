@@ -1,157 +1,26 @@
 """Which runs of a program's instructions one native call can compute, and the text of each (kernels/reference_plan.py).
 
 A region is a maximal run of neighbouring instructions that all have a plan. What stands between regions runs step by
-step, and `Schedule.reasons` says why. The schedule is plain data; the text of a region is made from its layers' numbers
-when it first runs, and again when a layer's buffers were replaced.
+step, and `Schedule.reasons` says why. The schedule is plain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quant.graph import Ref, leaves
-from quant.kernels.reference_plan import HEADER, Constant, Line, Register
-from quant.static.layers import StaticLayer
+from quant.kernels.reference_plan import Constant, Line, Register
 from quant.static.lower import Instruction
 from quant.static.plannable import Planner
 from quant.static.plannable_moves import Symbol
 from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
+from quant.static.region import Region
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""
-
-
-@dataclass
-class Region:
-    """Instructions that are computed in one call.
-
-    Attributes:
-        pieces: lines as text, and calls of layers and modules, whose numbers are read when the region runs.
-        constants: tensors that the lines name as $0, $1, ...; those of layers follow.
-        inputs, outputs: registers.
-        tail: instructions that look at an output's shape or cut it into a tuple, for what comes after the region.
-        drops: registers that nobody reads after it.
-        steps: how many instructions it stands for.
-        instructions: these.
-    """
-
-    pieces: list[str | Instruction | ModuleCall]
-    constants: list[Tensor]
-    inputs: list[int]
-    outputs: list[int]
-    tail: list[Instruction]
-    drops: list[int]
-    steps: int
-    instructions: list[Instruction]
-    _text: _Text | None = field(default=None, repr=False, compare=False)
-
-    def text(self, layer: Callable[[str], StaticLayer]) -> tuple[str, list[Tensor]]:
-        """The program text and the constants it names."""
-        if self._text is None or not self._text.current(layer):
-            self._text = _Text(self, layer)
-        return self._text.program, self._text.constants
-
-    def holds(self, layer: Callable[[str], Any]) -> bool:
-        """Whether its float modules may be computed natively: not hooked, not replaced, not training."""
-        return all(piece.holds(layer(piece.path)) for piece in self.pieces if isinstance(piece, ModuleCall))
-
-    def run(self, registers: dict[int, Any], layer: Callable[[str], StaticLayer], backend: str) -> None:
-        """Fill the registers that others read."""
-        program, constants = self.text(layer)
-        made = torch.ops.octet.run_plan([registers[index] for index in self.inputs], constants, program, backend)
-        for index, value in zip(self.outputs, made, strict=True):
-            registers[index] = value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_text": None}
-
-
-class _Text:
-    """A region's text as of now, with what it was made from."""
-
-    def __init__(self, region: Region, layer: Callable[[str], StaticLayer]) -> None:
-        self.constants = list(region.constants)
-        self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
-        self.norms: list[tuple[str, tuple[Any, ...]]] = []
-        lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
-        for piece in region.pieces:
-            if isinstance(piece, Instruction):
-                lines += self._layer(piece, layer(piece.target), LAYERED + len(lines))
-            else:
-                lines.append(piece if isinstance(piece, str) else self._module(piece, layer(piece.path)))
-        lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
-        self.program = "\n".join(lines)
-
-    def _layer(self, instruction: Instruction, layer: StaticLayer, spare: int) -> list[str]:
-        """The lines that do what `StaticLayer.compute` does."""
-        source, site = instruction.args
-        known = layer.site(site)
-        self.sources.append((layer, site, known, layer.q_weight))
-        lines = []
-        x = Register(source.index)
-        if known.pad is not None:
-            widths, mode, fill = known.pad
-            lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
-            x = Register(spare)
-        settings: dict[str, Any] = {
-            "q_x": x,
-            "zero_point": known.input_zero_point,
-            "q_weight": self._constant(layer.q_weight),
-        }
-        settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
-        settings.update(zip(("stride", "padding", "dilation", "groups"), known.places, strict=False))
-        settings["multiplier"] = self._constant(known.multiplier)
-        clamp = layer.clamps[site]
-        if known.limits is not None:
-            low, high = known.limits
-            settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(instruction.out, f"{layer.op}_u8s8_u8", settings))
-        elif clamp is None:
-            lines.append(Line(instruction.out, f"{layer.op}_u8s8_f32", settings))
-        else:
-            lines.append(Line(spare + 1, f"{layer.op}_u8s8_f32", settings))
-            ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
-            lines.append(Line(instruction.out, "clamp", ends))
-        return [str(line) for line in lines]
-
-    def _module(self, call: ModuleCall, module: Any) -> str:
-        """The line that does what a float module does."""
-        if call.line is not None:
-            return str(call.line)
-        x = Register(call.source)
-        if call.op == "same":
-            return str(Line(call.out, "same", {"x": x}))
-        found = _norm_of(module)
-        self.norms.append((call.path, found))
-        weight, bias = (None if one is None else self._constant(one) for one in found[:2])
-        return str(Line(call.out, "layer_norm", {"x": x, "weight": weight, "bias": bias, "eps": found[2]}))
-
-    def _constant(self, tensor: Tensor) -> Constant:
-        self.constants.append(tensor)
-        return Constant(len(self.constants) - 1)
-
-    def current(self, layer: Callable[[str], Any]) -> bool:
-        """Whether the layers are still those that the text was made from."""
-        for path, found in self.norms:
-            if any(one is not other for one, other in zip(_norm_of(layer(path)), found, strict=True)):
-                return False
-        for layer, site, known, weight in self.sources:
-            if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
-                return False
-        return True
-
-
-def _norm_of(module: Any) -> tuple[Any, ...]:
-    return module._parameters["weight"], module._parameters["bias"], module.eps
-
-
-LAYERED = 1 << 20
-"""Registers from here on hold what is between the operations of one layer."""
 
 
 @dataclass
@@ -206,6 +75,9 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
                 made.reasons[instruction.step or instruction.op] = str(reason)
     run.close(made, _registers(output))
     planner.symbols.clear()
+    for region in made.regions:
+        if region.ranks is not None:
+            region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return made
 
 
@@ -340,7 +212,10 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
     held = {*inputs, *outputs, *(one.out for one in tail)}
     drops = sorted({register for part in parts for register in part.drops} & held)
-    return Region(pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions)
+    checks = any(isinstance(part.planned, Symbol) and part.planned.kind == "check" for part in parts)
+    return Region(
+        pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions, ranks=[] if checks else None
+    )
 
 
 def _with_constants(line: Line, constants: list[Tensor]) -> Line:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.graph import Graph, Ref, leaves
+from quant.graph import Graph, Node, Ref, leaves
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.static.layers import StaticLayer
@@ -142,7 +142,7 @@ class Planner:
         if kwargs or not args or not isinstance(args[0], Ref):
             raise Unplanned("it is computed in float")
         name, rest = what(node, self.root), list(args[1:])
-        made: Symbol | None = None
+        made = self._rank(node, args)
         if (node.kind == "function" and name == "getattr" and rest == ["shape"]) or (name == "size" and not rest):
             made = Symbol("shape", args[0].index)
         elif name == "size" and node.kind == "method" and len(rest) == 1 and isinstance(rest[0], int):
@@ -156,6 +156,17 @@ class Planner:
         self.check_tensor(Ref(made.source))
         self.symbols[instruction.out] = made
         return made
+
+    def _rank(self, node: Node, args: tuple[Any, ...]) -> Symbol | None:
+        """A look at the number of dimensions, which that of the region's inputs decides."""
+        if node.kind == "method" and node.target == "dim":
+            return Symbol("rank", args[0].index)
+        before = self.symbols.get(args[0].index)
+        if before is None or before.kind != "rank" or any(isinstance(arg, Ref) for arg in args[1:]):
+            return None
+        compares = node.kind == "function" and getattr(node.target, "__module__", "") == "_operator"
+        kind = "check" if node.kind == "guard" else "rank"
+        return Symbol(kind, before.source) if compares or kind == "check" else None
 
     def _move(self, instruction: Instruction) -> list[Line] | Symbol:
         node = self.graph.nodes[instruction.target]

@@ -19,7 +19,8 @@ class Symbol:
     """A register that holds no tensor: what it is in terms of a tensor's register.
 
     Attributes:
-        kind: "shape", "size" (one number of a shape, at `detail`) or "parts" (chunks: (count, dimension) in `detail`).
+        kind: "shape", "size" (one number of a shape, at `detail`), "parts" (chunks: (count, dimension) in `detail`),
+            "rank" (the number of dimensions, or what follows from it) or "check" (a guard on that).
     """
 
     kind: str

@@ -15,8 +15,9 @@ from quant.static import ops
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
-from quant.static.native import Region, Schedule, schedule
+from quant.static.native import Schedule, schedule
 from quant.static.plannable import Planner
+from quant.static.region import Region
 from quant.static.runner import bound_values
 
 
@@ -265,10 +266,8 @@ class ProgramRunner(nn.Module):
     ) -> None:
         table: OpTable = {}
         for step, gone in zip(steps, drops, strict=True):
-            if isinstance(step, Region) and not step.holds(self.layer):
+            if isinstance(step, Region) and not step.run(registers, self, backend):
                 self._steps(step.instructions, [[] for _ in step.instructions], registers)
-            elif isinstance(step, Region):
-                step.run(registers, self.layer, backend)
             for instruction in step.tail if isinstance(step, Region) else (step,):
                 table = table or ops.table(self.backend)
                 registers[instruction.out] = self._execute(instruction, registers, table, planned=bool(backend))
@@ -283,15 +282,14 @@ class ProgramRunner(nn.Module):
             planner = Planner(self.graph, self.root, self.layer)
             regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
             self._singles[instruction.target] = regions[0] if regions else None
-        found = self._singles[instruction.target]
-        return found if found is not None and found.holds(self.layer) else None
+        return self._singles[instruction.target]
 
     def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable, *, planned: bool) -> Any:
         if instruction.op == "call" or instruction.op == "move":
             node = self.graph.nodes[instruction.target]
             native = self._native(instruction) if instruction.op == "call" and not planned else None
-            if native is not None:
-                return self._run_native(native, node, instruction.out, registers)
+            if native is not None and self._run_native(native, node, registers):
+                return registers[instruction.out]
             args, kwargs = instruction.args
             if instruction.op == "move":
                 return move(node, args, kwargs, self.root, registers)
@@ -304,12 +302,11 @@ class ProgramRunner(nn.Module):
         # A kernel may put channels last, where the user's view() would find no view of the float.
         return found.contiguous() if instruction.out % 2 == 0 and isinstance(found, Tensor) else found
 
-    def _run_native(self, native: Region, node: Node, out: int, registers: dict[int, Any]) -> Any:
+    def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
         try:
-            native.run(registers, self.layer, ops.compiled(self.backend) or "")
+            return native.run(registers, self, ops.compiled(self.backend) or "")
         except (TypeError, ValueError) as error:
             raise type(error)(f"'{node.label}': {error}") from error
-        return registers[out]
 
     def _integers(self, instruction: Instruction, args: list[Any], registers: dict[int, Any], table: OpTable) -> Any:
         if instruction.op == "layer":

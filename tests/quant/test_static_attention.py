@@ -13,6 +13,7 @@ from quant.kernels import use
 from torch import Tensor, nn
 
 import quant
+from quant.graph import CaptureMismatch
 from quant.prepare import RESERVED
 from quant.recipe import Recipe
 from quant.static import ops
@@ -182,7 +183,7 @@ def regions(q: nn.Module) -> list[str]:
     return [type(step).__name__ for step in runner.schedule(runner.program).steps]
 
 
-@pytest.mark.parametrize("case", ["plain", "length first", "separate", "cross", "one sequence"])
+@pytest.mark.parametrize("case", ["plain", "length first", "separate", "cross", "one sequence", "encoder", "decoder"])
 def test_an_attention_is_part_of_one_native_call(case: str) -> None:
     assert regions(converted(case)[1]).count("Region") == 1
 
@@ -259,7 +260,9 @@ def test_the_projections_train() -> None:
     assert quant.parity(trained, q, [X]).holds
 
 
-def test_another_rank_than_captured_is_refused() -> None:
-    _, q, _ = converted("plain")
-    with torch.no_grad(), pytest.raises((RuntimeError, ValueError, IndexError)):
+@pytest.mark.parametrize("case", ["plain", "encoder"])
+def test_another_rank_than_captured_is_refused(case: str) -> None:
+    _, q, _ = converted(case)
+    expected = CaptureMismatch if case == "encoder" else (RuntimeError, ValueError, IndexError)
+    with torch.no_grad(), pytest.raises(expected):
         q(X[0])

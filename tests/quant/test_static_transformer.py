@@ -143,6 +143,52 @@ def test_a_norm_that_changes_is_seen() -> None:
         assert torch.equal(q(X), before)
 
 
+def _a_new_norm(block: Any) -> None:
+    block.norm = nn.LayerNorm(48).eval()
+    nn.init.normal_(block.norm.weight)
+
+
+def _a_new_weight(block: Any) -> None:
+    block.norm.weight = nn.Parameter(torch.randn(48))
+
+
+def _an_eps(block: Any) -> None:
+    block.norm.eps = 10.0
+
+
+def _a_hook(block: Any) -> None:
+    block.norm.register_forward_pre_hook(lambda module, args: (args[0] * 0.0,))
+
+
+def _a_new_int8_layer(block: Any) -> None:
+    block.out = copy.deepcopy(block.out)
+    block.out.weight_scale.mul_(2.0)
+    block.out.derive()
+
+
+def _a_loaded_state(block: Any) -> None:
+    block.load_state_dict(
+        {name: one * 2 if one.dtype == torch.float32 else one for name, one in block.state_dict().items()}
+    )
+
+
+CHANGES = (_a_new_norm, _a_new_weight, _an_eps, _a_hook, _a_new_int8_layer, _a_loaded_state)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_since_the_last_call_is_seen(change: Any) -> None:
+    _, q = converted("plain")
+    with torch.no_grad():
+        before = q(X)
+        q[0] = copy.deepcopy(q[0])  # type: ignore[operator, index]
+        assert torch.equal(q(X), before)
+        change(q[0])  # type: ignore[index]
+        changed = q(X)
+        assert error(changed, before) > 0.01
+        with mock.patch.object(ops, "plans", return_value=None):
+            assert torch.equal(q(X), changed)
+
+
 def test_dropout_acts_in_training_mode() -> None:
     _, q = converted("plain")
     with torch.no_grad():

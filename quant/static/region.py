@@ -1,0 +1,204 @@
+"""A region of a program: instructions that one native call computes, and the text that says what they are.
+
+The text is made from the layers' numbers when the region first runs, and again when a module or a buffer was replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.static.layers import StaticLayer
+from quant.static.lower import Instruction
+from quant.static.plannable_reals import ModuleCall
+
+
+class Home(Protocol):
+    """What a region's modules are found in: a `ProgramRunner`."""
+
+    root: nn.Module
+
+    def layer(self, key: str) -> StaticLayer:
+        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+
+
+@dataclass
+class Region:
+    """Instructions that are computed in one call.
+
+    Attributes:
+        pieces: lines as text, and calls of layers and modules, whose numbers are read when the region runs.
+        constants: tensors that the lines name as $0, $1, ...; those of layers follow.
+        inputs, outputs: registers.
+        tail: instructions that look at an output's shape or cut it into a tuple, for what comes after the region.
+        drops: registers that nobody reads after it.
+        steps: how many instructions it stands for.
+        instructions: these.
+        ranks: dimensions of the inputs as captured, where a check of dimensions is among the instructions; else None.
+    """
+
+    pieces: list[str | Instruction | ModuleCall]
+    constants: list[Tensor]
+    inputs: list[int]
+    outputs: list[int]
+    tail: list[Instruction]
+    drops: list[int]
+    steps: int
+    instructions: list[Instruction]
+    ranks: list[int] | None = None
+    _members: _Members | None = field(default=None, repr=False, compare=False)
+    _text: _Text | None = field(default=None, repr=False, compare=False)
+
+    def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
+        """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
+
+        They have to where a float module is hooked or training, or an input has other dimensions than what is checked.
+        """
+        if self.ranks is not None and [registers[index].dim() for index in self.inputs] != self.ranks:
+            return False
+        members = self._found(home)
+        if not all(call.holds(module) for call, module in members.calls):
+            return False
+        program, constants = self._current(members)
+        made = torch.ops.octet.run_plan([registers[index] for index in self.inputs], constants, program, backend)
+        for index, value in zip(self.outputs, made, strict=True):
+            registers[index] = value
+        return True
+
+    def _found(self, home: Home) -> _Members:
+        members = self._members
+        if members is None or not members.stand():
+            members = self._members = _Members(self, home)
+        return members
+
+    def _current(self, members: _Members) -> tuple[str, list[Tensor]]:
+        """The program text and the constants it names."""
+        text = self._text
+        if text is None or text.members is not members or not text.current():
+            text = self._text = _Text(self, members)
+        return text.program, text.constants
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_members": None, "_text": None}
+
+
+class _Members:
+    """The modules of a region, as its paths led to them.
+
+    Attributes:
+        layers: by key. calls: of float modules, each with its module.
+        edges: of all paths, in which parent's dictionary which name was which module. To compare them costs a tenth of
+            following the paths anew.
+    """
+
+    def __init__(self, region: Region, home: Home) -> None:
+        self.layers: dict[str, StaticLayer] = {}
+        self.calls: list[tuple[ModuleCall, nn.Module]] = []
+        self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+        paths: dict[str, None] = {}
+        for piece in region.pieces:
+            if isinstance(piece, Instruction):
+                self.layers[piece.target] = home.layer(piece.target)
+                paths.update({} if piece.target.startswith("/") else {piece.target: None})
+            elif isinstance(piece, ModuleCall):
+                self.calls.append((piece, home.root.get_submodule(piece.path)))
+                paths[piece.path] = None
+        for prefix in dict.fromkeys(path[:end] for path in paths for end in _ends(path)):
+            parent, _, name = prefix.rpartition(".")
+            children: Any = home.root.get_submodule(parent)._modules
+            self.edges.append((children, name, children[name]))
+
+    def stand(self) -> bool:
+        """Whether the paths lead to them still."""
+        return all(children.get(name) is module for children, name, module in self.edges)
+
+
+def _ends(path: str) -> list[int]:
+    """Where the paths of a module and of all around it end; none of the root itself."""
+    return [place for place, sign in enumerate(path) if sign == "."] + [len(path)] * bool(path)
+
+
+class _Text:
+    """A region's text as of now, with what it was made from."""
+
+    def __init__(self, region: Region, members: _Members) -> None:
+        self.members = members
+        self.constants = list(region.constants)
+        self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
+        self.norms: list[tuple[Any, Tensor | None, Tensor | None, float]] = []
+        modules = iter(module for _, module in members.calls)
+        lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
+        for piece in region.pieces:
+            if isinstance(piece, Instruction):
+                lines += self._layer(piece, members.layers[piece.target], LAYERED + len(lines))
+            else:
+                lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
+        lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
+        self.program = "\n".join(lines)
+
+    def _layer(self, instruction: Instruction, layer: StaticLayer, spare: int) -> list[str]:
+        """The lines that do what `StaticLayer.compute` does."""
+        source, site = instruction.args
+        known = layer.site(site)
+        self.sources.append((layer, site, known, layer.q_weight))
+        lines = []
+        x = Register(source.index)
+        if known.pad is not None:
+            widths, mode, fill = known.pad
+            lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
+            x = Register(spare)
+        settings: dict[str, Any] = {
+            "q_x": x,
+            "zero_point": known.input_zero_point,
+            "q_weight": self._constant(layer.q_weight),
+        }
+        settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
+        settings.update(zip(("stride", "padding", "dilation", "groups"), known.places, strict=False))
+        settings["multiplier"] = self._constant(known.multiplier)
+        clamp = layer.clamps[site]
+        if known.limits is not None:
+            low, high = known.limits
+            settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
+            lines.append(Line(instruction.out, f"{layer.op}_u8s8_u8", settings))
+        elif clamp is None:
+            lines.append(Line(instruction.out, f"{layer.op}_u8s8_f32", settings))
+        else:
+            lines.append(Line(spare + 1, f"{layer.op}_u8s8_f32", settings))
+            ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
+            lines.append(Line(instruction.out, "clamp", ends))
+        return [str(line) for line in lines]
+
+    def _module(self, call: ModuleCall, module: Any) -> str:
+        """The line that does what a float module does."""
+        if call.line is not None:
+            return str(call.line)
+        x = Register(call.source)
+        if call.op == "same":
+            return str(Line(call.out, "same", {"x": x}))
+        tensors = module._parameters["weight"], module._parameters["bias"]
+        self.norms.append((module, *tensors, module.eps))
+        weight, bias = (None if one is None else self._constant(one) for one in tensors)
+        return str(Line(call.out, "layer_norm", {"x": x, "weight": weight, "bias": bias, "eps": module.eps}))
+
+    def _constant(self, tensor: Tensor) -> Constant:
+        self.constants.append(tensor)
+        return Constant(len(self.constants) - 1)
+
+    def current(self) -> bool:
+        """Whether the numbers of the modules are still those that the text was made from."""
+        for norm, weight, bias, eps in self.norms:
+            parameters = norm._parameters
+            if parameters["weight"] is not weight or parameters["bias"] is not bias or norm.eps != eps:
+                return False
+        for layer, site, known, weight in self.sources:
+            if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
+                return False
+        return True
+
+
+LAYERED = 1 << 20
+"""Registers from here on hold what is between the operations of one layer."""
