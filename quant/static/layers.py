@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import QParams
+from quant.kernels.reference_ops import OpTable
 from quant.static import ops
+from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
 
@@ -96,12 +98,20 @@ class StaticLayer(nn.Module):
         table = ops.table(self.backend)
         if known.pad is not None:
             q_x = table["pad"](q_x, *known.pad)
-        args = (q_x, known.input_zero_point, self.q_weight, known.q_bias, *known.places, known.multiplier)
-        if known.limits is not None:
-            return table[f"{self.op}_u8s8_u8"](*args, known.output_zero_point, *known.limits)
-        y = table[f"{self.op}_u8s8_f32"](*args)
+        if known.phases is not None and ops.compiled(self.backend) is not None:
+            y = self._product(table, known, known.phases, (q_x, known.input_zero_point, known.phases.q_weight))
+            y = known.phases.in_order(y, q_x.shape[2:])
+        else:
+            y = self._product(table, known, known, (q_x, known.input_zero_point, self.q_weight))
         clamp = self.clamps[site]
-        return y if clamp is None else y.clamp_(*clamp)
+        return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
+
+    @staticmethod
+    def _product(table: OpTable, known: _Derived, how: _Derived | Phases, operands: tuple[Any, ...]) -> Tensor:
+        args = (*operands, how.q_bias, *how.places, how.multiplier)
+        if known.limits is None:
+            return table[f"{how.op}_u8s8_f32"](*args)
+        return table[f"{how.op}_u8s8_u8"](*args, known.output_zero_point, *known.limits)
 
     def site(self, site: int) -> _Derived:
         """What follows from the buffers for one place."""
@@ -156,6 +166,10 @@ class _Derived:
         names = ("stride", "padding", "dilation", "groups", "output_padding")
         self.places = tuple(settings[name] for name in names if name in settings)
         before = settings.get("pad_before")
+        self.op = layer.op
+        self.phases: Phases | None = None
+        if layer.op == "conv_transpose" and set(settings["dilation"]) == {1}:  # others fall into phases in another way
+            self.phases = Phases(layer.q_weight, self.q_bias, self.multiplier, settings)
         self.pad = None if before is None else (*before, self.input_zero_point)
 
 

@@ -56,7 +56,7 @@ class Planner:
     def _layer(self, instruction: Instruction) -> Instruction:
         op = self.layer(instruction.target).op
         if op not in ("linear", "conv"):
-            raise Unplanned(f"{op} has no native kernel")
+            raise Unplanned(f"{op} has no plan")
         self.check_tensor(instruction.args[0])
         return instruction
 
