@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 #include <vector>
 
@@ -40,6 +41,9 @@ inline std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   out.back() = last;
   return out;
 }
+
+// Not at::empty, whose way through the dispatcher costs a small layer 0.1 us of 3.
+inline Tensor empty_reals(at::IntArrayRef shape) { return at::detail::empty_cpu(shape, at::kFloat); }
 
 inline int64_t rows_of(const Tensor& x) {
   int64_t rows = 1;

@@ -1,12 +1,17 @@
 """Embedding tables of 8 and 4 bits per value, each row by its own range (`quant.kernels.tables`)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from quant.kernels import dispatch
+from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight
+from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, scripted_as
 from quant.recipe import QConfig, RecipeError
+
+_embedding = direct("embedding")
 
 
 class _Table(QuantModule):
@@ -40,16 +45,17 @@ class _Table(QuantModule):
 class Embedding(_Table):
     """torch.nn.Embedding over a packed table."""
 
+    def _scripted(self, input: Tensor) -> Tensor:
+        return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)  # type: ignore[no-any-return]
+
+    @scripted_as(_scripted)
     def forward(self, input: Tensor) -> Tensor:
         """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
-        if torch.jit.is_scripting():
-            return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)  # type: ignore[no-any-return]
-        return self._dispatch(input)
-
-    @torch.jit.unused
-    def _dispatch(self, input: Tensor) -> Tensor:
+        rows: Any = self._buffers["rows"]  # by attribute it costs half a microsecond of three
         try:
-            return dispatch.current(self.backend).embedding(self.rows, input, self.bits, self.embedding_dim)
+            if dispatch.is_direct(self.backend):
+                return _embedding(rows, input, self.bits, self.embedding_dim, "")  # type: ignore[no-any-return]
+            return dispatch.current(self.backend).embedding(rows, input, self.bits, self.embedding_dim)
         except (TypeError, ValueError, IndexError) as error:
             raise self._named(error) from error
 
