@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import display
 import graph_peers
 import harness
 import peers
@@ -85,7 +86,7 @@ def _judge(case: suite.Case, race: harness.Race, ours: str, exact: bool) -> Verd
         failed.append(f"error {_error(race, ours):.4f} above {_error(race, bar):.4f} of {bar}")
     seconds = race.time(ours).median
     if case.limit is not None and seconds > case.limit:
-        failed.append(f"{harness.duration(seconds)} of {harness.duration(case.limit)}")
+        failed.append(f"{display.duration(seconds)} of {display.duration(case.limit)}")
     return Verdict(ours, rivals[0], ratio, bar, tuple(failed))
 
 
@@ -144,9 +145,9 @@ def case_table(race: harness.Race, verdict: Verdict) -> str:
     for name in sorted(race.seconds, key=lambda name: race.time(name).median):
         error = race.errors[name]
         ratio = race.ratio(name, verdict.ours)
-        cells = [harness.duration(race.time(name).median), "" if error is None else f"{error:.4f}"]
+        cells = [display.duration(race.time(name).median), "" if error is None else f"{error:.4f}"]
         rows.append([name, *cells, f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"])
-    return harness.table([race.case, "time", "error", f"time / {verdict.ours}"], rows)
+    return display.table([race.case, "time", "error", f"time / {verdict.ours}"], rows)
 
 
 def summary_table(chosen: Sequence[suite.Case], races: dict[str, harness.Race], verdicts: dict[str, Verdict]) -> str:
@@ -159,17 +160,17 @@ def summary_table(chosen: Sequence[suite.Case], races: dict[str, harness.Race], 
         bar = "-" if verdict.bar is None else f"{_error(race, verdict.bar):.4f} {verdict.bar}"
         goal = [text for text in (f"{case.goal}" if case.goal else "", _limit(case)) if text]
         rows.append(
-            [case.name, harness.duration(race.time(verdict.ours).median), f"{_error(race, verdict.ours):.4f}",
-             f"{harness.duration(race.time(verdict.rival).median)} {verdict.rival}", bar,
+            [case.name, display.duration(race.time(verdict.ours).median), f"{_error(race, verdict.ours):.4f}",
+             f"{display.duration(race.time(verdict.rival).median)} {verdict.rival}", bar,
              f"{verdict.ratio.median:.2f} [{verdict.ratio.low:.2f}]", " ".join(goal) or "-",
              f"{race.cpu_share:.0%}", verdict.text if goal else "no goal"]
         )  # fmt: skip
     header = ["case", "octet", "error", "fastest peer", "error to keep", "ratio", "goal", "core", "verdict"]
-    return harness.table(header, rows)
+    return display.table(header, rows)
 
 
 def _limit(case: suite.Case) -> str:
-    return "" if case.limit is None else f"<= {harness.duration(case.limit)}"
+    return "" if case.limit is None else f"<= {display.duration(case.limit)}"
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -218,7 +219,7 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any]) -> int:
     if options.ours:
         chosen = [dataclasses.replace(case, goal=None, limit=None) for case in chosen]
     print(summary_table(chosen, races, verdicts))
-    for line in harness.absent_lines(absences):
+    for line in display.absent_lines(absences):
         print(line)
     failed = [name for name in absences if name not in races or (not options.ours and verdicts[name].failed)]
     _keep(options, facts, races, verdicts, absences)
@@ -244,7 +245,7 @@ def _keep(
     print(f"\nraw numbers: {path.relative_to(harness.RESULTS.parents[1])}")
     values = {name: verdict.ratio.median for name, verdict in verdicts.items()}
     title = f"time of the fastest peer / ours, {facts['threads']} thread(s)"
-    print(harness.show(values, title, path.with_suffix(".png")))
+    print(display.show(values, title, path.with_suffix(".png")))
 
 
 if __name__ == "__main__":

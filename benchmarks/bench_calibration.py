@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import display
 import harness
 import networks
 import torch
@@ -132,12 +133,12 @@ def report(races: Sequence[harness.Race], held: Sequence[Sequence[Memory]]) -> s
     names = (FLOAT, OURS, AO)
     rows = []
     for race, marks in zip(races, held, strict=True):
-        times = [harness.duration(race.time(name).median) for name in names]
+        times = [display.duration(race.time(name).median) for name in names]
         ratios = [
             f"{r.median:.2f} [{r.low:.2f}, {r.high:.2f}]" for r in (race.ratio(name, FLOAT) for name in names[1:])
         ]
         rows.append([race.case, *times, *ratios, f"{race.cpu_share:.0%}", verdict(race, marks)])
-    times_table = harness.table(
+    times_table = display.table(
         ["network", *names, *(f"{name}/{FLOAT}" for name in names[1:]), "core", "verdict"], rows
     )
     header = ["network", *(f"{mark} batches" for mark in MARKS), *(f"process, {mark}" for mark in MARKS)]
@@ -146,7 +147,7 @@ def report(races: Sequence[harness.Race], held: Sequence[Sequence[Memory]]) -> s
         for race, marks in zip(races, held, strict=True)
     ]
     return (
-        f"{times_table}\n{LEGEND}\n\nmemory of the statistics, and of the whole process\n{harness.table(header, cells)}"
+        f"{times_table}\n{LEGEND}\n\nmemory of the statistics, and of the whole process\n{display.table(header, cells)}"
     )
 
 

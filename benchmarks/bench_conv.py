@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+import display
 import harness
 import networks
 import torch
@@ -114,14 +115,14 @@ def main(arguments: Sequence[str]) -> int:
             ratios = [f"{race.ratio(other, 'octet').median:.2f}" for other in ("float", "torch int8")]
             speed = macs(layer) / times["octet"] / 1e9
             rows.append(
-                [str(layer), str(count), harness.duration(times["octet"]), f"{speed:.0f}", *ratios, f"{differ:.2%}"]
+                [str(layer), str(count), display.duration(times["octet"]), f"{speed:.0f}", *ratios, f"{differ:.2%}"]
             )
         ratios = [f"{sums[other] / sums['octet']:.2f}" for other in ("float", "torch int8")]
         total = sum(count * macs(layer) for layer, count in chosen.items()) / sums["octet"] / 1e9
-        rows.append([f"all of {name}", "", harness.duration(sums["octet"]), f"{total:.0f}", *ratios, ""])
+        rows.append([f"all of {name}", "", display.duration(sums["octet"]), f"{total:.0f}", *ratios, ""])
         print(
             "\n"
-            + harness.table(
+            + display.table(
                 ["in, out, size, kernel, stride, groups", "n", "octet", "GMAC/s", "float", "torch int8", "differ"], rows
             )
         )

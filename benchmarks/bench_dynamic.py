@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import display
 import eight_decades
 import harness
 import peers
@@ -106,7 +107,7 @@ def verdict(case: Case, race: harness.Race) -> str:
     if case.error_limit is not None and (error is None or error > case.error_limit):
         wrong.append(f"ERROR above {case.error_limit}")
     if case.time_limit is not None and race.time(OURS).median > case.time_limit:
-        wrong.append(f"ABOVE {harness.duration(case.time_limit)}")
+        wrong.append(f"ABOVE {display.duration(case.time_limit)}")
     return "; ".join(wrong) or "ok"
 
 
@@ -145,14 +146,14 @@ def time_table(races: dict[str, harness.Race], verdicts: dict[str, str], names: 
         times = [_time_cell(race, name) for name in names]
         ratios = [_ratio_cell(race, name) for name in against]
         rows.append([case, *times, *ratios, f"{race.cpu_share:.0%}", verdicts[case]])
-    return harness.table(header, rows)
+    return display.table(header, rows)
 
 
 def _time_cell(race: harness.Race, name: str) -> str:
     if name not in race.seconds:
         return "-"
     error = race.errors[name]
-    return harness.duration(race.time(name).median) + ("" if error is None else f" {error:.4f}")
+    return display.duration(race.time(name).median) + ("" if error is None else f" {error:.4f}")
 
 
 def _ratio_cell(race: harness.Race, name: str) -> str:
@@ -171,7 +172,7 @@ def decades_table(kept: list[eight_decades.Kept], names: Sequence[str]) -> tuple
             lost.append(row.network)
         cells = [f"{row.cosines[name]:.4f}" if name in row.cosines else "-" for name in names]
         rows.append([row.network, *cells, "ok" if reached else f"BELOW {eight_decades.COSINE_LIMIT}"])
-    return harness.table(["cosine to float", *names, "verdict"], rows), lost
+    return display.table(["cosine to float", *names, "verdict"], rows), lost
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -219,7 +220,7 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any], say: Callable[[
     say(LEGEND)
     if facts["threads"] > 1 and min(race.cpu_share for race in races.values()) < CROWDED:
         say("NOTE: others wanted the CPUs. Threads that wait for each other then measure the others: repeat when idle")
-    for line in harness.absent_lines(absences):
+    for line in display.absent_lines(absences):
         say(line)
     kept: list[eight_decades.Kept] = []
     if not options.only:
@@ -240,7 +241,7 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any], say: Callable[[
     if options.plot:
         longer = {case: min(race.ratio(name, OURS).median for name in rivals(race)) for case, race in races.items()}
         title = f"time of the fastest of float and torch.ao / ours, {facts['threads']} thread(s)"
-        say(harness.show(longer, title, harness.RESULTS / "bench_dynamic.png"))
+        say(display.show(longer, title, harness.RESULTS / "bench_dynamic.png"))
     if options.json:
         print(json.dumps(content))
     say(f"NOT ok: {', '.join(failed)}" if failed else "every row is ok")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import display
 import harness
 import torch
 from peers import Missing
@@ -160,7 +161,7 @@ def photo_table(scores: list[Score], missing: dict[str, str], ours: Converted) -
     """The first section, and who is absent."""
     best = max((score.sqnr for score in scores if score.name not in ("float", OURS)), default=-math.inf)
     rows = [score.row(best) for score in scores]
-    lines = [harness.table(["EfficientNet-Lite0", "right of 20", "flips", "SQNR", "int8", "verdict"], rows)]
+    lines = [display.table(["EfficientNet-Lite0", "right of 20", "flips", "SQNR", "int8", "verdict"], rows)]
     lines += [f"{name} is absent: {reason}" for name, reason in missing.items()]
     lines.append(
         f"int8 against its simulation: {100 * ours.unequal:.3f} % unequal, " + ("ok" if ours.holds else "BROKEN")
@@ -177,7 +178,7 @@ def network_table(found: list[dict[str, object]]) -> str:
         unequal = f"{100 * float(str(row['unequal'])):.3f} %"
         rows.append([str(row["name"]), *shares, *numbers, str(row["weights"]), unequal, str(row["verdict"])])
     header = ["Fashion-MNIST", "float", "int8", "points", "limit", "SQNR", "int8", "unequal", "verdict"]
-    return harness.table(header, rows)
+    return display.table(header, rows)
 
 
 def main(arguments: Sequence[str]) -> int:

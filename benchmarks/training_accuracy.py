@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import harness
+import display
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -215,9 +215,9 @@ def table(runs: Sequence[Run]) -> str:
     by_study = {key: [one for one in runs if one.study == key] for key in STUDIES}
     measured = ["points", "limit", "worst", "same", "unequal", "largest", "verdict"]
     header = ["Fashion-MNIST", "float", "PTQ", "QAT", "epochs", *measured]
-    studies = harness.table(header, [_study_row(STUDIES[key], found) for key, found in by_study.items() if found])
+    studies = display.table(header, [_study_row(STUDIES[key], found) for key, found in by_study.items() if found])
     header = ["each seed", "float", "PTQ", "QAT", "points", "same", "whole", "training"]
-    return f"{studies}\n{LEGEND}\n\n{harness.table(header, [_run_row(one) for one in runs])}"
+    return f"{studies}\n{LEGEND}\n\n{display.table(header, [_run_row(one) for one in runs])}"
 
 
 def float_models(keys: Sequence[str], seeds: Sequence[int]) -> None:

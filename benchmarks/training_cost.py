@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import display
 import harness
 import networks
 import torch
@@ -157,7 +158,7 @@ def table(costs: Sequence[Cost]) -> str:
     """One line a network."""
     rows = []
     for cost in costs:
-        times = [harness.duration(cost.race.time(who).median) for who in MAKERS]
+        times = [display.duration(cost.race.time(who).median) for who in MAKERS]
         ratios = [cost.race.ratio(who, FLOAT) for who in (OURS, AO)]
         shown = [f"{one.median:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in ratios]
         memory = [f"{bytes_ / 2**20:.0f} MiB ({bytes_ / cost.peaks[FLOAT]:.2f})" for bytes_ in cost.peaks.values()]
@@ -165,7 +166,7 @@ def table(costs: Sequence[Cost]) -> str:
         rows.append([cost.race.case, *times, shown[0], limit, shown[1], *memory, cost.verdict])
     header = ["training step", *MAKERS, f"{OURS}/{FLOAT}", "limit", f"{AO}/{FLOAT}",
               *(f"memory, {who}" for who in MAKERS), "verdict"]  # fmt: skip
-    return harness.table(header, rows)
+    return display.table(header, rows)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_a_peer_that_cannot_be_had_is_named_with_the_reason(load: Callable[[str]
     wanted = {"float": peers.torch_float, "ao none": peers.torch_ao("no such engine")}
     found, missing = peers.assemble(model, x, wanted)
     assert [peer.name for peer in found] == ["float"]
-    assert load("harness").absent_lines({"a": missing, "b": missing}) == [
+    assert load("display").absent_lines({"a": missing, "b": missing}) == [
         "absent: ao none, because engine 'no such engine' is not in this build of torch"
     ]
-    assert load("harness").absent_lines({"a": missing, "b": {}})[0].endswith("(a)")
+    assert load("display").absent_lines({"a": missing, "b": {}})[0].endswith("(a)")
