@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from quant.calibrate import CalibrationError
 from torch import Tensor, nn
 
 import quant
@@ -55,6 +56,22 @@ def test_any_form_of_batches_gives_the_model_of_the_three_steps(
 ) -> None:
     q = quant.quantize_static(net, form(images), progress=False)
     assert torch.equal(q(images[0]), in_steps(net, images)(images[0]))
+
+
+@pytest.mark.filterwarnings("ignore::quant.calibrate.CalibrationWarning")
+def test_a_limit_ends_the_data(net: nn.Module, images: list[Tensor]) -> None:
+    q = quant.quantize_static(net, images, limit=1, progress=False)
+    assert torch.equal(q(images[0]), in_steps(net, images[:1])(images[0]))
+    assert not torch.equal(q(images[0]), in_steps(net, images)(images[0]))
+
+
+@pytest.mark.filterwarnings("ignore::quant.calibrate.CalibrationWarning")
+def test_the_model_is_captured_with_the_example_inputs(net: nn.Module, images: list[Tensor]) -> None:
+    half = {"images": images[0], "gain": 0.5}
+    with pytest.raises(CalibrationError, match=r"'gain': expected 0\.5"):
+        quant.quantize_static(net, images, example_inputs=half, progress=False)
+    q = quant.quantize_static(net, [half], example_inputs=half, progress=False)
+    assert torch.equal(q(**half), quant.quantize_static(net, [half], progress=False)(**half))
 
 
 def test_a_forward_of_the_users_is_followed_to_its_first_call(net: nn.Module, images: list[Tensor]) -> None:
