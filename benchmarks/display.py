@@ -49,14 +49,14 @@ def show(values: dict[str, float], title: str, path: Path) -> str:
     return f"\n{title}\n{chart(values)}"
 
 
-def chart(values: dict[str, float], *, width: int = 50, mark: float = 1.0) -> str:
-    """A bar for each value on a linear scale from 0, with `|` where `mark` lies."""
-    top = max([mark, *values.values()])
+def chart(values: dict[str, float]) -> str:
+    """A bar for each value on a linear scale from 0, with `|` where 1 lies."""
+    width, top = 50, max([1.0, *values.values()])
     label = max(map(len, values), default=0)
     lines = []
     for name, value in values.items():
         bar = list(("#" * round(width * value / top)).ljust(width + 1))
-        bar[round(width * mark / top)] = "|"
+        bar[round(width / top)] = "|"
         lines.append(f"{name.ljust(label)}  {''.join(bar).rstrip()} {value:.2f}")
     return "\n".join(lines)
 

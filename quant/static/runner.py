@@ -103,15 +103,13 @@ class GraphRunner(Ranges):
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
-    def _simulate(self, values: dict[int, Any], watch: Callable[[int, Any], None] | None = None) -> Any:
+    def _simulate(self, values: dict[int, Any]) -> Any:
         for step in self.plan.steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
                 values.update(self.simulated(step, values.__getitem__))
             if slot is not None:
                 values[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
-            if watch is not None:
-                watch(step.output, values[step.output])
         return output_of(self.graph, values)
 
 
