@@ -19,7 +19,7 @@ def linear_module(call: Call) -> Meaning:
 
 def linear_function(call: Call) -> Meaning:
     """`F.linear`, whose weight may be computed, but not from the input."""
-    return Meaning("linear", (call.activation(),), {"weight": _weight(call, 1), "bias": call.get(2, "bias")})
+    return Meaning("linear", (call.activation(),), {"weight": _weight(call), "bias": call.get(2, "bias")})
 
 
 def conv_module(call: Call) -> Meaning:
@@ -52,7 +52,7 @@ def conv_function(dims: int) -> Handler:
         batched = call.activation()
         if call.rank(batched) != dims + 2:
             raise StaysFloat("its input has no batch dimension")
-        weight = _weight(call, 1)
+        weight = _weight(call)
         meta = call.graph.nodes[weight.index].meta if isinstance(weight, Ref) else None
         kernel = meta.shape[2:] if meta else tuple(_tensor(call, weight).shape[2:])
         stride = per_dimension(call.constant(call.get(3, "stride", 1), "stride"), dims)
@@ -98,8 +98,8 @@ def _own(name: str, call: Call) -> Attr | None:
     return None if getattr(module, name) is None else Attr(f"{path}.{name}" if path else name)
 
 
-def _weight(call: Call, place: int) -> Any:
-    weight = call.get(place, "weight")
+def _weight(call: Call) -> Any:
+    weight = call.get(1, "weight")
     if isinstance(weight, Ref) and not depends_on_nothing(call.graph, weight.index):
         raise StaysFloat("its weight is computed from the input")
     return weight
