@@ -17,8 +17,8 @@ from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.meaning import StaysFloat, what
 from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
+from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.plannable_reals import MOVES as REAL_MOVES
-from quant.static.plannable_reals import REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.recognise import recognise
 
 
@@ -135,6 +135,11 @@ class Planner:
         assert meta is not None
         return tuple(meta.shape)
 
+    def dtype(self, register: Register) -> torch.dtype | None:
+        """Of a value, as captured; None where it is no tensor."""
+        meta = self.graph.nodes[register.index // 2].meta
+        return None if meta is None else meta.dtype
+
     def _symbol(self, instruction: Instruction) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""
         node = self.graph.nodes[instruction.target]
@@ -183,13 +188,13 @@ class Planner:
 
 
 def _chain(out: int, made: list[tuple[str, dict[str, Any]]]) -> list[Line]:
-    """A move as operations: each reads the one before, over registers of the text's own."""
+    """A call as operations: `BEFORE` is the one before, over registers of the text's own."""
     lines = []
     for place, (op, settings) in enumerate(made):
         last = place == len(made) - 1
         own = out if last else CHAINED + out * 8 + place
-        if place:
-            settings = {**settings, "x": Register(CHAINED + out * 8 + place - 1)}
+        before = Register(CHAINED + out * 8 + place - 1)
+        settings = {name: before if value == BEFORE else value for name, value in settings.items()}
         lines.append(Line(own, op, settings))
     return lines
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quant.graph import Node, Ref, leaves
 from quant.kernels.reference_plan import Register
-from quant.static.plannable_reals import Unplanned
+from quant.static.plannable_reals import BEFORE, Unplanned
 
 if TYPE_CHECKING:
     from quant.static.plannable import Planner
@@ -147,14 +147,15 @@ def _getitem(move: Move) -> Made:
         chunks, dim = symbol.detail
         settings = {"x": Register(symbol.source), "chunks": chunks, "dim": dim, "index": place}
         return [("chunk", settings)]
-    source, made, dim = move.source(), [], 0
+    source, dim = move.source(), 0
+    made: Made = []
     for one in place if isinstance(place, tuple) else (place,):
         if isinstance(one, int) and not isinstance(one, bool):
-            made.append(("select", {"x": source, "dim": dim, "index": one}))
+            made.append(("select", {"x": BEFORE if made else source, "dim": dim, "index": one}))
         elif isinstance(one, slice) and (one.step is None or one.step > 0):
             if one != slice(None):
                 settings = {"dim": dim, "start": one.start, "end": one.stop, "step": one.step or 1}
-                made.append(("slice", {"x": source, **settings}))
+                made.append(("slice", {"x": BEFORE if made else source, **settings}))
             dim += 1
         else:
             raise Unplanned("this index has no plan")

@@ -57,6 +57,9 @@ class ModuleCall:
         return type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
 
 
+BEFORE = Register(-1)
+"""In a call that becomes several lines: what the line before gives."""
+
 IDLE = (nn.Dropout, nn.Identity)
 """Modules that do nothing in eval mode."""
 
@@ -120,13 +123,28 @@ def _attention(move: Move) -> Made:
     if move.get(4, "dropout_p", 0.0) or move.get(7, "enable_gqa", False):
         raise Unplanned("its dropout or grouping has no native kernel")
     scale, causal = move.get(6, "scale"), bool(move.get(5, "is_causal", False))
-    given = move.args[3] if len(move.args) > 3 else move.kwargs.get("attn_mask")
-    mask = None if given is None else _operand(move, 3, "attn_mask")
+    lines, mask = _mask(move)
     if mask is not None and (causal or not 2 <= len(move.planner.shape(mask)) <= len(shapes[0])):
         raise Unplanned("its mask has no native kernel")
     if scale is not None and not scale > 0:
         raise Unplanned("its scale is not positive")
-    return [("attention", {"q": q, "k": k, "v": v, "scale": scale, "causal": causal, "mask": mask})]
+    mask = BEFORE if lines else mask
+    return [*lines, ("attention", {"q": q, "k": k, "v": v, "scale": scale, "causal": causal, "mask": mask})]
+
+
+def _mask(move: Move) -> tuple[Made, Register | None]:
+    """What makes reals of the mask, and the mask as it is given; it may be of booleans, true where a key is seen."""
+    given = move.args[3] if len(move.args) > 3 else move.kwargs.get("attn_mask")
+    if given is None:
+        return [], None
+    if not isinstance(given, Ref) or move.planner.dtype(Register(given.index)) != torch.bool:
+        return [], _operand(move, 3, "attn_mask")
+    # A boolean's byte as an integer: 0 or FARTHEST, and twice that is -inf, which no scale gives where 0 is to stay 0.
+    reals = ("dequantize", {"q": Register(given.index), "scale": -FARTHEST, "zero_point": 1})
+    return [reals, ("add_f32", {"a": BEFORE, "b": BEFORE})], Register(given.index)
+
+
+FARTHEST = torch.finfo(torch.float32).min
 
 
 REALS: dict[str, Callable[[Move], Made]] = {

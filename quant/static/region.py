@@ -64,7 +64,10 @@ class Region:
         if not all(call.holds(module) for call, module in members.calls):
             return False
         program, constants = self._current(members)
-        made = torch.ops.octet.run_plan([registers[index] for index in self.inputs], constants, program, backend)
+        inputs = [registers[index] for index in self.inputs]
+        # A mask of booleans, whose bytes are read.
+        inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
+        made = torch.ops.octet.run_plan(inputs, constants, program, backend)
         for index, value in zip(self.outputs, made, strict=True):
             registers[index] = value
         return True
