@@ -87,8 +87,8 @@ class Pair:
         return None if source is None else attribute(self.root, source.path)
 
 
+@torch.inference_mode(False)  # it turns gradients on, so they are turned off inside of it
 @torch.no_grad()
-@torch.inference_mode(False)
 def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
 
