@@ -24,7 +24,7 @@ from quant.recipe import Recipe, RecipeError
 from quant.shared import note_shared, one_range_each
 from quant.static.beyond import suspects
 from quant.static.examples import encode
-from quant.static.leaves import is_dynamic
+from quant.static.leaves import base_layer, is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
@@ -85,6 +85,26 @@ def _check_model(model: nn.Module, verb: str) -> None:
         )
 
 
+def _check_rules(model: nn.Module, recipe: Recipe) -> None:
+    """Raise RecipeError for a rule that no module follows; an attention's projections follow the attention's."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    parts = {
+        id(part)
+        for _, module in modules
+        if base_layer(module) is nn.MultiheadAttention
+        for part in module.modules()
+        if part is not module
+    }
+    wholes = [(name, module) for name, module in modules if id(module) not in parts]
+    unmatched = recipe.unmatched(wholes)
+    if unmatched:
+        raise RecipeError(
+            f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
+            f"{[name for name, _ in wholes if name][:20]}"
+            + (", and each MultiheadAttention is quantised as a whole" if parts else "")
+        )
+
+
 def planned(
     model: nn.Module,
     example_inputs: Any,
@@ -109,12 +129,7 @@ def planned(
             f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
-    unmatched = recipe.unmatched(model.named_modules(remove_duplicate=False))
-    if unmatched:
-        raise RecipeError(
-            f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
-            f"{[name for name, _ in model.named_modules() if name][:20]}"
-        )
+    _check_rules(model, recipe)
     prepared = copy.deepcopy(model)
     found = capture(prepared, example_inputs)
     modules = dict(prepared.named_modules())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import quant
 from quant.graph import CaptureMismatch
 from quant.prepare import RESERVED
-from quant.recipe import Recipe
+from quant.recipe import Recipe, RecipeError
 from quant.static import ops
 from quant.static.attention import multihead
 
@@ -203,6 +203,12 @@ def test_a_rule_for_the_attention_is_one_for_its_projections(rule: Any, tmp_path
     quant.save(q, tmp_path / "q.q8")
     with torch.no_grad():
         assert torch.equal(quant.load(tmp_path / "q.q8", model=model)(X), q(X))
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_bias_kv": True}], ids=["static", "dynamic"])
+def test_a_rule_for_one_projection_alone_is_refused(settings: Any) -> None:
+    with pytest.raises(RecipeError, match=r"no module matches 'attention\.\*' -> float; .*is quantised as a whole"):
+        quant.prepare(Around(**settings).eval(), X, Recipe({"attention.*": None}))
 
 
 @pytest.mark.parametrize("case", ["plain", "weights", "padded", "decoder"])
