@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "conv_gather.h"
 #include "native.h"
 #include "workspace.h"
 
@@ -77,37 +78,6 @@ class PaddedInput {
   const uint8_t* data_;
 };
 
-// Bytes that lie side by side both in the input and in a gathered row.
-struct Run {
-  int64_t from, to, bytes;
-};
-
-// The copies that turn a pixel's surroundings, for group 0, into a row of the product (im2col).
-std::vector<Run> runs_of(const ConvShape& shape, const PaddedInput& input) {
-  const int64_t width = shape.channels / shape.groups;
-  std::vector<Run> runs;
-  for (int64_t row = 0; row < shape.kernel[0] * shape.kernel[1]; ++row)
-    for (int64_t w = 0; w < shape.kernel[2]; ++w) {
-      const int64_t from = input.tap_offset(row / shape.kernel[1], row % shape.kernel[1], w);
-      const int64_t to = row * shape.row_bytes() + w * width;
-      Run* const last = runs.empty() ? nullptr : &runs.back();
-      if (last && last->from + last->bytes == from && last->to + last->bytes == to)
-        last->bytes += width;
-      else
-        runs.push_back({from, to, width});
-    }
-  return runs;
-}
-
-// Past its end too, up to 15 bytes, where `slack`: short copies are most of the time of a layer with few channels.
-inline void copy_run(uint8_t* to, const uint8_t* from, int64_t bytes, bool slack) {
-  if (!slack || bytes > 64) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  for (int64_t i = 0; i < bytes; i += 16) std::memcpy(to + i, from + i, 16);
-}
-
 // What a call of conv_static works on.
 struct Call {
   const ConvShape& shape;
@@ -129,13 +99,18 @@ std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const Packed
   return all;
 }
 
-// Rows of the product for output pixels [first, first + rows) of group g.
-void gather(const ConvShape& shape, const PaddedInput& input, const std::vector<Run>& runs, int64_t g, int64_t first,
-            int64_t rows, uint8_t* q, int64_t ldq) {
-  const int64_t skip = g * (shape.channels / shape.groups);
-  input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
-    for (const Run& run : runs) copy_run(q + i * ldq + run.to, pixel + skip + run.from, run.bytes, input.copied());
-  });
+// run(to) leaves channels [begin, end) of output pixels [first, first + rows) at `to`, whose rows are those of the outputs:
+// there, or where a residual is added on the way. That may lie where the outputs go, and is read after they are computed.
+template <class Run>
+void leave(const Call& call, int64_t first, int64_t rows, int64_t begin, int64_t end, Run run) {
+  const int64_t outputs = call.shape.out_channels;
+  if (begin == end) return;
+  if (!call.output.residual) return run(call.output.quantized ? call.output.quantized + first * outputs : nullptr);
+  uint8_t* own = workspace().unsummed.get(rows * outputs);
+  run(own);
+  if (end - begin == outputs) return add_residual(call.output, own, first * outputs, rows * outputs);
+  for (int64_t i = 0; i < rows; ++i)
+    add_residual(call.output, own + i * outputs + begin, (first + i) * outputs + begin, end - begin);
 }
 
 // Whether the pixels of the input are the rows of the product as they lie.
@@ -155,43 +130,40 @@ void convolve_in_place(const Call& call, const PackedGemm& gemm) {
     for (int64_t h = 0; h < shape.kernel[1]; ++h) starts.push_back(input.tap_offset(d, h, 0));
   const Pieces pieces{starts.data(), static_cast<int64_t>(starts.size()), bytes};
   const Requantize by = requantize_of(call, gemm.row_sums());
-  each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+  each_part(shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
     const uint8_t** begins = workspace().begins.get(rows);
     input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) { begins[i] = pixel; });
-    gemm.run_pieces_u8(begins, pieces, rows, by, call.output.quantized + first * shape.out_channels, shape.out_channels);
-    add_residual(call.output, first * shape.out_channels, rows * shape.out_channels);
+    leave(call, first, rows, 0, shape.out_channels, [&](uint8_t* to) {
+      gemm.run_pieces_u8(begins, pieces, rows, by, to, shape.out_channels);
+    });
   });
 }
 
 // To uint8 by kernels that requantise tile by tile.
 void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
-  const int64_t outputs = shape.out_channels, group_outputs = outputs / shape.groups;
-  const Requantize by = requantize_of(call, all_row_sums(groups).data());
-  uint8_t* const out = call.output.quantized;
-  if (is_product(call)) {
-    each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
-      groups[0]->run_u8(call.q_x + first * shape.channels, shape.channels, rows, by, out + first * outputs, outputs);
-      add_residual(call.output, first * outputs, rows * outputs);
-    });
-    return;
-  }
+  const bool product = is_product(call);
   // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
   // channels and 14 x 14 in place took 255 us, gathered 219.
-  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32;
+  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !product;
   if (in_place && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
-  const PaddedInput input(shape, call.q_x, call.zero_point);
-  const std::vector<Run> runs = runs_of(shape, input);
-  const int64_t ldq = padded_row(shape.k());
-  each_block(shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
-    uint8_t* q = workspace().q.get(rows * ldq);
+  const Requantize by = requantize_of(call, all_row_sums(groups).data());
+  const Gather gather(shape, call.q_x, call.zero_point);
+  const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
+  const int64_t ldq = product ? shape.channels : padded_row(shape.k());
+  each_share(shape.pixels(), call.products(), kRowBlock, false, [&](int64_t first, int64_t rows, int part, int parts) {
+    const uint8_t* q = call.q_x + first * ldq;
     for (int64_t g = 0; g < shape.groups; ++g) {
-      const int64_t skip = g * group_outputs;
-      const Requantize part{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
-      gather(shape, input, runs, g, first, rows, q, ldq);
-      groups[g]->run_u8(q, ldq, rows, part, out + first * outputs + skip, outputs);
+      if (!product) {
+        uint8_t* gathered = workspace().q.get(rows * ldq);
+        gather.rows(g, first, rows, gathered, ldq);
+        q = gathered;
+      }
+      const int64_t skip = g * width, begin = groups[g]->first_output(part, parts), end = groups[g]->first_output(part + 1, parts);
+      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
+      leave(call, first, rows, skip + begin, skip + end,
+            [&](uint8_t* to) { groups[g]->run_u8(q, ldq, rows, own, to + skip, outputs, part, parts); });
     }
-    add_residual(call.output, first * outputs, rows * outputs);
   });
 }
 
@@ -199,24 +171,27 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
 template <class Products>
 void convolve_sums(const Call& call, const int32_t* row_sums, Products products) {
   const int64_t outputs = call.shape.out_channels;
-  each_block(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows, int64_t) {
+  each_part(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
     int32_t* sums = call.output.sums ? call.output.sums + first * outputs : workspace().sums.get(rows * outputs);
     products(first, rows, sums);
-    for (int64_t i = 0; i < rows; ++i)
-      finish_row(call.output, sums + i * outputs, first + i, outputs, call.zero_point, row_sums, call.bias);
-    add_residual(call.output, first * outputs, rows * outputs);
+    leave(call, first, rows, 0, outputs, [&](uint8_t* to) {
+      StaticOutput block = call.output;
+      block.quantized = to;
+      if (block.reals) block.reals += first * outputs;
+      for (int64_t i = 0; i < rows; ++i)
+        finish_row(block, sums + i * outputs, i, outputs, call.zero_point, row_sums, call.bias);
+    });
   });
 }
 
 void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
-  const PaddedInput input(shape, call.q_x, call.zero_point);
-  const std::vector<Run> runs = runs_of(shape, input);
+  const Gather gather(shape, call.q_x, call.zero_point);
   const int64_t ldq = padded_row(shape.k()), group_outputs = shape.out_channels / shape.groups;
   convolve_sums(call, all_row_sums(groups).data(), [&](int64_t first, int64_t rows, int32_t* sums) {
     uint8_t* q = workspace().q.get(rows * ldq);
     for (int64_t g = 0; g < shape.groups; ++g) {
-      gather(shape, input, runs, g, first, rows, q, ldq);
+      gather.rows(g, first, rows, q, ldq);
       groups[g]->run(q, ldq, rows, sums + g * group_outputs, shape.out_channels, 0, 1);
     }
   });
@@ -295,14 +270,15 @@ void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requanti
   kernel.arrange(plain.offset, shape.channels, offset);
   kernel.arrange(plain.multiplier, shape.channels, multiplier);
   const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top, plain.shrinks};
-  each_block(lines, call.products(), [&](int64_t first, int64_t count, int64_t) {
+  each_part(lines, call.products(), [&](int64_t first, int64_t count) {
     PlacedRows input(call, kernel);
     const uint8_t* rows[kDepthwiseMost];
     for (int64_t line = first; line < first + count; ++line) {
       input.find(line / shape.out[1], line % shape.out[1], rows);
-      kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
-                 layer.native(), by, call.output.quantized + line * shape.out[2] * shape.channels);
-      add_residual(call.output, line * shape.out[2] * shape.channels, shape.out[2] * shape.channels);
+      leave(call, line * shape.out[2], shape.out[2], 0, shape.channels, [&](uint8_t* to) {
+        kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
+                   layer.native(), by, to);
+      });
     }
   });
 }

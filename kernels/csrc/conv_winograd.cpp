@@ -16,7 +16,7 @@ constexpr int64_t kMostSum = (1 << 25) - 1;
 
 // Tiles whose matrices are multiplied at once: enough that reading the weights hides behind the products, few enough for
 // the L2 cache. A layer with fewer does not gain: ResNet's 256 channels at 14 x 14 are 16 tiles, a third of them outside.
-constexpr int64_t kTiles = 24;
+constexpr int64_t kTiles = 24, kMostTiles = 28;
 // Weights take eight times their size, 36 int16 for 9 int8: 512 channels to 512 would be 19 MB, of a layer that may be one
 // of many.
 constexpr int64_t kMostBytes = 8 << 20;
@@ -47,6 +47,24 @@ WinogradTile tile_at(const ConvShape& shape, int64_t index, const uint8_t* q_x, 
   for (int i = 0; i < tile.height; ++i)
     tile.out[i] = out + ((plane * shape.out[1] + h + i) * shape.out[2] + w) * shape.out_channels;
   return tile;
+}
+
+// run() leaves the outputs of the tiles where these say, or where a residual is added on the way: that may lie where the
+// outputs go, and is read after they are computed.
+template <class Run>
+void leave_tiles(const StaticOutput& output, int64_t outputs, WinogradTile* tiles, int64_t count, Run run) {
+  if (!output.residual) return run();
+  int64_t places[kMostTiles][4];
+  uint8_t* own = workspace().unsummed.get(count * 16 * outputs);
+  for (int64_t t = 0; t < count; ++t)
+    for (int h = 0; h < tiles[t].height; ++h) {
+      places[t][h] = tiles[t].out[h] - output.quantized;
+      tiles[t].out[h] = own + (t * 16 + h * 4) * outputs;
+    }
+  run();
+  for (int64_t t = 0; t < count; ++t)
+    for (int h = 0; h < tiles[t].height; ++h)
+      add_residual(output, tiles[t].out[h], places[t][h], tiles[t].width * outputs);
 }
 
 }  // namespace
@@ -91,16 +109,15 @@ void conv_winograd(const ConvShape& shape, const PackedWinograd& weight, const u
   const int64_t threads = std::min(tiles, threads_for(products));
   each_thread(threads, [&](int64_t thread) {
     const int64_t begin = tiles * thread / threads, count = tiles * (thread + 1) / threads - begin;
-    const int64_t blocks = (count + kTiles - 1) / kTiles;
-    WinogradTile* block = workspace().tiles.get(kTiles);
-    uint8_t* scratch = workspace().winograd.get(kernel.scratch_bytes(kTiles, shape.channels));
+    const int64_t blocks = (count + kMostTiles - 1) / kMostTiles;
+    WinogradTile* block = workspace().tiles.get(kMostTiles);
+    uint8_t* scratch = workspace().winograd.get(kernel.scratch_bytes(kMostTiles, shape.channels));
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t first = begin + count * b / blocks, last = begin + count * (b + 1) / blocks;
       for (int64_t t = first; t < last; ++t) block[t - first] = tile_at(shape, t, q_x, border, output.quantized);
-      kernel.run(block, last - first, shape.channels, weight.data(), shape.out_channels, by, scratch);
-      for (int64_t t = 0; t < last - first; ++t)
-        for (int h = 0; h < block[t].height; ++h)
-          add_residual(output, block[t].out[h] - output.quantized, block[t].width * shape.out_channels);
+      leave_tiles(output, shape.out_channels, block, last - first, [&] {
+        kernel.run(block, last - first, shape.channels, weight.data(), shape.out_channels, by, scratch);
+      });
     }
   });
 }

@@ -10,8 +10,6 @@
 namespace octet {
 namespace {
 
-// Rows that are quantised, multiplied and written back together: their sums stay in the cache.
-constexpr int64_t kRowBlock = 64;
 // Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
 constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
 // Below this many products a second thread costs more than it brings.
@@ -78,13 +76,30 @@ Workspace& workspace(int level) {
   return spaces[level];
 }
 
-void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn) {
-  const int64_t threads = threads_for(products);
-  if (m < 8 * threads) return fn(0, m, threads);
+void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn) {
+  const int64_t threads = std::min(m, threads_for(products));
   each_thread(threads, [&](int64_t thread) {
     const int64_t last = m * (thread + 1) / threads;
     for (int64_t first = m * thread / threads; first < last; first += kRowBlock)
-      fn(first, std::min(kRowBlock, last - first), 1);
+      fn(first, std::min(kRowBlock, last - first));
+  });
+}
+
+void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn) {
+  const int64_t threads = threads_for(products);
+  if (m < 8 * threads) return fn(0, m, threads);
+  each_part(m, products, [&](int64_t first, int64_t rows) { fn(first, rows, 1); });
+}
+
+void each_share(int64_t m, int64_t products, int64_t block, bool wide,
+                FunctionRef<void(int64_t, int64_t, int, int)> fn) {
+  const int64_t threads = threads_for(products);
+  const bool columns = wide || m < 8 * threads;
+  each_thread(threads, [&](int64_t thread) {
+    const int64_t end = columns ? m : m * (thread + 1) / threads;
+    const int part = columns ? static_cast<int>(thread) : 0, parts = columns ? static_cast<int>(threads) : 1;
+    for (int64_t first = columns ? 0 : m * thread / threads; first < end; first += block)
+      fn(first, std::min(block, end - first), part, parts);
   });
 }
 
@@ -98,12 +113,10 @@ void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_
                              output.quantized + index * n);
 }
 
-void add_residual(const StaticOutput& output, int64_t first, int64_t count) {
-  if (!output.residual) return;
-  uint8_t* own = output.quantized + first;
+void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first, int64_t count) {
   const uint8_t* other = output.residual->other + first;
   const bool left = output.residual->first;
-  element_kernels().add(output.residual->by, left ? own : other, 1, left ? other : own, 1, count, own);
+  element_kernels().add(output.residual->by, left ? own : other, 1, left ? other : own, 1, count, output.quantized + first);
 }
 
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
@@ -132,22 +145,15 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
   });
 }
 
-// Many columns are shared among threads, so that each weight goes to one core; few leave the rows to be shared.
 void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
                    const StaticOutput& output) {
-  const int64_t k = gemm.k(), n = gemm.n(), threads = threads_for(m * n * k);
-  const bool columns = m < 8 * threads || (n >= 256 * threads && n * k >= kSharedWeight);
-  const int64_t block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
-  each_thread(threads, [&](int64_t thread) {
-    const int64_t end = columns ? m : m * (thread + 1) / threads;
-    const int part = columns ? static_cast<int>(thread) : 0, parts = columns ? static_cast<int>(threads) : 1;
-    for (int64_t first = columns ? 0 : m * thread / threads; first < end; first += block) {
-      const int64_t rows = std::min(block, end - first);
-      if (output.reals)
-        gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
-      else
-        gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
-    }
+  const int64_t k = gemm.k(), n = gemm.n(), block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
+  const bool wide = n >= 256 * threads_for(m * n * k) && n * k >= kSharedWeight;
+  each_share(m, m * n * k, block, wide, [&](int64_t first, int64_t rows, int part, int parts) {
+    if (output.reals)
+      gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+    else
+      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
   });
 }
 

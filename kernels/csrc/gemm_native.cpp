@@ -78,19 +78,21 @@ class NativePacked final : public PackedGemm {
   bool run_u8(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, uint8_t* out, int64_t ldout, int thread,
               int threads) const override {
     if (!gemm_.run_u8) return false;
-    const int64_t groups = gemm_.groups(n());
-    gemm_.run_u8(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, groups * thread / threads,
-                 groups * (thread + 1) / threads);
+    gemm_.run_u8(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, first_group(thread, threads),
+                 first_group(thread + 1, threads));
     return true;
   }
 
   bool run_f32(const uint8_t* x, int64_t ldx, int64_t m, const Requantize& by, float* out, int64_t ldout, int thread,
                int threads) const override {
     if (!gemm_.run_f32) return false;
-    const int64_t groups = gemm_.groups(n());
-    gemm_.run_f32(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, groups * thread / threads,
-                  groups * (thread + 1) / threads);
+    gemm_.run_f32(x, ldx, m, packed_.get(), n(), k(), by, out, ldout, first_group(thread, threads),
+                  first_group(thread + 1, threads));
     return true;
+  }
+
+  int64_t first_output(int thread, int threads) const override {
+    return std::min(n(), first_group(thread, threads) * gemm_.group);
   }
 
   bool requantizes() const override { return gemm_.run_u8 != nullptr; }
@@ -107,11 +109,14 @@ class NativePacked final : public PackedGemm {
   std::string route() const override { return gemm_.route; }
 
  private:
+  int64_t first_group(int64_t thread, int64_t threads) const {
+    return (n() + gemm_.group - 1) / gemm_.group * thread / threads;
+  }
+
   void run_share(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread, int threads,
                  bool backwards) const {
-    const int64_t groups = gemm_.groups(n());
-    gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, groups * thread / threads,
-              groups * (thread + 1) / threads, backwards);
+    gemm_.run(x, ldx, m, packed_.get(), n(), k(), acc, ldacc, first_group(thread, threads),
+              first_group(thread + 1, threads), backwards);
   }
 
   const NativeGemm& gemm_;

@@ -26,7 +26,7 @@ constexpr int64_t kPieceStep = 4;
 // A weight is packed in groups of outputs; a group is the unit of work that threads share.
 struct NativeGemm {
   const char* route;
-  int64_t (*groups)(int64_t n);
+  int64_t group;  // outputs of one
   int64_t (*packed_bytes)(int64_t n, int64_t k);
   void (*pack)(const int8_t* weight, int64_t n, int64_t k, int8_t* packed);
   // Sums of groups [first, last), or the same from the last to the first, for rows [0, m); x, ldx and acc as in

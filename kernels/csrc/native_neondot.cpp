@@ -30,7 +30,7 @@ struct NeonDot : ByLane<NeonDot> {
 
 }  // namespace
 
-extern const NativeGemm kNeonDotGemm = {"dot",         &tile::groups<NeonDot>, &NeonDot::packed_bytes, &NeonDot::pack,
+extern const NativeGemm kNeonDotGemm = {"dot",         tile::kGroup<NeonDot>, &NeonDot::packed_bytes, &NeonDot::pack,
                                         &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32};
 
 }  // namespace octet

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int64_t kGroup = 16;
 
-int64_t groups(int64_t n) { return (n + kGroup - 1) / kGroup; }
 int64_t packed_bytes(int64_t n, int64_t k) { return n * k; }
 void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) { std::copy(weight, weight + n * k, packed); }
 
@@ -24,6 +23,6 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
 
 }  // namespace
 
-extern const NativeGemm kPortableGemm = {"portable", &groups, &packed_bytes, &pack, &run, nullptr};
+extern const NativeGemm kPortableGemm = {"portable", kGroup, &packed_bytes, &pack, &run, nullptr};
 
 }  // namespace octet

@@ -40,6 +40,7 @@ struct PlanStep {
   std::function<void(const PlanFrame&)> run;
   std::vector<int> reads;
   int write;
+  int over = -1;  // a buffer that is read place by place just before `write` is written there: one memory may serve both
 };
 
 class Plan {

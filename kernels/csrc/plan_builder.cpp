@@ -67,8 +67,8 @@ PlanView PlanBuilder::dense(const PlanView& view) {
 }
 
 void PlanBuilder::emit(const std::vector<const PlanView*>& reads, const PlanView& write,
-                       std::function<void(const PlanFrame&)> run) {
-  PlanStep step{std::move(run), {}, write.buffer};
+                       std::function<void(const PlanFrame&)> run, int over) {
+  PlanStep step{std::move(run), {}, write.buffer, over};
   for (const PlanView* view : reads) step.reads.push_back(view->buffer);
   plan_->steps_.push_back(std::move(step));
 }
@@ -78,7 +78,7 @@ namespace {
 template <class T>
 void copy_rows(const PlanLoops& loops, const T* from, T* to) {
   const int64_t n = loops.length(), to_step = loops.step(0), from_step = loops.step(1);
-  each_block(loops.rows(), loops.rows() * n, [&](int64_t first, int64_t rows, int64_t) {
+  each_part(loops.rows(), loops.rows() * n, [&](int64_t first, int64_t rows) {
     loops.each(first, rows, [&](const int64_t* at) {
       T* out = to + at[0];
       const T* in = from + at[1];
@@ -225,8 +225,17 @@ void PlanBuilder::place_buffers() {
       last[b] = std::max(last[b], s);
     }
   }
-  std::vector<size_t> order(count);
+  std::vector<size_t> order(count), home(count);
   std::iota(order.begin(), order.end(), 0);
+  std::iota(home.begin(), home.end(), 0);
+  for (int64_t s = 0; s < steps; ++s) {
+    const int write = plan_->steps_[s].write, over = plan_->steps_[s].over;
+    if (over < 0 || first[write] != s || last[home[over]] != s) continue;
+    const Plan::Buffer &one = plan_->buffers_[over], &other = plan_->buffers_[write];
+    if (one.home != Plan::Home::kArena || other.home != Plan::Home::kArena || one.bytes != other.bytes) continue;
+    home[write] = home[over];
+    last[home[over]] = last[write];
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return plan_->buffers_[a].bytes > plan_->buffers_[b].bytes; });
   struct Placed {
@@ -235,7 +244,7 @@ void PlanBuilder::place_buffers() {
   std::vector<Placed> placed;  // by begin
   for (const size_t b : order) {
     Plan::Buffer& buffer = plan_->buffers_[b];
-    if (buffer.home != Plan::Home::kArena || last[b] < 0) continue;
+    if (buffer.home != Plan::Home::kArena || last[b] < 0 || home[b] != b) continue;
     // Kernels read a little past what they were given, so neighbours keep their distance.
     const int64_t bytes = (buffer.bytes + 63) / 64 * 64 + 2 * kSlack;
     int64_t begin = 0;
@@ -246,6 +255,8 @@ void PlanBuilder::place_buffers() {
     std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
     plan_->arena_bytes_ = std::max(plan_->arena_bytes_, begin + bytes);
   }
+  for (size_t b = 0; b < count; ++b)
+    if (home[b] != b) plan_->buffers_[b].place = plan_->buffers_[home[b]].place;
 }
 
 }  // namespace octet

@@ -23,7 +23,8 @@ class PlanBuilder {
   PlanView channels_last(const PlanView& view) { return with_strides(view, channels_last_strides(view.sizes)); }
   // As it is where its elements lie without gaps in some order, else channels last.
   PlanView dense(const PlanView& view);
-  void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run);
+  void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run,
+            int over = -1);
   void copy(const PlanView& from, const PlanView& to);
   // The view of a register; padding that was put off is written out now.
   const PlanView& at(const PlanLine& line, int64_t reg);

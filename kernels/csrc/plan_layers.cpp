@@ -104,13 +104,15 @@ PlanView conv(PlanBuilder& b, const PlanLine& line) {
   if (sum.line) b.define(*sum.line, out);
   std::vector<const PlanView*> reads{&x};
   if (sum.line) reads.push_back(&sum.other);
+  // A convolution reads its input around what it writes.
+  const int over = sum.line && sum.other.buffer != x.buffer && sum.other.offset == 0 ? sum.other.buffer : -1;
   const auto emit = [&](auto compute) {
     b.emit(reads, out, [=](const PlanFrame& frame) {
       StaticOutput output = finish.to(out, frame);
       Residual residual = sum.residual;
       if (sum.line) residual.other = sum.other.bytes(frame), output.residual = &residual;
       compute(x.bytes(frame), output);
-    });
+    }, over);
     return out;
   };
   if (!finish.real && PackedWinograd::serves(shape))

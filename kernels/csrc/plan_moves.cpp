@@ -174,7 +174,7 @@ PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes
   bool whole = x.sizes[order.back()] == length;
   for (int64_t i = 0; i < length; ++i) whole &= (*from).back()[i] == i;
   b.emit({&x}, out, [=](const PlanFrame& frame) {
-    each_block(rows, out.count() * 2, [&](int64_t first, int64_t count, int64_t) {
+    each_part(rows, out.count() * 2, [&](int64_t first, int64_t count) {
       for (int64_t row = first; row < first + count; ++row) {
         uint8_t* to = out.bytes_out(frame) + row * length;
         int64_t at = 0, rest = row;

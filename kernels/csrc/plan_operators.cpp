@@ -16,7 +16,7 @@ constexpr int64_t kMostPlanes = 4;  // that `interleave` takes
 // fn(first, count) over [0, n), shared among threads; `cost` is what one element costs, in products.
 template <class Fn>
 void each_chunk(int64_t n, int64_t cost, Fn fn) {
-  each_block((n + kChunk - 1) / kChunk, n * cost, [&](int64_t first, int64_t chunks, int64_t) {
+  each_part((n + kChunk - 1) / kChunk, n * cost, [&](int64_t first, int64_t chunks) {
     fn(first * kChunk, std::min(n, (first + chunks) * kChunk) - first * kChunk);
   });
 }
@@ -72,7 +72,7 @@ void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const Pl
   const int64_t channels = x.sizes[1], pixels = product(Sizes(x.sizes.begin() + 2, x.sizes.end()));
   const int64_t parts = (pixels + kChunk - 1) / kChunk;
   b.emit({&x}, out, [=, batch = x.sizes[0]](const PlanFrame& frame) {
-    each_block(batch * parts, x.count() * 4, [&](int64_t first, int64_t count, int64_t) {
+    each_part(batch * parts, x.count() * 4, [&](int64_t first, int64_t count) {
       uint8_t rows[kMostPlanes * kChunk];
       for (int64_t part = first; part < first + count; ++part) {
         const int64_t begin = part % parts * kChunk, n = std::min(kChunk, pixels - begin), sample = part / parts * channels;
@@ -103,7 +103,7 @@ PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
     const float* from = x.reals(frame);
     uint8_t* to = out.bytes_out(frame);
     const int64_t n = loops.length(), x_step = loops.step(0), out_step = loops.step(1);
-    each_block(loops.rows(), loops.rows() * n * 4, [&](int64_t first, int64_t rows, int64_t) {
+    each_part(loops.rows(), loops.rows() * n * 4, [&](int64_t first, int64_t rows) {
       uint8_t block[kChunk];
       float gathered[kChunk];
       loops.each(first, rows, [&](const int64_t* at) {
@@ -245,7 +245,7 @@ PlanView binary(PlanBuilder& b, const PlanLine& line, const Settings& settings, 
       return each_chunk(loops.length(), 4, [&](int64_t first, int64_t n) {
         compute(settings, x + first * x_step, x_step, y + first * y_step, y_step, n, to + first);
       });
-    each_block(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows, int64_t) {
+    each_part(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows) {
       loops.each(first, rows, [&](const int64_t* at) {
         compute(settings, x + at[1], x_step, y + at[2], y_step, loops.length(), to + at[0]);
       });

@@ -32,7 +32,7 @@ PlanView add(PlanBuilder& b, const PlanLine& line) {
   b.emit({&left, &right}, out, [=](const PlanFrame& frame) {
     const float *x = left.reals(frame), *y = right.reals(frame);
     float* const to = out.reals_out(frame);
-    each_block(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows, int64_t) {
+    each_part(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows) {
       loops.each(first, rows, [&](const int64_t* at) {
         real_kernels().add(x + at[1], loops.step(1), y + at[2], loops.step(2), loops.length(), to + at[0]);
       });
@@ -80,7 +80,7 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
   const Sizes strides = rounding ? b.rounded_strides(*rounding, x.sizes) : Sizes{};
   if (!rounding || strides != plain_strides(x.sizes)) {
     b.emit({&x, &added}, out, [=](const PlanFrame& frame) {
-      each_block(rows, rows * n * 8, [&](int64_t first, int64_t count, int64_t) {
+      each_part(rows, rows * n * 8, [&](int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i)
           norm.row(x.reals(frame) + i * n, summed ? added.reals(frame) + i * n : nullptr, out.reals_out(frame) + i * n);
       });
@@ -90,7 +90,7 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
   const PlanView q = b.fresh(x.sizes, strides);
   const RowRange range{static_cast<float>(rounding->number("scale")), byte(*rounding, "zero_point")};
   b.emit({&x, &added, &q}, out, [=](const PlanFrame& frame) {
-    each_block(rows, rows * n * 8, [&](int64_t first, int64_t count, int64_t) {
+    each_part(rows, rows * n * 8, [&](int64_t first, int64_t count) {
       for (int64_t i = first; i < first + count; ++i) {
         float* const to = out.reals_out(frame) + i * n;
         norm.row(x.reals(frame) + i * n, summed ? added.reals(frame) + i * n : nullptr, to);

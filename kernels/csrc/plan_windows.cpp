@@ -151,7 +151,7 @@ PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::f
   const auto part = shared->largest ? &max_lines : &mean_pixels;
   const int64_t lines = x.sizes[0] * shared->axes[0].count() * shared->axes[1].count(), parts = shared->largest ? lines : pixels;
   b.emit({&x}, out, [=](const PlanFrame& frame) {
-    each_block(parts, pixels * taps * channels, [&](int64_t first, int64_t count, int64_t) {
+    each_part(parts, pixels * taps * channels, [&](int64_t first, int64_t count) {
       part(*shared, x.bytes(frame), strides, batch_stride, channels, first, count, out.bytes_out(frame));
     });
   });
@@ -233,7 +233,7 @@ PlanView mean(PlanBuilder& b, const PlanLine& line) {
   if (spatial) {
     const int64_t channels = x.sizes[1], batch = x.sizes[0];
     b.emit({&x}, out, [=](const PlanFrame& frame) {
-      each_block(batch, x.count(), [&](int64_t first, int64_t samples, int64_t) {
+      each_part(batch, x.count(), [&](int64_t first, int64_t samples) {
         int32_t* sums = workspace().sums.get(channels);
         for (int64_t n = first; n < first + samples; ++n) {
           std::fill_n(sums, channels, 0);
@@ -247,7 +247,7 @@ PlanView mean(PlanBuilder& b, const PlanLine& line) {
   } else {
     const PlanView rows = b.plain(moved);
     b.emit({&rows}, out, [=, outputs = product(kept)](const PlanFrame& frame) {
-      each_block(outputs, outputs * count, [&](int64_t first, int64_t outs, int64_t) {
+      each_part(outputs, outputs * count, [&](int64_t first, int64_t outs) {
         int32_t* sums = workspace().sums.get(outs);
         for (int64_t i = 0; i < outs; ++i) sums[i] = element_kernels().sum(rows.bytes(frame) + (first + i) * count, count);
         element_kernels().mean(settings, sums, static_cast<int32_t>(count), static_cast<int32_t>(count), outs,

@@ -24,11 +24,6 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 template <class A>
 constexpr int64_t kGroup = static_cast<int64_t>(A::kLanes) * A::kBlocks;
 
-template <class A>
-int64_t groups(int64_t n) {
-  return ceil_div(n, kGroup<A>);
-}
-
 // Blocks of the group that starts at output `n0`: all groups are full but the last.
 template <class A>
 int blocks_of(int64_t n, int64_t n0) {
@@ -263,7 +258,7 @@ void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int
 
 template <class A>
 constexpr NativeGemm table(const char* route) {
-  return {route, &groups<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>};
+  return {route, kGroup<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>};
 }
 
 }  // namespace octet::tile

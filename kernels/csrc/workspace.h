@@ -39,8 +39,11 @@ class Scratch {
   int64_t bytes_ = 0;
 };
 
+// Rows that are quantised, multiplied and written back together: their sums stay in the cache.
+constexpr int64_t kRowBlock = 64;
+
 struct Workspace {
-  Scratch<uint8_t> q, q_low;
+  Scratch<uint8_t> q, q_low, unsummed;
   Scratch<int32_t> sums, sums_low;
   Scratch<RowRange> ranges;
   Scratch<float> hidden;
@@ -89,16 +92,25 @@ RowRange range_of(const float* x, const float* columns, int64_t k, int top);
 void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
                  int64_t threads, Workspace& space);
 
+// fn(first, count) over blocks of [0, m) that threads share.
+void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn);
+
 // fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
 // threads to the product itself.
 void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn);
+
+// fn(first row, rows, part, parts) over blocks of the rows [0, m) of a product, `part` of `parts` of its outputs each: few rows
+// are not shared among threads but the outputs are, and so they are where the weight is `wide`, so that each weight goes to
+// one core.
+void each_share(int64_t m, int64_t products, int64_t block, bool wide,
+                FunctionRef<void(int64_t, int64_t, int, int)> fn);
 
 // Sums of output row `index` (n values) to where `output` wants them: zero point removed, bias added, scaled.
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
                 const int32_t* row_sums, const int32_t* bias);
 
-// Adds the residual, where there is one, to the outputs [first, first + count) that were just written.
-void add_residual(const StaticOutput& output, int64_t first, int64_t count);
+// Writes the outputs [first, first + count) of a layer with a residual: `own` with it added.
+void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first, int64_t count);
 
 // How `output` requantises raw sums, in arrays of the calling thread's workspace that hold until its next call.
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
