@@ -49,7 +49,7 @@ struct Entry {
     if (backend != library || program != text || constants.size() != with.size() || inputs.size() != given.size()) return false;
     for (size_t i = 0; i < given.size(); ++i)
       if (given[i].sizes() != inputs[i].sizes || given[i].strides() != inputs[i].strides ||
-          (given[i].scalar_type() == at::kFloat) != inputs[i].real)
+          given[i].scalar_type() != (inputs[i].real ? at::kFloat : at::kByte))
         return false;
     for (size_t i = 0; i < with.size(); ++i)
       if (!constants[i].is(with[i])) return false;

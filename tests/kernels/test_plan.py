@@ -255,6 +255,13 @@ def test_kept_plans_are_bounded(extension: None) -> None:
     assert torch.ops.octet_native.plan_count() <= 64
 
 
+def test_a_kept_plan_takes_no_other_dtypes(compiled: Backend) -> None:
+    program, x = text("%9 = same x=%0"), integers(1, 7)
+    torch.ops.octet.run_plan([x], [], program, compiled.name)
+    with pytest.raises(TypeError, match="an input is Long"):
+        torch.ops.octet.run_plan([x.long()], [], program, compiled.name)
+
+
 def test_weights_that_were_written_to_are_seen(compiled: Backend) -> None:
     for index in range(3):
         inputs, constants, program = network()
