@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quant.graph import Ref, leaves
@@ -76,6 +77,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
     run.close(made, _registers(output))
     planner.symbols.clear()
     for region in made.regions:
+        region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return made

@@ -39,6 +39,7 @@ class Region:
         steps: how many instructions it stands for.
         instructions: these.
         ranks: dimensions of the inputs as captured, where a check of dimensions is among the instructions; else None.
+        booleans: whether each input was of booleans as captured.
     """
 
     pieces: list[str | Instruction | ModuleCall]
@@ -50,22 +51,26 @@ class Region:
     steps: int
     instructions: list[Instruction]
     ranks: list[int] | None = None
+    booleans: list[bool] = field(default_factory=list)
     _members: _Members | None = field(default=None, repr=False, compare=False)
     _text: _Text | None = field(default=None, repr=False, compare=False)
 
     def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
-        They have to where a float module is hooked or training, or an input has other dimensions than what is checked.
+        They have to where a float module is hooked or training, an input has other dimensions than what is checked, or
+        a mask is of booleans and was not when captured, or the other way round.
         """
-        if self.ranks is not None and [registers[index].dim() for index in self.inputs] != self.ranks:
+        inputs = [registers[index] for index in self.inputs]
+        if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
+            return False
+        if [one.dtype is torch.bool for one in inputs] != self.booleans:
             return False
         members = self._found(home)
         if not all(call.holds(module) for call, module in members.calls):
             return False
         program, constants = self._current(members)
-        inputs = [registers[index] for index in self.inputs]
-        # A mask of booleans, whose bytes are read.
+        # Of a mask of booleans the bytes are read.
         inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
         made = torch.ops.octet.run_plan(inputs, constants, program, backend)
         for index, value in zip(self.outputs, made, strict=True):

@@ -101,6 +101,31 @@ def test_masks_are_planned() -> None:
         assert not any("attention" in name for name in names(kind))
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        x = self.layer(x)
+        return F.scaled_dot_product_attention(x, x, x, mask)
+
+
+BOOLEANS = torch.ones(2, 10, 10, dtype=torch.bool).tril()
+REALS = torch.zeros(2, 10, 10).masked_fill(~BOOLEANS, -2.0)
+
+
+@pytest.mark.parametrize(("captured", "given"), [(BOOLEANS, REALS), (REALS, BOOLEANS)], ids=["reals", "booleans"])
+def test_masks_of_the_other_kind_than_captured(captured: Tensor, given: Tensor) -> None:
+    model = Masked().eval()
+    q = quant.quantize_static(model, [(X, captured)], progress=False)
+    with torch.no_grad():
+        for mask in (captured, given):
+            assert float((q(X, mask) - model(X, mask)).norm() / model(X, mask).norm()) < 0.03
+        with pytest.raises((RuntimeError, TypeError), match=r"[Ll]ong"):
+            q(X, BOOLEANS.long())
+
+
 def test_writes_in_place_keep_views_with_torch() -> None:
     assert any("unflatten" in name for name in names("in place"))
 
