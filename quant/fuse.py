@@ -118,6 +118,17 @@ class Plan:
         """
         return step.integer and step.output in self.slot_of and step.op != "cell"
 
+    def read_both_ways(self) -> set[int]:
+        """Values made in float that integer steps read rounded, and float steps or the caller as they are."""
+        steps = {index: step for step in self.steps for index in step.nodes}
+        users, end = self.graph.users(), len(self.graph.nodes)
+
+        def as_it_is(value: int, user: int) -> bool:
+            return user == end or (steps[user].op != SHAPE and value not in steps[user].inputs)
+
+        return {value for value in self.slot_of
+                if not steps[value].integer and any(as_it_is(value, user) for user in users[value])}  # fmt: skip
+
     def inner_slots(self, step: Step) -> dict[str, str]:
         """Of a recurrent step: the slot of each range inside of it, by the range's name."""
         path = self.graph.nodes[step.nodes[0]].target

@@ -18,7 +18,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static.runner import GraphRunner, bound_values, output_of
+from quant.static.runner import GraphRunner, bound_values, output_of, seen_by
 from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -58,7 +58,7 @@ class TrainingRunner(GraphRunner):
         self._places = {
             value: (slot.name, place) for slot in plan.slots.values() for place, value in enumerate(slot.observed)
         }
-        self._dead = last_readers(plan)
+        self._dead, self._both = last_readers(plan), plan.read_both_ways()
 
     def switch(self, name: str, on: bool) -> None:
         """Set `rounding` or `norms_frozen`."""
@@ -93,18 +93,22 @@ class TrainingRunner(GraphRunner):
         return scale.reshape(-1).expand(self._channels(step)).clone()
 
     def _train(self, values: dict[int, Any]) -> Any:
+        rounded: dict[int, Any] = {}
         for step in self.plan.steps:
+            seen = seen_by(step, values, rounded)
             if is_recurrent(step):
-                values.update(trained(self, step, values, rounding=self.is_on("rounding")))
+                values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
                 if step.op == "cell":  # its state went round unrounded; who else reads it reads integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
-                values[step.output], clamp = self._value(step, values)
-            values[step.output] = self._observed(step, values[step.output], clamp)
+                values[step.output], clamp = self._value(step, seen)
+            kept = rounded if step.output in self._both else values
+            kept[step.output] = self._observed(step, values[step.output], clamp)
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
+                rounded.pop(dead, None)
         return output_of(self.graph, values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:

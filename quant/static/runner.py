@@ -104,13 +104,21 @@ class GraphRunner(Ranges):
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
     def _simulate(self, values: dict[int, Any]) -> Any:
+        both, rounded = self.plan.read_both_ways(), dict[int, Any]()
         for step in self.plan.steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
-                values.update(self.simulated(step, values.__getitem__))
+                values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
-                values[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
+                kept = rounded if step.output in both else values
+                kept[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
         return output_of(self.graph, values)
+
+
+def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
+    """The values that a step reads: of those that are `Plan.read_both_ways` an integer step's inputs are rounded."""
+    own = {value: rounded[value] for value in step.inputs if step.integer and value in rounded}
+    return {**values, **own} if own else values
 
 
 def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:

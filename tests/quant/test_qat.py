@@ -586,3 +586,27 @@ def test_accumulated_gradients_and_checkpointing_change_nothing() -> None:
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         # The batch moved the running variance, which folds the weight, between the forward and its recomputation.
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0.02, atol=0.02)
+
+
+class Normed(nn.Module):
+    """A layer norm that integers read, and the float sum around them too: a transformer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return x * (x + self.second(F.relu(self.first(x)))).exp()
+
+
+def test_what_float_steps_read_is_not_rounded_for_them() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16)
+    p = quant.prepare_qat(Normed(), x)
+    p.train()(x)
+    q = quant.convert(p.eval())
+    with torch.no_grad():
+        assert (p(x) - q(x)).norm() < 1e-5 * q(x).norm()
+        with simulating(p):
+            assert (p(x) - q(x)).norm() < 1e-5 * q(x).norm()
