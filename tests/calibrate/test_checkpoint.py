@@ -336,7 +336,7 @@ def spawn():
     return pid
 
 killed = 0
-while killed < kills:
+while killed < kills or not (folder / "checkpoint").exists():  # the last run shall have one to go on from
     pid = spawn()
     time.sleep(rng.uniform(0.02, 0.35))
     os.kill(pid, signal.SIGKILL)
