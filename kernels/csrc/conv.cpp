@@ -37,11 +37,7 @@ class PaddedInput {
         }
     std::memset(copy + filled, zero_point, offset(shape.batch, 0, 0, 0) - filled);
     data_ = copy;
-    copied_ = true;
   }
-
-  // Whether kSlack bytes around it may be read.
-  bool copied() const { return copied_; }
 
   // Bytes from a pixel's first tap to tap (d, h, w).
   int64_t tap_offset(int64_t d, int64_t h, int64_t w) const {
@@ -74,7 +70,6 @@ class PaddedInput {
 
   const ConvShape& shape_;
   int64_t size_[3];
-  bool copied_ = false;
   const uint8_t* data_;
 };
 

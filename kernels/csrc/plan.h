@@ -50,7 +50,6 @@ class Plan {
                                            const std::vector<PlanTensor>& inputs);
 
   const std::vector<PlanTensor>& outputs() const { return outputs_; }
-  int64_t arena_bytes() const { return arena_bytes_; }
   void run(const void* const* inputs, void* const* outputs) const;
 
  private:
