@@ -12,6 +12,7 @@ from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.static import ops
+from quant.static.arguments import copied
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
@@ -216,11 +217,17 @@ class ProgramRunner(nn.Module):
         return self.run(*args, **kwargs)
 
     def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
-        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1."""
-        values = bound_values(self.graph, self.root, args, kwargs)
+        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1.
+
+        Each as it was when it was filled: a float step after it may write into the tensor.
+        """
+        values = bound_values(self.graph, self.root, *copied((args, kwargs)))
         registers = {2 * value: given for value, given in values.items()}
-        self._steps(self.program.instructions, [[] for _ in self.program.drops], registers)
-        return registers
+        kept = {register: copied(given) for register, given in registers.items()}
+        for instruction in self.program.instructions:
+            self._steps([instruction], [[]], registers)
+            kept[instruction.out] = copied(registers[instruction.out])
+        return kept
 
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
