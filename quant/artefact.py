@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,12 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     static = _static_models(model)
     if not modules and not static:
         raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
+    report = summary(model)
     manifest = {
         "static": {name: describe(part) for name, part in static.items()},
         "modules": {name: _describe(module) for name, module in modules.items()},
-        "report": summary(model).to_dict()["modules"],
+        "report": report.to_dict()["modules"],
+        "float_bytes": report.float_bytes,
     }
     write(Path(path), _state(model, static), manifest)
 
@@ -92,6 +95,17 @@ def load(
             module.backend = backend
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
     return result
+
+
+def read_report(path: str | os.PathLike[str]) -> Report:
+    """The report in a file that `save` wrote, without the model; raises as `load` does where the file is damaged."""
+    manifest, tensors = read(Path(path))
+    report = Report(tuple(ReportEntry(**entry) for entry in manifest["report"]))
+    left = manifest.get("float_bytes")
+    if left is None:  # of an older version: what the tensors have beyond the quantised ones
+        own = {name: one for name, one in tensors.items() if not (name.startswith(TABLE) or name in manifest["same"])}
+        left = max(sum(one.numel() * one.element_size() for one in own.values()) - report.bytes_after, 0)
+    return replace(report, float_bytes=left)
 
 
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:

@@ -21,7 +21,7 @@ from quant.observers import NoDataSeen
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
-from quant.report import attach_report, own_bytes
+from quant.report import attach_report, own_tensors
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.int8_layers import Made, int8_layers, is_layer
@@ -68,7 +68,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     model.eval()
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
-    sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
+    tensors = {name: own_tensors(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
     hooked = silenced(found)
@@ -89,7 +89,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
-    attach_report(model, make_report(model, sizes, kinds, entries, info))
+    attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 
 
