@@ -16,6 +16,7 @@ from quant.kernels import ops
 from torch import nn
 
 import quant
+from quant.artefact_file import read, write
 from quant.cli import doctor, files, main
 
 MODELS = """
@@ -275,6 +276,23 @@ def test_summary_wants_one_source(cli: Cli) -> None:
     assert "expected either a file" in cli.fails("summary")
     assert "expected either a file" in cli.fails("summary", "x.safetensors", *cli.model())
     assert "--weights goes with --model" in cli.fails("summary", "x.safetensors", "--weights", "y.pt")
+
+
+def test_summary_of_a_damaged_file(cli: Cli, tmp_path: Path) -> None:
+    cli.run("dynamic", *cli.model(), "--out", "int8.safetensors")
+    path = tmp_path / "int8.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "int8.safetensors was altered or damaged: " in cli.fails("summary", "int8.safetensors")
+
+
+def test_summary_of_a_file_without_the_bytes_of_what_stayed_float(cli: Cli, tmp_path: Path) -> None:
+    report = json.loads(cli.run("dynamic", *cli.model(), "--json", "--keep-float", "2", "--out", "int8.safetensors"))
+    assert report["model_bytes_after"] > report["bytes_after"]
+    manifest, tensors = read(Path("int8.safetensors"))
+    kept = {name: manifest[name] for name in ("static", "modules", "report")}
+    write(Path("older.safetensors"), tensors, kept)
+    assert json.loads(cli.run("summary", "older.safetensors", "--json")) == report
 
 
 def test_summary_of_a_file_without_a_report(cli: Cli) -> None:
