@@ -27,7 +27,7 @@ LEVELS: dict[str, tuple[tuple[str, set[str]], ...]] = {
 
 def examine() -> dict[str, Any]:
     """Every finding, JSON-ready. Nothing here fails where something is missing: what is missing is a finding."""
-    loaded = not ops.extension_problem()
+    in_use = "none, the kernels are not loaded" if ops.extension_problem() else str(torch.ops.octet_native.isa())
     return {
         "version": _version("octet-quant") or "not installed as a package",
         "python": platform.python_version(),
@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
             "machine": platform.machine(),
             "name": _cpu_field("model name"),
             "isa": best_isa(set((_cpu_field("flags") or _cpu_field("Features")).split())),
-            "isa_in_use": str(torch.ops.octet_native.isa()) if loaded else "none, the kernels are not loaded",
+            "isa_in_use": f"none: {ops.isa_problem()}" if ops.isa_problem() else in_use,
         },
         "extension": _extension(),
         "backends": dispatch.available(),
@@ -96,7 +96,7 @@ def _default_backend() -> str:
     try:
         return dispatch.current().name
     except ValueError as error:
-        return f"none: QUANT_BACKEND: {error}"
+        return f"none: {error}" if ops.isa_problem() else f"none: QUANT_BACKEND: {error}"
 
 
 def _fbgemm_gpu() -> str:

@@ -385,6 +385,23 @@ def test_doctor_reports_a_backend_that_the_environment_gets_wrong(cli: Cli, monk
     assert "no backend is called 'gpu'" in cli.run("doctor")
 
 
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="only the compiled kernels have instruction sets")
+def test_an_instruction_set_that_is_none_is_said_and_not_used(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command, environment = [sys.executable, "-m", "quant", *arguments], {**os.environ, "QUANT_ISA": "foo"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    (tmp_path / "net.py").write_text(MODELS)
+    doctor = run("doctor")
+    assert (doctor.returncode, doctor.stderr) == (0, "")
+    assert "in use: none: QUANT_ISA is 'foo', expected portable" in doctor.stdout
+    assert "backend      none: QUANT_ISA is 'foo', expected portable" in doctor.stdout
+    used = run("dynamic", "--model", "net:make")
+    assert used.returncode == 2
+    [line] = used.stderr.splitlines()
+    assert line.startswith("quant dynamic: QUANT_ISA is 'foo', expected portable")
+
+
 def test_doctor_says_when_fbgemm_gpu_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "")
     assert "fbgemm-gpu-cpu is not installed" in cli.run("doctor")
