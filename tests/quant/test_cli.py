@@ -104,6 +104,12 @@ def float_model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"octet-quant {quant.__version__}\n")
+
+
 def test_dynamic_prints_the_report(cli: Cli) -> None:
     printed = cli.run("dynamic", *cli.model())
     assert printed.strip() == str(quant.summary(quant.quantize_dynamic(float_model())))

@@ -261,3 +261,11 @@ def test_the_route_of_a_convolution_is_by_what_its_kernel_multiplies_together(la
 def test_summary_of_something_else() -> None:
     with pytest.raises(TypeError, match=r"quant\.summary: expected an nn\.Module, got str"):
         quant.summary("model")  # type: ignore[arg-type]
+
+
+def test_the_types_of_results_and_errors_have_public_names() -> None:
+    q = quant.quantize_static(nn.Sequential(nn.Linear(4, 4)), [torch.randn(8, 4)], progress=False)
+    assert type(summary(q)["0"]) is quant.types.ReportEntry
+    assert len(quant.__all__) <= 30
+    for name in quant.types.__all__:
+        assert getattr(quant.types, name).__module__.startswith("quant.")
