@@ -30,7 +30,7 @@ from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
-from quant.static.runner import runners
+from quant.static.runner import RESERVED, runners
 
 TABLE = "_quant_table/"
 """Begins the names of look-up tables, which are tensors of the file and of no module's."""
@@ -144,6 +144,17 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
     if runners(model):
         raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
     found = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
+    replaced = [
+        full_name(name, path)
+        for name, module in model.named_modules()
+        if isinstance(module, ProgramRunner) and module.origin is not None
+        for path in module.origin.replaced()
+    ]
+    if replaced:
+        raise ArtefactError(
+            f"{', '.join(name.replace(f'{RESERVED}.', '') for name in replaced[:8])} was replaced after quant.convert, "
+            "and the float model given to quant.load would not have it; replace it in the float model and convert that"
+        )
     for name, module in model.named_modules(remove_duplicate=False):
         inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in found)
         if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:

@@ -270,7 +270,10 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
-    return runner.layer(instruction.target).op if instruction.op == "layer" else instruction.op
+    layer: nn.Module | None = runner.layer(instruction.target) if instruction.op == "layer" else None
+    if layer is None:
+        return instruction.op
+    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:

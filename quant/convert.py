@@ -24,6 +24,7 @@ from quant.recipe import QConfig
 from quant.report import attach_report, own_tensors
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
+from quant.static.exchanged import Origin
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.lower import Context
 from quant.static.notes import silenced
@@ -89,6 +90,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    for module in model.modules():
+        if isinstance(module, ProgramRunner):
+            module.origin = Origin(module.root, module.graph, module.program.instructions)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 

@@ -186,7 +186,12 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
     report = getattr(module, REPORT_ATTRIBUTE, None)
     if isinstance(report, Report):
         modules = dict(module.named_modules(remove_duplicate=False))
+        replaced = _replaced(modules)
         for entry in report:
+            if entry.name in replaced:
+                size = sum(bytes_of(own_tensors(part), set()) for part in modules[entry.name].modules())
+                detail = f"replaced by a {type(modules[entry.name]).__name__} after the conversion; called in float"
+                entry = replace(entry, outcome="float", detail=detail, bytes_before=size, bytes_after=size)
             detail = entry.detail + _chosen_backend(entry, modules.get(entry.name))
             yield replace(entry, name=full_name(name, entry.name), detail=detail)
         return
@@ -199,6 +204,15 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
         yield ReportEntry(name, type(module).__name__, "float", "never quantised", size, size)
     for child_name, child in module.named_children():
         yield from _entries(child, f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Names of the modules that the user has put into converted ones (`static/exchanged.py`)."""
+    found = set()
+    for path, module in modules.items():
+        origin = getattr(module._modules.get("_quant"), "origin", None)
+        found |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
+    return found & modules.keys()
 
 
 def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:
