@@ -31,6 +31,7 @@ from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
 from quant.static.runner import RESERVED, runners
+from quant.static.state import without_ranges
 
 TABLE = "_quant_table/"
 """Begins the names of look-up tables, which are tensors of the file and of no module's."""
@@ -111,14 +112,14 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
     name = type(result).__name__
-    wanted, given = set(result.state_dict()), set(tensors)
+    wanted, given = set(without_ranges(result.state_dict())), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
         raise ArtefactError(
             f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
             f"and the file has {extra or 'nothing'} that the model lacks"
         )
-    for key, own in result.state_dict().items():
+    for key, own in without_ranges(result.state_dict()).items():
         if own.dtype != tensors[key].dtype:
             raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
     # With the versions of the model's own modules: without, some take it for a state of long ago.
@@ -167,7 +168,7 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
 
 def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """All that a loaded model needs to have the same numbers."""
-    state = dict(model.state_dict())
+    state = without_ranges(model.state_dict())
     odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if odd:
         raise ArtefactError(f"the state_dict holds {', '.join(odd[:8])}, and safetensors holds tensors alone")

@@ -35,6 +35,7 @@ from quant.static.replaced import remove_folded, remove_parametrizations, remove
 from quant.static.rest import make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.signature import signature
+from quant.static.state import keep_ranges
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -93,6 +94,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = Origin(module.root, module.graph, module.program.instructions)
+    keep_ranges(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 
