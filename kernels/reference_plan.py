@@ -190,6 +190,24 @@ def run_plan(
     return [_as_promised(registers[index]) for index in plan.outputs]
 
 
+class _NotFinite(Exception):
+    """A value that is to be quantised is NaN or inf."""
+
+
+def _quantize_finite(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    if not bool(torch.isfinite(x).all()):
+        raise _NotFinite
+    return OPS["quantize"](x, scale, zero_point)
+
+
+def run_plan_of_finite(inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str) -> list[Tensor]:
+    """`run_plan`, or an empty list where a value that is quantised on the way is NaN or inf, which no integer says."""
+    try:
+        return run_plan(inputs, constants, program, table={**OPS, "quantize": _quantize_finite})
+    except _NotFinite:
+        return []
+
+
 def _as_promised(value: Tensor) -> Tensor:
     """A copy in the memory format of run_plan's outputs."""
     if value.dtype == torch.float32 or value.dim() < 4:
