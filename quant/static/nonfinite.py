@@ -10,6 +10,8 @@ A graph that torch.compile or torch.export makes cannot branch on values: there 
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,19 +101,24 @@ def _across(lost: Lost, x: Any) -> Lost:
 def spoiled(output: Any, registers: dict[int, Any]) -> Any:
     """A call's output, nested, with NaN in the noted samples: rows of an output that has as many, all of another."""
     noted: list[Lost] | None = registers.get(LOST)
-    return output if noted is None else map_leaves(lambda leaf: _spoiled(leaf, noted), output)
+    if noted is None:
+        return output
+    with warnings.catch_warnings() if torch._C._is_tracing() else contextlib.nullcontext():
+        if torch._C._is_tracing():  # which rows are whose is decided by the traced sizes, as all else in such a graph
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return map_leaves(lambda leaf: _spoiled(leaf, noted), output)
 
 
 def _spoiled(leaf: Any, noted: list[Lost]) -> Any:
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
-    counts = {lost.rows.numel() for lost in noted}
+    counts = [lost.rows.numel() for lost in noted]
     for lost in noted:
         leaf = torch.where(_place(lost, leaf, counts), torch.nan, leaf)
     return leaf
 
 
-def _place(lost: Lost, leaf: Tensor, counts: set[int]) -> Tensor:
+def _place(lost: Lost, leaf: Tensor, counts: list[int]) -> Tensor:
     """Where a sample is in an output, to be broadcast to it."""
     if lost.across:
         samples = lost.columns
@@ -120,10 +127,13 @@ def _place(lost: Lost, leaf: Tensor, counts: set[int]) -> Tensor:
         if samples is not None and leaf.dim() and leaf.shape[0] == samples.numel():
             return _shaped(samples, leaf, 0)
         return lost.rows.any()
-    rows = leaf.shape[0] if leaf.dim() else 0
-    # Windows or steps that were folded into dimension 0: a whole number for each row of another tensor of the call.
-    if rows and (rows == lost.rows.numel() or (rows in counts and lost.rows.numel() % rows == 0)):
-        return _shaped(lost.rows.reshape(rows, -1).any(1), leaf, 0)
+    if leaf.dim():
+        rows, count = leaf.shape[0], lost.rows.numel()
+        if rows == count:
+            return _shaped(lost.rows, leaf, 0)
+        # Windows or steps that were folded into dimension 0: a whole number for each row of another tensor of the call.
+        if any(rows == other for other in counts) and count % rows == 0:
+            return _shaped(lost.rows.reshape(rows, -1).any(1), leaf, 0)
     return lost.rows.any()
 
 
