@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "plan_check.h"
 #include "plan_operators.h"
 #include "transpose.h"
 #include "workspace.h"
@@ -26,9 +27,10 @@ void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inp
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
     registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
   }
+  check_plan(text);
   text_ = &text;
   for (const PlanLine& line : text.lines) {
-    if (registers_.contains(line.out)) continue;
+    if (registers_.contains(line.out)) continue;  // another line's step computes it too
     if (std::optional<PlanPad> pad = pad_of(*this, line))
       pads_[line.out] = std::move(*pad);
     else

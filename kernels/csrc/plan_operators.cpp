@@ -38,6 +38,37 @@ int32_t byte(const PlanLine& line, std::string_view name) {
   return static_cast<int32_t>(value);
 }
 
+int64_t checked_count(const PlanLine& line, const Sizes& sizes) {
+  constexpr int64_t most = int64_t{1} << 40;
+  int64_t count = 1;
+  for (const int64_t size : sizes) {
+    expect(line, size >= 0, "a size is " + std::to_string(size));
+    if (size == 0) return 0;
+    expect(line, count <= most / size, "its result would hold more than 2**40 values");
+    count *= size;
+  }
+  return count;
+}
+
+Widths widths_of(const PlanLine& line, const PlanView& x) {
+  const Sizes widths = line.integers("widths");
+  const int64_t rank = x.rank(), pairs = static_cast<int64_t>(widths.size()) / 2;
+  const bool constant = line.word("mode") == "constant";
+  expect(line, widths.size() % 2 == 0 && pairs <= rank, "its widths are not in pairs, or more than its input's dimensions");
+  expect(line, constant || (pairs <= 3 && (rank == pairs + 1 || rank == pairs + 2)),
+         "mode " + line.word("mode") + " is for the last dimensions of all but one or two");
+  expect(line, constant || std::find(x.sizes.begin() + (rank - pairs - 1), x.sizes.end(), 0) == x.sizes.end(),
+         "its input has no values to repeat");
+  Widths found{Sizes(rank, 0), Sizes(rank, 0)};
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int64_t before = widths[2 * pair], after = widths[2 * pair + 1], d = rank - 1 - pair;
+    expect(line, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d], "cuts away more than its input has");
+    expect(line, constant || (before >= 0 && after >= 0), "mode " + line.word("mode") + " cuts nothing away");
+    found.before[d] = before, found.after[d] = after;
+  }
+  return found;
+}
+
 int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank) {
   const int64_t found = dim < 0 ? dim + rank : dim;
   if (found < 0 || found >= rank)
@@ -225,9 +256,10 @@ PlanView lookup(PlanBuilder& b, const PlanLine& line) {
   const PlanConstant& found = b.constant(line, "table", "uint8");
   const uint8_t* first = static_cast<const uint8_t*>(found.data);
   auto table = std::make_shared<std::vector<uint8_t>>(first, first + product(found.sizes));
-  expect(line, !found.sizes.empty() && found.sizes.back() == 256, "its table has no 256 entries");
+  expect(line, (found.sizes.size() == 1 || found.sizes.size() == 2) && found.sizes.back() == 256,
+         "its table has no 256 entries");
   if (found.sizes.size() == 1) return looked_up(b, x, table);
-  const int64_t axis = dimension(line, line.integer("axis"), x.rank()), channels = found.sizes[0];
+  const int64_t axis = dimension(line, line.has("axis") ? line.integer("axis") : 1, x.rank()), channels = found.sizes[0];
   expect(line, x.sizes[axis] == channels, "its table is for " + std::to_string(channels) + " channels");
   x = axis == 1 ? b.channels_last(x) : b.plain(x);
   const PlanView out = b.fresh(x.sizes, x.strides);
@@ -259,6 +291,7 @@ Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right) {
            "its inputs have shapes that do not go together");
     sizes[d] = left.sizes[d] == 1 ? right.sizes[d] : left.sizes[d];
   }
+  checked_count(line, sizes);
   return sizes;
 }
 
