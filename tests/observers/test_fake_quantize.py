@@ -31,7 +31,7 @@ KINDS = {
     "moving_average": lambda: FakeQuantize(MovingAverageObserver(momentum=0.1)),
     "minmax": lambda: FakeQuantize(MinMaxObserver()),
     "histogram": lambda: FakeQuantize(HistogramObserver()),
-    "fixed": lambda: FakeQuantize(FixedObserver(low=-1.0)),
+    "fixed": lambda: FakeQuantize(FixedObserver(low=-1.0, high=1.0)),
     "per_channel": lambda: FakeQuantize(MinMaxObserver(replace(WEIGHT_S8, axis=1))),
     "lsq": lambda: LSQFakeQuantize(),
     "lsq_channels": lambda: LSQFakeQuantize(weight_scheme(4, 1), channels=3),
