@@ -392,3 +392,16 @@ def test_cuda_gives_the_same(kind: str) -> None:
         assert x.grad is not None
         assert y.grad is not None
         assert torch.equal(x.grad, y.grad.cpu())
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_given_range_is_what_rounds(before: bool) -> None:
+    observer = MovingAverageObserver()
+    if before:
+        observer.give(0.0, 255.0)
+    module = FakeQuantize(observer)
+    if not before:
+        observer.give(0.0, 255.0)
+    x = torch.tensor([-3.0, 2.4, 300.0])
+    assert module(x).tolist() == [0.0, 2.0, 255.0]
+    assert float(module.eval().qparams().scale) == 1.0

@@ -213,6 +213,20 @@ def test_ranges_go_out_are_edited_and_come_back(folder: Folder) -> None:
     assert not torch.equal(edited(x), first(x))
 
 
+def test_edited_ranges_need_no_second_pass_over_the_data(folder: Folder) -> None:
+    """A given range is no part of what a checkpoint compares: statistics are the same under it."""
+    again = ["--batch-size", "5", "--checkpoint", "state"]
+    folder.run("rows", "rows.npz", *again, "--save-ranges", "ranges.json")
+    data = json.loads(Path("ranges.json").read_text())
+    data["ranges"]["0"].update(high=0.5)
+    Path("ranges.json").write_text(json.dumps(data))
+    status, printed, _ = folder.run("rows", "rows.npz", *again, "--ranges", "ranges.json", "--json")
+    found = json.loads(printed)
+    assert status == 0
+    assert found["run"]["resumed"] == 4
+    assert [layer["chosen_high"] for layer in found["layers"] if layer["layer"] == "0"] == [pytest.approx(0.5)]
+
+
 def test_options_of_an_observer_come_from_the_command(folder: Folder) -> None:
     options = ["--observer", "percentile", "--observer-option", "percentile=80", "--observer-option", "bins=1024"]
     assert folder.run("rows", "rows.npz", "--batch-size", "20", "--out", "a.q8", *options)[0] == 0
@@ -227,8 +241,14 @@ def test_the_report_takes_ranges_too(folder: Folder) -> None:
     command = ["report", "--model", f"{folder.nets}:rows", "--data", "rows.npz", "--quiet", "--json"]
     assert main([*command, "--save-ranges", "ranges.json"]) == 0
     first = folder.capsys.readouterr().out
-    assert main([*command, "--observer", "minmax", "--ranges", "ranges.json"]) == 0
+    assert main([*command, "--ranges", "ranges.json"]) == 0
     assert folder.capsys.readouterr().out == first
+    data = json.loads(Path("ranges.json").read_text())
+    data["ranges"]["0"].update(high=0.01)
+    Path("ranges.json").write_text(json.dumps(data))
+    assert main([*command, "--ranges", "ranges.json"]) == 0
+    clipped = {step["name"]: step["high"] for step in json.loads(folder.capsys.readouterr().out)["steps"]}
+    assert clipped["0"] == pytest.approx(0.01)
 
 
 def test_two_processes_write_what_one_writes(folder: Folder) -> None:

@@ -184,7 +184,8 @@ def test_a_default_may_be_for_the_dynamic_layers_among_static_ones() -> None:
         make(Tagger)[0], TOKENS, Recipe(default=QConfig(per_row=False, activation_observer="minmax"))
     )
     prepared(TOKENS)
-    quant.convert(prepared)
+    report = quant.summary(quant.convert(prepared))
+    assert (report["words"].outcome, report["head"].outcome) == ("int8", "int8")
     for setting in ({"activation_observer": "minmax"}, {"weight_observer": "mse"}, {"activation_symmetric": True}):
         rule = {nn.Embedding: QConfig(**setting)}  # type: ignore[arg-type]
         with pytest.raises(RecipeError, match=rf"asks for {next(iter(setting))}=.*layer 'words' becomes dynamic"):
