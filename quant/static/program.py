@@ -220,6 +220,7 @@ class ProgramRunner(nn.Module):
         values = bound_values(self.graph, self.root, args, kwargs)
         registers = {2 * value: given for value, given in values.items()}
         self._steps(self.program.instructions, [[] for _ in self.program.drops], registers)
+        registers.pop(nonfinite.LOST, None)
         return registers
 
     def float_parameters(self) -> set[str]:
