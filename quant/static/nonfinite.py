@@ -10,7 +10,6 @@ A graph that torch.compile or torch.export makes cannot branch on values: there 
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -103,9 +102,10 @@ def spoiled(output: Any, registers: dict[int, Any]) -> Any:
     noted: list[Lost] | None = registers.get(LOST)
     if noted is None:
         return output
-    with warnings.catch_warnings() if torch._C._is_tracing() else contextlib.nullcontext():
-        if torch._C._is_tracing():  # which rows are whose is decided by the traced sizes, as all else in such a graph
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+    if torch.compiler.is_compiling() or not torch._C._is_tracing():
+        return map_leaves(lambda leaf: _spoiled(leaf, noted), output)
+    with warnings.catch_warnings():  # which rows are whose is decided by the traced sizes, as all else in such a graph
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
         return map_leaves(lambda leaf: _spoiled(leaf, noted), output)
 
 

@@ -1,0 +1,124 @@
+"""A call that no captured program stands for: the user's own forward runs, with int8 layers in it and floats between.
+
+Weights of functional layers (`F.linear(x, self.weight)`) are no module of their own; for the user's forward they are
+put back as the real values of their integers, when it first runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Step
+from quant.graph import Attr, CaptureMismatch, Ref, attribute
+from quant.static.layers import StaticLayer
+from quant.static.recognise import OPERATORS
+
+_falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
+
+
+class UncapturedCall(UserWarning):
+    """A call of a converted or prepared model that none of its captured programs stands for; it runs all the same."""
+
+
+def is_falling_back() -> bool:
+    """Whether this call comes from a user's forward that runs as it is, around int8 layers."""
+    return _falling_back.get()
+
+
+@contextlib.contextmanager
+def falling_back() -> Iterator[None]:
+    """Let parts of the model that the user's forward calls run as they are where they have no program of their own."""
+    token = _falling_back.set(True)
+    try:
+        yield
+    finally:
+        _falling_back.reset(token)
+
+
+def run_own_forward(root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forward that the user's module has: its class's, or one that was set on it."""
+    with falling_back():
+        return type(root).forward(root, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+
+def warn_once(said: set[str], path: str, root: nn.Module, mismatch: CaptureMismatch, how: str) -> None:
+    """Say once per model and module that a call runs outside of its programs, and why."""
+    if path in said:
+        return
+    said.add(path)
+    warnings.warn(
+        f"{path or type(root).__name__}: a call is unlike those it was prepared with, so it runs {how}: {mismatch}. "
+        "quant.prepare(model, examples=[..., inputs like this call]) gives it a program of its own",
+        UncapturedCall,
+        stacklevel=4,
+    )
+
+
+class WeightsToRestore:
+    """The parameters that a user's forward reads and that have become parts of int8 layers.
+
+    Attributes:
+        problem: why the user's forward cannot run any more; '' where it can.
+    """
+
+    def __init__(self, plan: Plan, root: nn.Module) -> None:
+        self.problem = ""
+        self.parts: list[tuple[str, slice | None, str, bool]] = []
+        self._done = False
+        for step in plan.steps:
+            if step.integer and OPERATORS[step.op].weighted and plan.graph.nodes[step.nodes[0]].kind != "module":
+                self._note(step, plan, root)
+
+    def _note(self, step: Step, plan: Plan, root: nn.Module) -> None:
+        key = "/" + step.name.replace(".", "/")
+        for name in ("weight", "bias"):
+            value = step.attrs[name]
+            rows: slice | None = None
+            if isinstance(value, Ref):
+                node = plan.graph.nodes[value.index]
+                owner = plan.graph.nodes[step.nodes[0]].owner
+                if node.target is operator.getitem and isinstance(node.args[1], slice):
+                    value, rows = node.args
+                else:  # computed from parts: the module reads it as its `weight`
+                    value = Attr(f"{owner}.{name}" if owner else name)
+            if isinstance(value, Attr):
+                self.parts.append((value.path, rows, key, name == "weight"))
+
+    def restore(self, root: nn.Module, layers: Mapping[str, StaticLayer]) -> None:
+        """Set the parameters that are gone to the real values of the integers they became."""
+        if self._done:
+            return
+        found: dict[str, list[Tensor]] = {}
+        for path, _, key, is_weight in self.parts:
+            layer = layers[key[1:]]
+            value = layer.weight if is_weight else layer.bias
+            if value is not None:
+                found.setdefault(path, []).append(value)
+        for path, values in found.items():
+            owner, _, name = path.rpartition(".")
+            module = root.get_submodule(owner)
+            if _is_gone(module, name):
+                sliced = any(rows is not None for place, rows, _, _ in self.parts if place == path)
+                module.__dict__[name] = torch.cat(values) if sliced else values[0]
+        self._done = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_done": False}
+
+
+def _is_gone(module: nn.Module, name: str) -> bool:
+    if name in module.__dict__:
+        return False
+    try:
+        value = attribute(module, name)
+    except AttributeError:
+        return True
+    return value is None or (isinstance(value, Tensor) and value.numel() == 0)
