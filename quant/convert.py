@@ -11,6 +11,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
 from quant.fuse import make_plan
@@ -25,6 +26,7 @@ from quant.report import attach_report, own_tensors
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
+from quant.static.fallback import WeightsToRestore
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.lower import Context
 from quant.static.notes import silenced
@@ -33,7 +35,7 @@ from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, all_runners, runners, unwrapped
 from quant.static.signature import signature
 from quant.static.state import keep_ranges
 
@@ -65,18 +67,19 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _check_whole(prepared)
-    _calibrated(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
     model.eval()  # which reads the switches that an average of models has as buffers
+    _drop_unseen(model)
+    _calibrated(model)
     check_trained(model)
     _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = {name: own_tensors(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
-    found = runners(model)
+    found = all_runners(model)
     hooked = silenced(found)
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made = Made(found, ranges)
@@ -84,13 +87,19 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
+            if "@" in path and _folds(runner) != _folds(found[path.partition("@")[0]]):
+                continue  # a batch norm that another program has in a weight is gone; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
+        for path, runner in found.items():
+            if "@" not in path:
+                _remove_unread(runner, entries)
     for made_layer in made.layers.values():
         made_layer.derive()  # type: ignore[operator]
     layers = _settings(found)
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend)
+    description["further"] = {path: runner.example for path, runner in found.items() if "@" in path}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -126,11 +135,25 @@ def _check_whole(prepared: nn.Module) -> None:
     )
 
 
+def _drop_unseen(model: nn.Module) -> None:
+    """Drop programs to which no data came, where a module has others; their calls run as they are."""
+    for runner in runners(model).values():
+        programs = [runner, *runner.others]
+        seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
+        if not seen or len(seen) == len(programs):
+            continue
+        first, *others = seen
+        first.others = nn.ModuleList(others)
+        first.own_forward = runner.own_forward
+        runner.root._modules[RESERVED] = first
+        runner.root.__dict__["forward"] = first.run
+
+
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     """The ranges of every runner, or one error that lists what saw no data."""
     ranges: dict[str, dict[str, QParams]] = {}
     missing: list[str] = []
-    for path, runner in runners(prepared).items():
+    for path, runner in all_runners(prepared).items():
         ranges[path] = {}
         for name in runner.plan.slots:
             try:
@@ -163,15 +186,17 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
         the recurrent ones among them, by full name, and why: dynamic quantisation takes those.
     """
     dynamic: dict[str, str] = {}
-    for path, runner in runners(model).items():
-        recurrent = beyond_one_range(runner)
-        floats = {**beyond_eight_bits(runner), **recurrent}
+    for path, first in runners(model).items():
+        programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
+        recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
+        floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
         if not floats:
             continue
-        plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
-        plan.shared = runner.plan.shared
-        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
-        runner.replan(plan, points)
+        for runner in programs:  # one layer is int8 in all programs or in none
+            plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
+            plan.shared = runner.plan.shared
+            points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
+            runner.replan(plan, points)
         for name, reason in floats.items():
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
@@ -191,45 +216,78 @@ def _convert_unit(
 ) -> nn.Module:
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
+    further = "@" in path  # a further program of a module whose first one is in place
     context = Context(plan, root, ranges, runner.tables)
-    layers, sites = int8_layers(runner, ranges, backend, made, entries, path)
-    note_floats(plan, entries, path)
+    shown: Entries = {} if further else entries  # the layers are those of the first program
+    layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
+    note_floats(plan, shown, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
     program = assemble(plan, steps, given, plan.graph.output, context, sites)
     remove_folded(plan, root)
-    del root._modules[RESERVED]
-    del root.__dict__["forward"]
+    if not further:
+        del root._modules[RESERVED]
+        del root.__dict__["forward"]
     if "" in layers:
-        return replace_module(model, root, layers[""])
+        return model if further else replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
     program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan, root)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
             program_runner.layers[name[1:]] = layer
+    planned = program_runner.schedule(program_runner.program)
+    if planned.regions or planned.reasons:
+        name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
+        entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())
+    if further:
+        first = root._modules[RESERVED]
+        assert isinstance(first, ProgramRunner)
+        first.others.append(program_runner)
+        return model
     root.add_module(RESERVED, program_runner)
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
-    planned = program_runner.schedule(program_runner.program)
-    if planned.regions or planned.reasons:
-        entries[full_name(path, PLANNED)] = ("int8", planned.describe())
-    remove_unread(plan, root, program_runner)
+    return model
+
+
+def _folds(runner: GraphRunner) -> tuple[set[str], set[str]]:
+    """The batch norms that a program folds into weights, and those that it calls."""
+    graph, folded, called = runner.graph, set(), set()
+    for step in runner.plan.steps:
+        norm = step.attrs.get("batch_norm") if step.integer else None
+        if norm is not None and graph.nodes[norm].kind == "module":
+            folded.add(graph.nodes[norm].target)
+        called |= {graph.nodes[index].target for index in step.nodes if index != norm
+                   and graph.nodes[index].kind == "module"}  # fmt: skip
+    return folded, {name for name in called if isinstance(runner.root.get_submodule(name), _BatchNorm)}
+
+
+def _remove_unread(runner: GraphRunner, entries: Entries) -> None:
+    """Take away what no program of a module reads any more, now that all have been made."""
+    root, path = runner.root, runner.graph.path
+    first = root._modules.get(RESERVED)
+    if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
+        return
+    programs = [one for one in (first, *first.others) if isinstance(one, ProgramRunner)]
+    for one in (runner, *runner.others):
+        assert isinstance(one, GraphRunner)
+        remove_unread(one.plan, root, programs)
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")
-    return model
 
 
 def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:
     """The QConfig of every weighted module, or owner of functional layers, by its full name."""
     settings: dict[str, QConfig] = {}
-    for path, runner in found.items():
+    for runner in found.values():
         for step in runner.plan.steps:
             if step.integer and step.qconfig is not None:
                 node = runner.graph.nodes[step.nodes[0]]
                 name = node.target if node.kind == "module" else node.owner
-                settings[full_name(path, name)] = step.qconfig
+                settings[full_name(runner.graph.path, name)] = step.qconfig
     return settings

@@ -7,15 +7,17 @@ one more child holds the observers: a `GraphRunner`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from quant.capture import capture
+from quant.capture import as_arguments, capture
+from quant.capture.watched import evaluating
 from quant.dynamic_plan import NothingQuantized
+from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
@@ -23,10 +25,11 @@ from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
+from quant.static.arguments import copied
 from quant.static.beyond import suspects
 from quant.static.examples import encode
 from quant.static.leaves import base_layer, is_dynamic
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -51,7 +54,9 @@ class Prepared:
 
 
 @torch.inference_mode(False)
-def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None) -> nn.Module:
+def prepare(
+    model: nn.Module, example_inputs: Any, recipe: Recipe | None = None, *, examples: Sequence[Any] = ()
+) -> nn.Module:
     """A copy of `model` with observers, to be calibrated by calling it and then converted.
 
     Args:
@@ -59,28 +64,33 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. They decide which
             branches on sizes are taken; batch size and image size stay free where the model leaves them free.
         recipe: which layers are quantised and how; None quantises everything that has an int8 kernel.
+        examples: more inputs, of calls that `example_inputs` does not show: without a mask, with a cache, of a length
+            at which the model decides otherwise. Each structure gets a program of its own. Calls that come in
+            calibration and are unlike all of them do so too.
 
     Raises:
         TypeError: `model` is not a module.
         RecipeError: a rule matches no module, or asks for what calibration, or no layer of the rule, can use.
         NothingQuantized: no layer of the model can be, or may be, quantised; with the reasons.
     """
-    return checked(model, example_inputs, recipe or Recipe(), install_watching, "quant.prepare", training=False)
+    recipe = recipe or Recipe()
+    return checked(model, example_inputs, recipe, make_runner, "quant.prepare", training=False, examples=examples)
 
 
 def checked(
     model: nn.Module,
     example_inputs: Any,
     recipe: Recipe,
-    install: Callable[[nn.Module, Plan], None],
+    make: MakeRunner,
     verb: str,
     *,
     training: bool,
+    examples: Sequence[Any] = (),
 ) -> nn.Module:
     """As `planned`, with errors for settings of the recipe that would not be used."""
     if isinstance(recipe, Recipe):  # `planned` words the error
         check_observers(recipe, verb, training=training)
-    prepared = planned(model, example_inputs, recipe, install, verb, training=training)
+    prepared = planned(model, example_inputs, recipe, make, verb, training=training, examples=examples)
     check_settings(prepared, recipe, prepared.__dict__[RESERVED + "_prepared"].called, verb)
     return prepared
 
@@ -129,17 +139,19 @@ def planned(
     model: nn.Module,
     example_inputs: Any,
     recipe: Recipe,
-    install: Callable[[nn.Module, Plan], None],
+    make: MakeRunner,
     verb: str,
     *,
     training: bool = False,
+    examples: Sequence[Any] = (),
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
     Args:
-        install: puts a runner of the plan into a captured module.
+        make: makes the runner of a plan of a captured module.
         verb: how errors call what the user called.
         training: whether gradients will be taken through the graphs.
+        examples: inputs of calls of other structures, as for `prepare`.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -160,8 +172,10 @@ def planned(
     for path, reasons in one_range_each(plans, modules).items():
         plans[path] = make_plan(found.graphs[path], modules[path], recipe, reasons)
     note_shared(plans, modules)
+    extender = Extender(recipe, found.islands, found.called, training, make)
     for path, plan in plans.items():
-        install(modules[path], plan)
+        extender.install(modules[path], plan)
+    _add_examples(prepared, examples, found.state)
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else {name: copy.deepcopy(attribute_or_none(model, name)) for name in sorted(found.state)}
@@ -176,29 +190,28 @@ def attribute_or_none(model: nn.Module, path: str) -> Any:
     return getattr(model.get_submodule(owner), name, None)
 
 
-def install(module: nn.Module, plan: Plan) -> None:
-    """Let `module` run `plan`."""
+def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:
+    """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
+    before = {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in state} if examples else {}
+    for example in examples:
+        args, kwargs = copied(as_arguments(example))
+        with torch.no_grad(), replaying(), evaluating(prepared):
+            prepared(*args, **kwargs)
+    for name, value in before.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(prepared.get_submodule(owner), attribute, value)
+
+
+def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:
+    """What observes the values of a plan; by channel too where a weight only fits inputs of many decades."""
     points = {slot.name: make_point(slot) for slot in plan.slots.values()}
     for name, point in points.items():
         point.name = full_name(plan.graph.path, name)
     runner = GraphRunner(module, plan, points)
-    runner.train(module.training)
-    module.add_module(RESERVED, runner)
-    module.__dict__["forward"] = runner.run
-
-
-def install_watching(module: nn.Module, plan: Plan) -> None:
-    """As `install`, with observers per channel where a weight only fits inputs of many decades."""
-    install(module, plan)
-    _watch_suspects(module)
-
-
-def _watch_suspects(module: nn.Module) -> None:
-    runner = module._modules[RESERVED]
-    assert isinstance(runner, GraphRunner)
     for step, observer in suspects(runner):
-        observer.name = full_name(runner.graph.path, f"{step.name} (input by channel)")
+        observer.name = full_name(plan.graph.path, f"{step.name} (input by channel)")
         runner.watch_columns(step.inputs[0], observer)
+    return runner
 
 
 def make_point(slot: Slot) -> Observer:

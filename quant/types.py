@@ -17,6 +17,7 @@ from quant.observers import NoDataSeen
 from quant.parity import Parity, StepParity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
+from quant.static.fallback import UncapturedCall
 
 __all__ = [
     "ArtefactError",
@@ -39,4 +40,5 @@ __all__ = [
     "Row",
     "StepError",
     "StepParity",
+    "UncapturedCall",
 ]

@@ -56,6 +56,20 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) ->
     return found
 
 
+def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[str, str], *, training: bool) -> Capture:
+    """Capture another call of a module of a model that was captured before.
+
+    Args:
+        path: dotted name of the module in that model.
+        islands: why modules of the model are none of a graph's, by dotted name.
+        training: as for `capture`.
+    """
+    found = Capture(islands=dict(islands))
+    with watching(module) as watched, torch.no_grad():
+        _capture_unit(watched, module, path, *call, found, training)
+    return found
+
+
 def as_arguments(example_inputs: Any) -> Arguments:
     """A tensor, a tuple or list, or a dict, as the positional and keyword arguments of a call."""
     if isinstance(example_inputs, dict):

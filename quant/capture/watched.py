@@ -70,7 +70,7 @@ class Watched:
 def watching(model: nn.Module) -> Iterator[Watched]:
     """Watch the modules of a model, in eval mode, without the user's hooks; all is put back."""
     watched = Watched(model)
-    with _evaluating(model), _keeping(model):
+    with evaluating(model), _keeping(model):
         for module in model.modules():
             for name in HOOKS:
                 hooks = module.__dict__.get(name)
@@ -91,11 +91,16 @@ def _belongs_to_model(hooks: Any, kind: type) -> bool:
     """
     package, dot, _ = kind.__module__.partition(".")
     modules = [getattr(hook, "__module__", None) or type(hook).__module__ for hook in hooks.values()]
-    return all(one.startswith("torch.nn.utils") or (dot and one.startswith(f"{package}.")) for one in modules)
+    # A hook that stands beside the model's class is somebody's who looks on; a library has a module for its own.
+    return all(
+        one.startswith("torch.nn.utils") or (dot and one.startswith(f"{package}.") and one != kind.__module__)
+        for one in modules
+    )
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All modules in eval mode, and each in its own again afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from quant.further import Extender
 from quant.fuse import Plan, Step
 from quant.graph import Attr, attribute
 from quant.names import full_name
@@ -24,7 +27,9 @@ from quant.static.weights import folded, output_first
 
 
 @torch.inference_mode(False)
-def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | None = None) -> nn.Module:
+def prepare_qat(
+    model: nn.Module, example_inputs: Any = None, recipe: Recipe | None = None, *, examples: Sequence[Any] = ()
+) -> nn.Module:
     """A copy of `model` with fake quantisation, to be trained as any module and then converted.
 
     The copy has the user's classes, parameters and names, so that a float checkpoint loads into it; what quantisation
@@ -37,6 +42,7 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
         model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
         example_inputs: as for `quant.prepare`; not needed for a model that is prepared already.
         recipe: as for `quant.prepare`, which has it already for such a model.
+        examples: more inputs, of calls of other structures, as for `quant.prepare`.
 
     Raises:
         TypeError, RecipeError, NothingQuantized: as `quant.prepare`; RecipeError also for an activation_observer that
@@ -50,10 +56,8 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
         raise TypeError("quant.prepare_qat: a float model needs example_inputs, as quant.prepare does")
     recipe = recipe or Recipe()
 
-    def install(module: nn.Module, plan: Plan) -> None:
-        _install(module, plan, recipe)
-
-    prepared = checked(model, example_inputs, recipe, install, "quant.prepare_qat", training=True)
+    make = functools.partial(_make_runner, recipe=recipe)
+    prepared = checked(model, example_inputs, recipe, make, "quant.prepare_qat", training=True, examples=examples)
     _name(prepared)
     return prepared
 
@@ -65,16 +69,22 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy.deepcopy(model)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    make = functools.partial(_make_runner, recipe=info.recipe)
+    extender = Extender(info.recipe, info.islands, info.called, True, make)
     for path, runner in runners(prepared).items():
-        ranges = _ranges(runner, path)
-        del runner.root._modules[RESERVED]
-        _install(runner.root, runner.plan, info.recipe)
-        made = runner.root._modules[RESERVED]
-        assert isinstance(made, TrainingRunner)
-        for slot, ends in ranges.items():
-            point = made.point(slot)
-            assert isinstance(point, FakeQuantizeBase)
-            point.start(*ends)
+        programs = [one for one in (runner, *runner.others) if isinstance(one, GraphRunner)]
+        del runner.root._modules[RESERVED], runner.root.__dict__["forward"]
+        if runner.own_forward is not None:
+            runner.root.__dict__["forward"] = runner.own_forward
+        extender.install(runner.root, runner.plan)
+        first = runner.root._modules[RESERVED]
+        assert isinstance(first, TrainingRunner)
+        for one in programs:
+            made = first if one is runner else extender.add(first, one.plan)
+            for slot, ends in _ranges(one, path).items():
+                point = made.point(slot)
+                assert isinstance(point, FakeQuantizeBase)
+                point.start(*ends)
     _name(prepared)
     return prepared
 
@@ -95,8 +105,8 @@ def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, tor
     return found
 
 
-def _install(module: nn.Module, plan: Plan, recipe: Recipe) -> None:
-    """Let `module` train by `plan`."""
+def _make_runner(module: nn.Module, plan: Plan, recipe: Recipe) -> TrainingRunner:
+    """What lets `module` train by `plan`."""
     points: dict[str, nn.Module] = {slot.name: activation_point(slot, slot.name) for slot in plan.slots.values()}
     weights: dict[str, nn.Module] = {}
     for step in plan.steps:
@@ -107,10 +117,7 @@ def _install(module: nn.Module, plan: Plan, recipe: Recipe) -> None:
         point = weight_point(step, output_first(weight, step).shape[0], step.name)
         if point is not None:
             weights.setdefault(weight_key(step, plan), point)
-    runner = TrainingRunner(module, plan, points, weights, _dynamic(module, plan, recipe))
-    runner.train(module.training)
-    module.add_module(RESERVED, runner)
-    module.__dict__["forward"] = runner.run
+    return TrainingRunner(module, plan, points, weights, _dynamic(module, plan, recipe))
 
 
 def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:

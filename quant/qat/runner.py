@@ -18,7 +18,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static.runner import GraphRunner, bound_values, finished, output_of, seen_by
+from quant.static.runner import GraphRunner, bound_values, finished, is_replaying, output_of, seen_by
 from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -74,12 +74,27 @@ class TrainingRunner(GraphRunner):
         self._read_switches()
         return self
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        if self.simulate:
-            return super().run(*args, **kwargs)
+    def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.simulate or is_replaying():
+            return super().run_graph(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
+
+    def follow(self, first: GraphRunner) -> None:
+        assert isinstance(first, TrainingRunner)
+        for name in ("rounding", "norms_frozen"):
+            self.switch(name, first.is_on(name))
+        for key in self.weights:
+            if key in first.weights:
+                self.weights[key] = first.weights[key]
+        shared = set(first.points.values())
+        model = next((point for point in first.points.values() if isinstance(point, FakeQuantizeBase)), None)
+        for point in self.points.values():
+            if point not in shared and isinstance(point, FakeQuantizeBase) and model is not None:
+                point.set_observing(bool(model.observing))
+                point.set_quantizing(bool(model.quantizing))
+        self.synced = first.synced
 
     def corrected(self) -> list[Step]:
         """None: training has seen the rounded weights, and made its biases for them."""

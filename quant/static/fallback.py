@@ -30,7 +30,7 @@ class UncapturedCall(UserWarning):
 
 def is_falling_back() -> bool:
     """Whether this call comes from a user's forward that runs as it is, around int8 layers."""
-    return _falling_back.get()
+    return not torch.compiler.is_compiling() and _falling_back.get()
 
 
 @contextlib.contextmanager
@@ -43,10 +43,20 @@ def falling_back() -> Iterator[None]:
         _falling_back.reset(token)
 
 
-def run_own_forward(root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forward that the user's module has: its class's, or one that was set on it."""
+def run_own_forward(
+    root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: CaptureMismatch
+) -> Any:
+    """The forward that the user's module has: its class's, or one that was set on it.
+
+    What it raises has the mismatch as its cause: a call that no program stands for may be one that nobody meant.
+    """
     with falling_back():
-        return type(root).forward(root, *args, **kwargs) if own is None else own(*args, **kwargs)
+        try:
+            return type(root).forward(root, *args, **kwargs) if own is None else own(*args, **kwargs)
+        except CaptureMismatch:
+            raise
+        except Exception as error:
+            raise error from mismatch
 
 
 def warn_once(said: set[str], path: str, root: nn.Module, mismatch: CaptureMismatch, how: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import attribute
+from quant.graph import Attr, attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
@@ -29,14 +29,18 @@ class Made:
         originals: by unit and name within it.
         layers: int8 ones by what they were made of.
         smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
+        norms: of each step into which a batch norm is folded, by the step's identity, the batch norm.
     """
 
     def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
         self.originals: dict[tuple[str, str], nn.Module] = {}
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
+        self.norms: dict[int, object] = {}
         for path, runner in found.items():
             for step in runner.plan.steps:
+                if step.integer and step.attrs.get("batch_norm") is not None:
+                    self.norms[id(step)] = _called(runner, step.attrs["batch_norm"])
                 node = runner.graph.nodes[step.nodes[0]]
                 if not step.integer or node.kind != "module":
                     continue
@@ -44,6 +48,26 @@ class Made:
                 if OPERATORS[step.op].weighted:
                     scale = ranges[path][runner.plan.slot_of[step.inputs[0]]].scale
                     self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
+
+    def identity(self, step: Step, runner: GraphRunner, original: nn.Module | None) -> int:
+        """What tells the int8 layer of a step from others: the same in all programs of a module.
+
+        Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
+        """
+        norm = id(self.norms.get(id(step)))
+        if original is not None:
+            return hash((id(original), norm))
+        weight, settings = (
+            step.attrs["weight"],
+            sorted((k, repr(v)) for k, v in step.attrs.items() if k not in NOT_SETTINGS),
+        )
+        own = weight.path if isinstance(weight, Attr) else id(step)
+        return hash((id(runner.root), own, repr(step.attrs["bias"]), norm, step.op, tuple(settings)))
+
+
+def _called(runner: GraphRunner, index: int) -> object:
+    node = runner.graph.nodes[index]
+    return attribute(runner.root, node.target) if node.kind == "module" else node
 
 
 def is_layer(runner: GraphRunner) -> bool:
@@ -106,7 +130,7 @@ def _weighted_layer(
 ) -> StaticLayer:
     """The int8 layer of a step's module `original`, or of a functional call, which has none."""
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
-    identity = id(step) if original is None else hash((id(original), step.attrs.get("batch_norm")))
+    identity = made.identity(step, runner, original)
     if identity not in made.layers:
         settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
         smallest = x.scale if original is None else made.smallest[id(original)]

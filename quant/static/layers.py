@@ -86,6 +86,8 @@ class StaticLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
         site = self.site(self.own)
         y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), self.own)
         if y.dtype == torch.uint8:

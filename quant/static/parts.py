@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from quant.fuse import Plan
-from quant.graph import Ref, Region, match_arguments
+from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
 from quant.static.arguments import bind
+from quant.static.fallback import is_falling_back
 from quant.static.lower import Context
 from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble, registers_in
 
@@ -24,10 +25,19 @@ class Part:
 
     def __init__(self, module: nn.Module, region: Region, program: Program | str, runner: ProgramRunner) -> None:
         self.module, self.region, self.program, self.runner = module, region, program, runner
+        self.own_forward = module.__dict__.get("forward")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The submodule's forward."""
+        try:
+            return self._run_program(args, kwargs)
+        except CaptureMismatch as mismatch:
+            return self.runner.run_as_it_is(self.module, self.own_forward, mismatch, args, kwargs)
+
+    def _run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(self.program, str):
+            if is_falling_back():  # whoever calls it computes what it is computed together with
+                raise CaptureMismatch(f"{self.region.path}: {self.program}")
             raise RuntimeError(
                 f"{self.region.path}: cannot be called by itself after conversion, because {self.program}; call the "
                 "module around it, or leave it float by the recipe"
@@ -40,7 +50,7 @@ class Part:
         bound = bind(self.module, args, kwargs)
         for name, expected in self.region.arguments.items():
             match_arguments(expected, bound[name], f"{self.region.path}: argument '{name}'", take)
-        return self.runner.execute(self.program, registers)
+        return settle(self.runner.execute(self.program, registers), bound)
 
 
 def add_parts(root: nn.Module, plan: Plan, context: Context, sites: dict[int, Site], runner: ProgramRunner) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
 from quant.static.exchanged import Origin
+from quant.static.fallback import WeightsToRestore, is_falling_back, run_own_forward, warn_once
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
@@ -191,6 +194,9 @@ class ProgramRunner(nn.Module):
         graph: what was captured; float calls are evaluated from it.
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
+        others: runners of further programs of the same module.
+        own_forward: the forward that the user had set on the module itself, if any.
+        weights: what the user's forward needs besides int8 layers, where it has to run.
         origin: the modules that the program was made of; set when the conversion is done.
     """
 
@@ -207,15 +213,57 @@ class ProgramRunner(nn.Module):
         super().__init__()
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
+        self.others = nn.ModuleList()
+        self.own_forward: Callable[..., Any] | None = None
+        self.weights: WeightsToRestore | None = None
+        self.said: set[str] = set()
         self._singles: dict[int, Region | None] = {}
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
+        try:
+            return self.run_program(args, kwargs)
+        except CaptureMismatch as mismatch:
+            return self._run_unlike(mismatch, args, kwargs)
+
+    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run this program.
+
+        Raises:
+            CaptureMismatch: it does not stand for such a call.
+        """
         values = bound_values(self.graph, self.root, args, kwargs)
         output = self.execute(self.program, {2 * value: given for value, given in values.items()})
         return finished(output, self.root, args, kwargs)
+
+    def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that this program does not stand for: by another one, or by the user's own forward."""
+        if any(node.writes for node in self.graph.nodes):
+            raise mismatch  # what was written before it was found out cannot be taken back
+        for other in self.others:
+            assert isinstance(other, ProgramRunner)
+            with contextlib.suppress(CaptureMismatch):
+                return other.run_program(args, kwargs)
+        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+
+    def run_as_it_is(
+        self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the user's forward of the root, or of a module in it, with int8 layers in it and floats between."""
+        if torch.compiler.is_compiling():
+            raise mismatch
+        for runner in (self, *self.others):
+            assert isinstance(runner, ProgramRunner)
+            if runner.weights is not None and runner.weights.problem:
+                raise CaptureMismatch(f"{mismatch}; it cannot run as it is either: {runner.weights.problem}")
+            if runner.weights is not None:
+                runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
+        output = run_own_forward(module, own, args, kwargs, mismatch)
+        if not is_falling_back():
+            warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
+        return output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`."""

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from quant.fuse import make_plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.prepare import Prepared, install_watching, make_point, planned
+from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import RESERVED, GraphRunner, all_runners, runners
 from quant.static.signature import signature
 
 DESCRIPTION = RESERVED + "_description"
@@ -90,6 +90,9 @@ def _runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
         runner = module._modules.get(RESERVED)
         if isinstance(runner, ProgramRunner):
             yield unit, runner
+            for place, other in enumerate(runner.others, 2):
+                assert isinstance(other, ProgramRunner)
+                yield f"{unit}@{place}", other
 
 
 def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
@@ -132,7 +135,7 @@ def rebuild(
     if description.get("version") != VERSION:
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
     prepared = _fitting(model, description, example_inputs)
-    found = runners(prepared)
+    found = all_runners(prepared)
     _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
         for name, (scale, zero_point) in slots.items():
@@ -153,7 +156,7 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
     """The choices that `kernels.autotune` made, for captured units and their layers."""
     for unit, runner in _runners(converted):
         if unit in backends:
-            found: list[Any] = [runner, *converted.get_submodule(unit).modules()]
+            found: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
             for module in found:
                 if hasattr(module, "backend"):
                     module.backend = backends[unit]
@@ -180,11 +183,12 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         for name, data in description["layers"].items()
     }
     try:
-        prepared = planned(model, example_inputs, Recipe(layers, default=None), install_watching, "quant.load")
+        prepared = planned(model, example_inputs, Recipe(layers, default=None), make_runner, "quant.load")
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
     _leave_dynamic(prepared, description.get("dynamic", {}))
-    _check_units(model, runners(prepared), description)
+    _add_programs(prepared, description.get("further", {}))
+    _check_units(model, all_runners(prepared), description)
     return prepared
 
 
@@ -198,6 +202,23 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
             plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
             plan.shared = runner.plan.shared
             runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+
+
+def _add_programs(prepared: nn.Module, further: Mapping[str, Any]) -> None:
+    """The further programs of captured modules, by examples of their calls."""
+    known = runners(prepared)
+    for place, (unit, example) in enumerate(further.items()):
+        first = known.get(unit.partition("@")[0])
+        if first is None or unit in all_runners(prepared):
+            continue
+        if example is None:
+            raise CannotRebuild(
+                f"program {place + 2} of {unit.partition('@')[0] or '(root)'} is for calls with objects that a file "
+                "cannot hold; give examples=[...], calls of each kind, as to quant.prepare"
+            )
+        args, kwargs = decode(example)
+        if first.extend is None or first.extend(first, args, kwargs) is None:
+            raise CannotRebuild(f"{unit}: no program can be made for the calls that it was converted for")
 
 
 def _is_in(name: str, path: str) -> bool:

@@ -31,9 +31,9 @@ def remove_folded(plan: Plan, root: nn.Module) -> None:
             replace_module(root, attribute(root, plan.graph.nodes[step.attrs["batch_norm"]].target), nn.Identity())
 
 
-def remove_unread(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
+def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:
     """Take away the float parameters of functional layers, where nothing in float still reads them."""
-    wanted = program.float_parameters()
+    wanted = set().union(*(program.float_parameters() for program in programs))
     for step in plan.steps:
         if not (step.integer and OPERATORS[step.op].weighted) or plan.graph.nodes[step.nodes[0]].kind == "module":
             continue

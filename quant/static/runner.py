@@ -6,6 +6,7 @@ A prepared module has its runner as one more child, `RESERVED`, and the runner's
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,8 +29,10 @@ from quant.graph import (
 )
 from quant.kernels import QParams
 from quant.objects import Result
+from quant.observers import NoDataSeen
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
+from quant.static.fallback import run_own_forward, warn_once
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent
@@ -42,12 +45,20 @@ class GraphRunner(Ranges):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
+        others: runners of further programs of the same module, for calls that this graph does not stand for.
+        own_forward: the forward that the user had set on the module itself, if any.
+        extend: makes one more program for a call, or gives None where none can be had.
         simulate: compute what the integers will, instead of observing.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
     def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         super().__init__(root, plan, points)
+        self.others = nn.ModuleList()
+        self.own_forward: Callable[..., Any] | None = None
+        self.extend: Callable[[GraphRunner, tuple[Any, ...], dict[str, Any]], GraphRunner | None] | None = None
+        self.example: Any = None
+        self.said: set[str] = set()
         self.simulate = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
@@ -61,9 +72,56 @@ class GraphRunner(Ranges):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
+        try:
+            return self.run_graph(args, kwargs)
+        except CaptureMismatch as mismatch:
+            return self._run_unlike(mismatch, args, kwargs)
+
+    def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run this graph.
+
+        Raises:
+            CaptureMismatch: it does not stand for such a call.
+        """
         values = bound_values(self.graph, self.root, args, kwargs)
-        output = self._simulate(values) if self.simulate else self._observe(values)
+        if is_replaying():
+            output = self._replay(values)
+        else:
+            output = self._simulate(values) if self.simulate else self._observe(values)
         return finished(output, self.root, args, kwargs)
+
+    def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that this graph does not stand for: by another program, a new one, or the user's own forward."""
+        if any(node.writes for node in self.graph.nodes):
+            raise mismatch  # what was written before it was found out cannot be taken back
+        for other in self.others:
+            assert isinstance(other, GraphRunner)
+            with contextlib.suppress(CaptureMismatch):
+                return other.run_graph(args, kwargs)
+        if self.extend is not None and not self.simulate and len(self.others) < MOST_PROGRAMS - 1:
+            added = self.extend(self, args, kwargs)
+            if added is not None:
+                return added.run_graph(args, kwargs)
+        output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
+        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved")
+        return output
+
+    def follow(self, first: GraphRunner) -> None:
+        """Take the switches of the module's first program, and what belongs to its weights."""
+
+    def has_seen(self) -> bool:
+        """Whether data came to all of its observers."""
+        try:
+            return all(self.qparams(name) is not None for name in self.plan.slots)
+        except NoDataSeen:
+            return False
+
+    def _replay(self, values: dict[int, Any]) -> Any:
+        """The graph in float, shown to no observer."""
+        for node in self.graph.nodes:
+            if node.kind != "input":
+                values[node.index] = evaluate(node, self.root, values.__getitem__)
+        return output_of(self.graph, values)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`; a runner is called through the module it belongs to."""
@@ -129,6 +187,38 @@ def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
     return lambda x: qparams.dequantize(qparams.quantize(x))
 
 
+MOST_PROGRAMS = 8
+"""Of one module, as compilers bound how often they compile a function again; calls beyond run as they are."""
+
+_replaying: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_replaying", default=False)
+
+
+def is_replaying() -> bool:
+    """Whether prepared modules are to compute in float, unobserved."""
+    return not torch.compiler.is_compiling() and _replaying.get()
+
+
+@contextlib.contextmanager
+def replaying() -> Iterator[None]:
+    """Let prepared modules compute in float what was captured, and observe nothing."""
+    token = _replaying.set(True)
+    try:
+        yield
+    finally:
+        _replaying.reset(token)
+
+
+def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
+    """As `runners`, and those of further programs of a module, as "name@2", "name@3", ..."""
+    found: dict[str, GraphRunner] = {}
+    for name, runner in runners(model).items():
+        found[name] = runner
+        for place, other in enumerate(runner.others, 2):
+            assert isinstance(other, GraphRunner)
+            found[f"{name}@{place}"] = other
+    return found
+
+
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     found = {}
@@ -142,7 +232,7 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
 @contextlib.contextmanager
 def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
     """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
-    found = list(runners(prepared).values())
+    found = list(all_runners(prepared).values())
     for runner in found:
         runner.simulate = True
     try:

@@ -39,7 +39,10 @@ def is_ranges(name: str) -> bool:
 
 
 def _tensor(runner: ProgramRunner) -> Tensor:
-    return torch.tensor([runner.ranges[value] for value in sorted(runner.ranges)], dtype=torch.float32).reshape(-1, 2)
+    """Of all programs of a module, one after the other."""
+    ranges = [one.ranges for one in (runner, *runner.others) if isinstance(one, ProgramRunner)]
+    numbers = [own[value] for own in ranges for value in sorted(own)]
+    return torch.tensor(numbers, dtype=torch.float32).reshape(-1, 2)
 
 
 def _add(unit: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
@@ -75,9 +78,10 @@ def _compare(model: str, path: str, runner: ProgramRunner, given: Tensor) -> Non
             f"one has {len(own)}: {way_out}"
         )
     others = (given != own).any(dim=1).nonzero().flatten().tolist()
-    value = sorted(runner.ranges)[others[0]]
     more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
-    name = full_name(path, runner.graph.nodes[value].label)
+    programs = [one for one in (runner, *runner.others) if isinstance(one, ProgramRunner)]
+    values = [one.graph.nodes[value].label for one in programs for value in sorted(one.ranges)]
+    name = full_name(path, values[others[0]])
     raise RuntimeError(
         f"{model}: the state_dict is of another calibration: values of {name!r} are in "
         f"{_ends(given[others[0]])} there and in {_ends(own[others[0]])} here{more}: {way_out}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quant.calibrate import CalibrationError
+from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
 import quant
@@ -123,8 +123,10 @@ def test_what_cannot_be_quantised_is_said_with_the_way_out(
 
 
 def test_an_array_for_a_tensor_is_named_and_not_printed(converted: nn.Module) -> None:
-    with pytest.raises(CaptureMismatch, match="'input' was a tensor in example_inputs and is a ndarray now"):
+    with pytest.raises((TypeError, AttributeError)) as raised:
         converted(np.ones((1, 3, 8, 8)))
+    assert isinstance(raised.value.__cause__, CaptureMismatch)
+    assert "'input' was a tensor in example_inputs and is a ndarray now" in str(raised.value.__cause__)
 
 
 class Shifted(nn.Module):
@@ -136,9 +138,12 @@ class Shifted(nn.Module):
         return self.layer(x if shift is None else x + shift)
 
 
-def test_a_batch_that_was_cut_like_a_labelled_one_is_an_error_that_says_so() -> None:
+def test_a_batch_that_was_cut_like_a_labelled_one_is_a_warning_that_says_so() -> None:
     prepared = quant.prepare(Shifted().eval(), (X, X))
-    with pytest.raises(
-        CalibrationError, match=r"the rest is taken for labels .* meant for shift, give dicts or forward="
-    ):
+    with pytest.warns(CalibrationWarning) as said:
         quant.calibrate.run(prepared, [(X, X)], progress=False)
+    assert any(
+        "the rest is taken for labels" in str(one.message)
+        and "meant for shift, give dicts or forward=" in str(one.message)
+        for one in said
+    )

@@ -1,0 +1,187 @@
+"""Calls of other structures than the captured one: each has a program of its own, or runs as the user wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quant
+from quant.prepare import Prepared
+from quant.static.program import ProgramRunner
+from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.types import UncapturedCall
+
+
+def decibels(expected: Tensor, got: Tensor) -> float:
+    return float(10 * torch.log10(expected.pow(2).sum() / (expected - got).pow(2).sum().clamp_min(1e-30)))
+
+
+class Model(nn.Module):
+    """Decides by an argument that may be missing, by one that is a word, and by a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.weight, self.offset = nn.Parameter(torch.randn(16, 16) / 4), nn.Parameter(torch.randn(16))
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, mode: str = "plain") -> Tensor:
+        y = self.first(x).relu()
+        if mask is not None:
+            y = y * mask
+        if x.shape[0] > 20:
+            y = y * 0.5
+        y = self.block(F.linear(y, self.weight, self.offset))
+        return self.last(y.tanh() if mode == "tanh" else y)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    made = Model()
+    for _ in range(20):  # batch norms that have seen something
+        made(torch.randn(64, 16))
+    return made.eval()
+
+
+def calls() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    x = torch.randn(12, 16)
+    return [((x,), {}), ((x, torch.rand(16)), {}), ((x,), {"mode": "tanh"}), ((torch.randn(30, 16),), {})]
+
+
+def batches() -> list[Tensor]:
+    return [torch.randn(20, 16) for _ in range(6)]
+
+
+def test_calls_unlike_the_captured_one_run_with_int8_layers_and_say_so_once(model: nn.Module) -> None:
+    q = quant.quantize_static(model, batches(), progress=False)
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="argument 'mask': expected None") as said:
+        for args, kwargs in calls():
+            assert decibels(model(*args, **kwargs), q(*args, **kwargs)) > 25
+    assert len(said) == 1
+
+
+def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -> None:
+    prepared = quant.prepare(model, batches()[0])
+    with torch.no_grad():
+        for _ in range(4):
+            for args, kwargs in calls():
+                prepared(*args, **kwargs)
+    runner = prepared._modules[RESERVED]
+    assert isinstance(runner, GraphRunner)
+    assert list(all_runners(prepared)) == ["", "@2", "@3", "@4"]
+    other = runner.others[0]
+    assert isinstance(other, GraphRunner)
+    assert set(other.points.values()) & set(runner.points.values()), "a layer has one range in all programs"
+    q = quant.convert(prepared)
+    with torch.no_grad():
+        for args, kwargs in calls():
+            assert decibels(model(*args, **kwargs), q(*args, **kwargs)) > 25
+    assert sum(type(layer).__name__ == "StaticLayer" for layer in q.modules()) == 4, "one for all programs of each"
+    assert {"(planned run)", "(planned run 2)", "(planned run 3)", "(planned run 4)"} <= {
+        entry.name for entry in quant.summary(q)
+    }
+
+
+def test_examples_of_other_calls_have_programs_before_any_data(model: nn.Module) -> None:
+    x, mask = torch.randn(12, 16), torch.rand(16)
+    prepared = quant.prepare(model, x, examples=[(x, mask), {"x": x, "mode": "tanh"}])
+    assert list(all_runners(prepared)) == ["", "@2", "@3"]
+    for batch in batches():
+        prepared(batch)
+    q = quant.convert(prepared)
+    runner = q._modules[RESERVED]
+    assert isinstance(runner, ProgramRunner)
+    with torch.no_grad(), pytest.warns(UncapturedCall):
+        assert decibels(model(x, mask), q(x, mask)) > 20, "the product's range was never seen, so it has no program"
+    with torch.no_grad():
+        assert decibels(model(x), q(x)) > 25
+
+
+def test_all_programs_are_saved_and_copied(model: nn.Module, tmp_path: Path) -> None:
+    prepared = quant.prepare(model, batches()[0])
+    for _ in range(3):
+        for args, kwargs in calls():
+            prepared(*args, **kwargs)
+    q = quant.convert(prepared)
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=Model())
+    with torch.no_grad():
+        for args, kwargs in calls():
+            assert torch.equal(loaded(*args, **kwargs), q(*args, **kwargs))
+
+
+def test_what_the_users_forward_refuses_is_its_own_error(model: nn.Module) -> None:
+    q = quant.quantize_static(model, batches(), progress=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        q(torch.randn(4, 16), nonsense=1)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        q(torch.randn(4, 16), torch.rand(7))
+
+
+def test_training_takes_calls_of_two_kinds(model: nn.Module) -> None:
+    x, mask = torch.randn(20, 16), torch.rand(16)
+    p = quant.prepare_qat(model, x)
+    schedule = quant.QATSchedule(p, steps=16)
+    p.train()
+    for step in range(16):
+        p(torch.randn(20, 16), mask if step % 2 else None).square().mean().backward()
+        schedule.step()
+    p.eval()
+    info = p.__dict__[RESERVED + "_prepared"]
+    assert isinstance(info, Prepared)
+    q = quant.convert(p)
+    with torch.no_grad():
+        assert decibels(p(x), q(x)) > 40
+        assert decibels(p(x, mask), q(x, mask)) > 40
+
+
+class Cache:
+    """Keys of all calls so far; none at first."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.calls = ["made"]
+
+    def update(self, k: Tensor) -> Tensor:
+        self.keys = k if self.keys is None else torch.cat([self.keys, k], 1)
+        return self.keys
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.o = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
+        cache = Cache() if cache is None else cache
+        k = cache.update(self.k(x))
+        return self.o((self.q(x) @ k.transpose(1, 2)).softmax(-1) @ k), cache
+
+
+def test_prefill_and_step_of_a_decoder_have_a_program_each() -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    prepared = quant.prepare(model, torch.randn(2, 5, 16))
+    with torch.no_grad():
+        for _ in range(4):
+            _, cache = prepared(torch.randn(2, 6, 16))
+            for _ in range(3):
+                _, cache = prepared(torch.randn(2, 1, 16), cache)
+    assert list(all_runners(prepared)) == ["", "@2"]
+    q = quant.convert(prepared)
+    parts = [torch.randn(3, 9, 16), *(torch.randn(3, 1, 16) for _ in range(4))]
+    with torch.no_grad():
+        int8, real = None, None
+        for part in parts:
+            y, int8 = q(part, int8)
+            expected, real = model(part, real)
+            assert decibels(expected, y) > 22
+    assert int8 is not None
+    assert real is not None
+    assert int8.keys.shape == real.keys.shape == (3, 13, 16)
