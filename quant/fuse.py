@@ -191,8 +191,10 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     first = {
         node.args[0].index: node.index
         for node in graph.nodes
-        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.args[1] == 0 and node.meta
-    }
+        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.meta
+        # An index may be a tensor, whose comparison with 0 is no truth value.
+        and type(node.args[1]) is int and node.args[1] == 0
+    }  # fmt: skip
     taken: set[int] = set()
     for step in steps:
         if step.op == "sequence" and step.output in first:

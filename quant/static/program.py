@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,12 @@ class _Assembler:
 
     def real(self, value: int) -> int:
         """The float register of a value, filled."""
-        if 2 * value not in self.ready:
+        if 2 * value in self.ready:
+            return 2 * value
+        if self.plan.graph.nodes[value].meta is None and 2 * value + 1 in self.ready:
+            # A tuple of parts: what was split is there in integers, and is split as reals once more.
+            self._call(value, self.real, self.plan.graph.nodes[value].label)
+        else:
             self._convert("dequantize", value, 2 * value + 1, 2 * value)
         return 2 * value
 
@@ -114,11 +119,14 @@ class _Assembler:
                 self.integer(value)
             self._integer_step(step)
             return
-        form = self.any_form if step.op == "shape" else self.real
         for index in step.nodes:
-            node = graph.nodes[index]
-            registers = {value: form(value) for value in node.refs}
-            self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=step.name))
+            self._call(index, self.any_form if step.op == "shape" else self.real, step.name)
+
+    def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
+        """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
+        node = self.plan.graph.nodes[index]
+        registers = {value: form(value) for value in node.refs}
+        self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=name))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
