@@ -65,7 +65,6 @@ class Slot:
         values: that have the range.
         observed: those to look at; the others hold the same numbers, or are shown by the recurrent layer itself.
         qconfig: says which observer.
-        fixed: the range, where the function that makes the values decides it.
         inner: the ranges inside of recurrent layers that it is, as (path, name).
     """
 
@@ -73,7 +72,6 @@ class Slot:
     values: list[int]
     observed: list[int]
     qconfig: QConfig
-    fixed: tuple[float, float] | None = None
     inner: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -345,17 +343,13 @@ def _slot(
         return not maker.integer or not (OPERATORS[maker.op].shares or maker.op == "sequence")
 
     observed = [value for value in values if shown(value)]
-    fixed = {makers[value].attrs.get("fixed") for value in observed if makers[value].integer}
-    known = next(iter(fixed)) if len(fixed) == 1 and all(makers[value].integer for value in observed) else None
-    if inner:
-        known = None
     paths = {path for path, _ in inner}
     configs = [step.qconfig for step in steps if step.integer and graph.nodes[step.nodes[0]].target in paths]
     configs += [makers[value].qconfig for value in observed]
     configs += [step.qconfig for step in steps if step.integer and set(step.inputs) & set(values)]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
     name = full_name(*inner[-1]) if inner else makers[observed[0]].name
-    return Slot(name, values, observed, qconfig, known, inner)
+    return Slot(name, values, observed, qconfig, inner)
 
 
 def is_recurrent(step: Step) -> bool:

@@ -19,7 +19,7 @@ from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
-from quant.observers import FixedObserver, Observer, make_observer
+from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.shared import note_shared, one_range_each
 from quant.static.beyond import suspects
@@ -169,11 +169,8 @@ def _watch_suspects(module: nn.Module) -> None:
 
 
 def make_point(slot: Slot) -> Observer:
-    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
-    scheme = scheme_of(slot)
-    if slot.fixed is not None:
-        return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
-    return make_observer(slot.qconfig.activation_observer, scheme)
+    """The observer that a slot's QConfig asks for."""
+    return make_observer(slot.qconfig.activation_observer, scheme_of(slot))
 
 
 def scheme_of(slot: Slot) -> QScheme:

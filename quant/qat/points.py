@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Slot, Step
 from quant.kernels import QScheme, weight_scheme
-from quant.observers import LEARNED, FakeQuantize, FixedObserver, MovingAverageObserver, make_learned, make_observer
+from quant.observers import LEARNED, FakeQuantize, MovingAverageObserver, make_learned, make_observer
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.prepare import scheme_of
@@ -27,9 +27,7 @@ def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
     """
     scheme, kind = scheme_of(slot), slot.qconfig.activation_observer
     point: FakeQuantizeBase
-    if slot.fixed is not None:
-        point = FakeQuantize(FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1]))
-    elif kind in LEARNED:
+    if kind in LEARNED:
         point = _learned(kind, scheme, None, name)
     elif len(slot.observed) + len(slot.inner) > 1 and kind in ("histogram", "moving_average"):
         point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner))
