@@ -18,6 +18,7 @@ from quant.names import full_name
 from quant.recipe import QConfig, Recipe
 from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
 from quant.static.recognise import OPERATORS, recognise
+from quant.static.streams import float_streams
 
 FLOAT, SHAPE = "float", "shape"
 
@@ -251,25 +252,33 @@ def _takes_clamp(before: Step, step: Step) -> bool:
 def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
+    computing = {step.output for step in steps if step.op == FLOAT}
+    moving = {step.output for step in steps if step.op == "pass"}
 
     def demote(step: Step, reason: str) -> None:
         step.op, step.reason, step.inputs = FLOAT, reason, ()
+
+    def demote_unread() -> None:
+        for step in reversed(steps):
+            if not step.integer or OPERATORS[step.op].anchor:
+                continue
+            readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
+            # A cell is an integer step, and yet reads its state as a float.
+            if not any(reader.integer and step.output in reader.inputs for reader in readers):
+                demote(step, "what reads it is float")
 
     for step in steps:
         if not step.integer or OPERATORS[step.op].anchor:
             continue
         if not any(by_node[value].integer for value in step.inputs):
             demote(step, "what it reads is float")
-    for step in reversed(steps):
-        if not step.integer or OPERATORS[step.op].anchor:
-            continue
-        readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
-        # A cell is an integer step, and yet reads its state as a float.
-        if not any(reader.integer and step.output in reader.inputs for reader in readers):
-            demote(step, "what reads it is float")
+    demote_unread()
     for step in steps:
         if step.op == "pass" and _part_of_float(step, graph, by_node):
             demote(step, "what it reads is float")
+    for step in float_streams(steps, users, computing, moving):
+        demote(step, "float steps read it too")
+    demote_unread()
 
 
 def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
