@@ -16,11 +16,16 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
+from quant.static.joins import Groups, join
 from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
 from quant.static.recognise import OPERATORS, recognise
 from quant.static.streams import float_streams
 
 FLOAT, SHAPE = "float", "shape"
+
+RULES = 2
+"""Version of what is decided here about float sums and shared ranges. A saved model is planned by the rules that it was
+converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range."""
 
 
 @dataclass
@@ -88,6 +93,8 @@ class Plan:
         inner: the slot of each range inside of a recurrent layer, by the layer's path and the range's name.
         floats: layers that stay float whatever the recipe says, and why; as given to `make_plan`.
         shared: layers that other captured units call too (`shared.py`).
+        joined: of each concatenation with ranges of its inputs that are not its own: its slot, and such an input's.
+        rules: as given to `make_plan`.
     """
 
     graph: Graph
@@ -97,6 +104,8 @@ class Plan:
     inner: dict[tuple[str, str], str] = field(default_factory=dict)
     floats: Mapping[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+    joined: tuple[tuple[str, str], ...] = ()
+    rules: int = RULES
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -135,22 +144,32 @@ class Plan:
 
     def slot_like(self, other: Slot) -> str:
         """The slot that holds the values of another plan's slot, of the same graph."""
-        return self.slot_of[other.values[0]] if other.values else self.inner[other.inner[0]]
+        # The last value: a concatenation has the range that its inputs may have had apart.
+        return self.slot_of[other.values[-1]] if other.values else self.inner[other.inner[0]]
+
+    def again(self, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> Plan:
+        """Another plan of the same graph, with more layers in float, or by other rules."""
+        plan = make_plan(self.graph, root, recipe, {**self.floats, **floats}, self.rules if rules is None else rules)
+        plan.shared = self.shared
+        return plan
 
 
-def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None, rules: int = RULES
+) -> Plan:
     """Read a captured graph.
 
     Args:
         root: the captured module.
         recipe: decides on weighted layers by their full names; what stands between them follows.
         floats: layers that stay float whatever the recipe says, by their names within root, and why.
+        rules: by which sums stay float and ranges are shared (`RULES`).
     """
     users = graph.users()
     steps = _fuse(_take_outputs(_steps(graph, root, recipe, floats or {}), graph), graph, root, users)
-    _choose_domains(steps, graph, users)
-    plan = _share_ranges(steps, graph, recipe)
-    plan.floats = dict(floats or {})
+    _choose_domains(steps, graph, users, rules)
+    plan = _share_ranges(steps, graph, recipe, users, rules)
+    plan.floats, plan.rules = dict(floats or {}), rules
     return plan
 
 
@@ -249,7 +268,7 @@ def _takes_clamp(before: Step, step: Step) -> bool:
     return clampable and before.attrs.get("clamp") is None and low <= 0.0 <= high
 
 
-def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]) -> None:
+def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]], rules: int) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
     computing = {step.output for step in steps if step.op == FLOAT}
@@ -276,7 +295,7 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
     for step in steps:
         if step.op == "pass" and _part_of_float(step, graph, by_node):
             demote(step, "what it reads is float")
-    for step in float_streams(steps, users, computing, moving):
+    for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
         demote(step, "float steps read it too")
     demote_unread()
 
@@ -286,47 +305,59 @@ def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
     return graph.nodes[step.inputs[0]].meta is None and not by_node[step.inputs[0]].integer
 
 
-def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe) -> Plan:
+def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[int, list[int]], rules: int) -> Plan:
     read = {value for step in steps if step.integer for value in step.inputs}
     inside = _inner_ranges(steps, graph)
-    parent = {value: value for value in [*read, *inside]}
-
-    def find(value: int) -> int:
-        while parent[value] != value:
-            value = parent[value]
-        return value
-
-    def join(value: int, other: int) -> None:
-        one, two = sorted((find(value), find(other)))
-        parent[two] = one
-
+    groups = Groups([*read, *inside])
     inside_of = {key: value for value, key in inside.items()}
-    for step in steps:
-        if step.integer and OPERATORS[step.op].shares and step.output in read:
-            for value in step.inputs:
-                join(value, step.output)
+    sharing = {
+        step.output: step for step in steps if step.integer and OPERATORS[step.op].shares and step.output in read
+    }
+    cats = [step for step in sharing.values() if step.op == "cat" and rules > 1]
+    for step in sharing.values():
+        for value in step.inputs if step.op != "cat" or rules < 2 else ():
+            groups.join(value, step.output)
     modules: dict[str, int] = {}
     for step in steps:
         if is_recurrent(step):
             # One int8 layer, wherever it is called from: one range of its input, one of each layer's states.
             path = graph.nodes[step.nodes[0]].target
-            join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
+            groups.join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
             if step.op == "sequence" and step.output in read:
-                join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+                groups.join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+    by_node = {index: step for step in steps for index in step.nodes}
+
+    def keeps(group: int, user: int) -> bool:
+        reader = by_node.get(user)
+        if reader is None or reader.op == SHAPE:
+            return reader is not None
+        return reader.output in sharing and groups.find(reader.output) == group
+
+    joins = join(cats, groups, users, keeps)
     makers = {step.output: step for step in steps}
-    groups: dict[int, list[int]] = {}
-    for value in sorted(parent):
-        groups.setdefault(find(value), []).append(value)
-    slots: dict[str, Slot] = {}
-    slot_of: dict[int, str] = {}
-    inner: dict[tuple[str, str], str] = {}
-    for group in groups.values():
+
+    def shown(value: int) -> bool:
+        maker = makers[value]
+        moved = maker.integer and (OPERATORS[maker.op].shares or maker.op == "sequence")
+        return value not in joins.covered and (not moved or value in joins.rescaling)
+
+    plan = Plan(graph, steps, {}, {})
+    for group in groups.all().values():
         keys = [inside[value] for value in group if value < 0]
-        slot = _slot([value for value in group if value >= 0], keys, steps, makers, graph, recipe)
-        slots[slot.name] = slot
-        slot_of.update(dict.fromkeys(slot.values, slot.name))
-        inner.update(dict.fromkeys(keys, slot.name))
-    return Plan(graph, steps, slots, slot_of, inner)
+        values = [value for value in group if value >= 0]
+        slot = _slot(values, [value for value in values if shown(value)], keys, steps, makers, graph, recipe)
+        plan.slots[slot.name] = slot
+        plan.slot_of.update(dict.fromkeys(slot.values, slot.name))
+        plan.inner.update(dict.fromkeys(keys, slot.name))
+    plan.joined = tuple(
+        dict.fromkeys(
+            (plan.slot_of[cat.output], plan.slot_of[value])
+            for cat in cats
+            for value in cat.inputs
+            if plan.slot_of[value] != plan.slot_of[cat.output]
+        )
+    )
+    return plan
 
 
 def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]:
@@ -341,17 +372,13 @@ def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]
 
 def _slot(
     values: list[int],
+    observed: list[int],
     inner: list[tuple[str, str]],
     steps: list[Step],
     makers: dict[int, Step],
     graph: Graph,
     recipe: Recipe,
 ) -> Slot:
-    def shown(value: int) -> bool:
-        maker = makers[value]
-        return not maker.integer or not (OPERATORS[maker.op].shares or maker.op == "sequence")
-
-    observed = [value for value in values if shown(value)]
     paths = {path for path, _ in inner}
     configs = [step.qconfig for step in steps if step.integer and graph.nodes[step.nodes[0]].target in paths]
     configs += [makers[value].qconfig for value in observed]

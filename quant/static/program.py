@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
-from quant.kernels.reference_ops import OpTable
+from quant.kernels.reference_ops import OpTable, rescale
 from quant.static import ops
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
@@ -150,7 +150,7 @@ class _Assembler:
         if made.op == "move":
             node = self.plan.graph.nodes[step.output]
             moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
-            made = Instruction("move", _registers(node, moved), made.out, step.output, step=step.name)
+            made = Instruction("move", _registers(node, moved), made.out, step.output, made.kwargs, step.name)
         self.emit(made)
 
 
@@ -300,7 +300,7 @@ class ProgramRunner(nn.Module):
                 return registers[instruction.out]
             args, kwargs = instruction.args
             if instruction.op == "move":
-                return move(node, args, kwargs, self.root, registers)
+                return move(node, args, kwargs, self.root, _rescaled(instruction.kwargs, registers))
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
         try:
@@ -335,6 +335,13 @@ def _filled(tree: Any, registers: dict[int, Any]) -> Any:
     if type(tree) in (tuple, list, dict) and tree:
         return map_leaves(lambda leaf: registers[leaf.index] if type(leaf) is Ref else leaf, tree)
     return tree
+
+
+def _rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:
+    """The registers, some of them in the range of what they are joined to."""
+    if not how:
+        return registers
+    return {**registers, **{register: rescale(registers[register], *numbers) for register, numbers in how.items()}}
 
 
 def _with(node: Node, args: Any, kwargs: Any, **changes: Any) -> Node:

@@ -38,7 +38,8 @@ class Operator:
 
     Attributes:
         anchor: worth quantising its inputs for; others become integers only between integers.
-        shares: its inputs and its output have one range, because values pass through it unchanged.
+        shares: its inputs and its output have one range, because values pass through it unchanged; of a concatenation
+            only those inputs that nobody else reads (`joins.py`).
         weighted: has a weight and a bias of its own, and nothing else.
         recurrent: has states, with ranges of their own inside of it (`static/recurrent.py`).
     """

@@ -88,7 +88,7 @@ def division(call: Call) -> Meaning:
 
 
 def cat(call: Call) -> Meaning:
-    """A concatenation or a stack, which shares one range."""
+    """A concatenation or a stack, of values that have its range or are given it."""
     tensors = call.get(0, "tensors")
     if not isinstance(tensors, (tuple, list)):
         raise StaysFloat("it joins a list made at run time")

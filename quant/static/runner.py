@@ -60,7 +60,10 @@ class GraphRunner(Ranges):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
-        return self._simulate(values) if self.simulate else self._observe(values)
+        if not self.simulate:
+            return self._observe(values)
+        with self.settled():
+            return self._simulate(values)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`; a runner is called through the module it belongs to."""
