@@ -37,7 +37,8 @@ class Step:
         nodes: indices of the calls, in order; the value of the last is the step's.
         inputs: the values it reads as activations.
         attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `clamp`: (low, high).
-            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`.
+            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`. `left`:
+            it has an integer form, and the recipe or convert leaves it float.
         name: for people, and of its observer.
         reason: why it is float.
         qconfig: of a weighted step.
@@ -179,12 +180,14 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, s
         if node.kind in ("input", "guard") or reads_only_shape(node):
             steps.append(Step(SHAPE, (node.index,), name=node.label))
             continue
+        attrs: dict[str, Any] = {}
         try:
             meaning = recognise(node, graph, root)
+            attrs = {"left": True}
             qconfig = _qconfig(node, meaning, graph, root, recipe, floats)
             steps.append(Step(meaning.op, (node.index,), meaning.inputs, meaning.attrs, node.label, qconfig=qconfig))
         except StaysFloat as reason:
-            steps.append(Step(FLOAT, (node.index,), name=node.label, reason=str(reason)))
+            steps.append(Step(FLOAT, (node.index,), attrs=attrs, name=node.label, reason=str(reason)))
     return steps
 
 
@@ -271,7 +274,7 @@ def _takes_clamp(before: Step, step: Step) -> bool:
 def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]], rules: int) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
-    computing = {step.output for step in steps if step.op == FLOAT}
+    computing = {step.output for step in steps if step.op == FLOAT and "left" not in step.attrs}
     moving = {step.output for step in steps if step.op == "pass"}
 
     def demote(step: Step, reason: str) -> None:

@@ -22,8 +22,8 @@ def float_streams(
     Args:
         steps: of a graph, in order, their domains chosen but for this.
         users: of `Graph.users`.
-        computing: outputs of steps without an integer form, such as layer norms. A step that is float only because of
-            its neighbours is none: it would read integers as well.
+        computing: outputs of steps without an integer form, such as layer norms. A step that is float because of its
+            neighbours, and a layer that the recipe leaves float, are none: they would read integers as well.
         moving: outputs of steps that move values, float or not.
     """
     makers = {index: step for step in steps for index in step.nodes}

@@ -146,6 +146,12 @@ def test_sums_of_convolutions_stay_integers() -> None:
     assert all(plan.emits_integers(step) for step in plan.steps if step.op == "add")
 
 
+def test_a_layer_that_is_left_float_leaves_the_sums_before_it_integers() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    [runner] = runners(quant.prepare(Residual().eval(), x, quant.Recipe({"blocks.1": None}))).values()
+    assert integer_sums(runner.plan) == 3
+
+
 def test_sums_before_a_float_head_stay_integers() -> None:
     """The last sum is the head's; those before it are read by it through a sum alone."""
 
