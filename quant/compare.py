@@ -29,7 +29,7 @@ from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED, bound_values
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
-"""Instructions that add no error of their own, or none of ours."""
+"""Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
 
@@ -215,7 +215,7 @@ def _add_program(
     values = _float_values(runner.graph, model, one)
     registers = runner.registers(*other.args, **other.kwargs)
     for instruction in runner.program.instructions:
-        if instruction.op in UNCOMPARED:
+        if instruction.op in UNCOMPARED and not (instruction.op == "move" and instruction.kwargs):
             continue
         value = instruction.out // 2
         known = Range(*runner.ranges[value]) if instruction.out % 2 else None
@@ -240,7 +240,9 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
-    return runner.layer(instruction.target).op if instruction.op == "layer" else instruction.op
+    if instruction.op == "layer":
+        return runner.layer(instruction.target).op
+    return "cat" if instruction.op == "move" else instruction.op
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:

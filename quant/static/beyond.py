@@ -12,7 +12,8 @@ Two ways in which a range of many decades is lost without a trace:
    and the cosine between y and its int8 form is about 1 / sqrt(1 + N / S). Where all inputs are alike this is above
    0.999. It is computed only for weights that leave room for less, by what an observer per channel saw, which `prepare`
    puts in: those with a column that int8 rows round away (`column_is_lost`), which matters only if its input is far
-   larger; and those with a column of little power (`column_is_small`), as behind a layer norm with a few large gains.
+   larger; and, without the last term of N, those with a column of little power (`column_is_small`), as behind a layer
+   norm with a few large gains.
    If p_k is the power of the column whose input has the largest peak M, then s_x <= 2 M / 255 and S >= p_k M^2 / C, so
 
        sum_i |w_i|^2 s_x^2 / 12  <=  S * (sum_i p_i / p_k) * 4 C / (12 * 255^2),
@@ -124,31 +125,36 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
     peaks = runner.input_peaks(step)
     if peaks is None or not bool((peaks > 0).any()):
         return ""
-    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach().double()
-    cosine = expected_cosine(rows, peaks.double(), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale))
+    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach()
+    lost, scale = column_is_lost(rows), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale)
+    cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
         return ""
     decades = math.log10(float(peaks.max() / peaks[peaks > 0].min()))
+    why = "its weights make up for them" if lost else "one scale is too coarse for the smaller ones"
     return (
         f"8 bits would leave its output a cosine of {cosine:.3f} to float: its input's channels span {decades:.1f} "
-        "decades, and its weights make up for them"
+        f"decades, and {why}"
     )
 
 
-def expected_cosine(rows: Tensor, peaks: Tensor, scale: float) -> float:
+def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weights: bool = True) -> float:
     """Between a layer's output and its int8 form (equation 1 of this file).
 
     Args:
         rows: the weight, float64 (out, in, ...).
         peaks: m, float64 (in,).
         scale: s_x.
+        rounded_weights: whether the rounding of the weights counts. Where none of their columns is lost it is no matter
+            of the input's range.
     """
     taps = rows[0, 0].numel()
     power = rows.square().flatten(2).sum(dim=(0, 2)) if rows.dim() > 2 else rows.square().sum(dim=0)
     squares = peaks.square() / CREST
     steps = (rows.flatten(1).abs().amax(dim=1) / 127).square().sum() / 12
     signal = float(power @ squares)
-    noise = float(power @ squares.clamp(max=scale**2 / 12) + steps * taps * squares.sum())
+    noise = float(power @ squares.clamp(max=scale**2 / 12))
+    noise += float(steps * taps * squares.sum()) if rounded_weights else 0.0
     return 1 / math.sqrt(1 + noise / signal) if signal else 1.0
 
 

@@ -85,6 +85,14 @@ def test_a_small_part_keeps_its_precision_for_those_who_read_it_elsewhere(how: s
     assert quant.parity(prepared, q, [images()]).holds
 
 
+def test_a_comparison_shows_what_rescaling_costs() -> None:
+    model, _, q = made()
+    [step] = [step for step in quant.compare(model, q, [images()]).steps if step.kind == "cat"]
+    assert step.name == "cat_5"
+    assert 40 < step.own_sqnr < 70
+    assert not any(step.kind == "cat" for step in quant.compare(*made(1.0)[::2], [images()]).steps)
+
+
 def test_planned_runs_steps_and_the_reference_give_the_same_bits() -> None:
     _, _, q = made()
     expected = q(images())
