@@ -30,7 +30,7 @@ from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED, bound_values
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
-"""Instructions that add no error of their own, or none of ours."""
+"""Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
 
@@ -246,7 +246,7 @@ def _add_program(
     values = _float_values(runner.graph, model, one)
     registers = runner.registers(*other.args, **other.kwargs)
     for instruction in runner.program.instructions:
-        if instruction.op in UNCOMPARED:
+        if instruction.op in UNCOMPARED and not (instruction.op == "move" and instruction.kwargs):
             continue
         value = instruction.out // 2
         known = Range(*runner.ranges[value]) if instruction.out % 2 else None
@@ -273,7 +273,7 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
     layer: nn.Module | None = runner.layer(instruction.target) if instruction.op == "layer" else None
     if layer is None:
-        return instruction.op
+        return "cat" if instruction.op == "move" else instruction.op
     return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning
-from quant.fuse import make_plan
 from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
@@ -87,10 +86,10 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
     for made_layer in made.layers.values():
         made_layer.derive()  # type: ignore[operator]
-    layers = _settings(found)
+    layers, rules = _settings(found), next(iter(found.values())).plan.rules
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
-    description = make_description(info.example, ranges, calls, layers, backend)
+    description = make_description(info.example, ranges, calls, layers, backend, rules)
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -132,11 +131,12 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     missing: list[str] = []
     for path, runner in runners(prepared).items():
         ranges[path] = {}
-        for name in runner.plan.slots:
-            try:
-                ranges[path][name] = runner.qparams(name)
-            except NoDataSeen:
-                missing.append(full_name(path, name))
+        with runner.settled():
+            for name in runner.plan.slots:
+                try:
+                    ranges[path][name] = runner.qparams(name)
+                except NoDataSeen:
+                    missing.append(full_name(path, name))
     if missing:
         raise NotCalibrated(
             f"quant.convert: {len(missing)} observers saw no data: {', '.join(missing)}; run calibration batches "
@@ -168,8 +168,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
         floats = {**beyond_eight_bits(runner), **recurrent}
         if not floats:
             continue
-        plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
-        plan.shared = runner.plan.shared
+        plan = runner.plan.again(runner.root, info.recipe, floats)
         points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
         runner.replan(plan, points)
         for name, reason in floats.items():

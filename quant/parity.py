@@ -150,8 +150,9 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
             converted(*args, **kwargs)
             for path, runner in found.items():
                 for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
-                    for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
-                        steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
+                    with runner.settled():
+                        for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
+                            steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
     if not steps:
         raise ValueError("quant.parity: no batch came, or no integer step ran; give at least one batch")
     return Parity(tuple(sorted(steps.values(), key=lambda step: (-step.unequal, -step.worst))))

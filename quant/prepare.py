@@ -19,7 +19,7 @@ from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
-from quant.observers import FixedObserver, Observer, make_observer
+from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
@@ -202,12 +202,9 @@ def _watch_suspects(module: nn.Module) -> None:
 
 
 def make_point(slot: Slot) -> Observer:
-    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
-    scheme = scheme_of(slot)
-    if slot.fixed is not None:
-        return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
+    """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
-    return make_observer("histogram" if kind == "auto" else kind, scheme, **slot.qconfig.activation_options)
+    return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
 
 
 def scheme_of(slot: Slot) -> QScheme:

@@ -28,7 +28,8 @@ class Instruction:
             values, on integers.
         target: of a layer its key, of "call" and "move" the node's index.
         args: Ref to registers, or constants.
-        kwargs: likewise.
+        kwargs: likewise; of a "move" that joins values of several ranges, by register how each becomes one of the
+            result's (`_cat`).
         out: the register it fills.
         step: name of the step it belongs to, for errors and comparisons.
     """
@@ -37,7 +38,7 @@ class Instruction:
     args: tuple[Any, ...]
     out: int
     target: Any = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[Any, Any] = field(default_factory=dict)
     step: str = ""
 
 
@@ -80,7 +81,7 @@ def lower(step: Step, context: Context) -> Instruction:
     return Instruction(op, args, out, step.output, kwargs, step.name)
 
 
-Lowered = tuple[str, tuple[Any, ...], dict[str, Any]]
+Lowered = tuple[str, tuple[Any, ...], dict[Any, Any]]
 
 
 def q(value: int) -> Ref:
@@ -156,6 +157,17 @@ def _move(step: Step, context: Context) -> Lowered:
     return "move", (), {}
 
 
+def _cat(step: Step, context: Context) -> Lowered:
+    """A move; of the inputs with another range, by register, the numbers that `reference_ops.rescale` takes."""
+    scale, zero_point = context.range_of(step.output).scale, context.zero_point(step.output)
+    rescaled = {
+        2 * value + 1: (context.zero_point(value), float(context.range_of(value).scale / scale), zero_point)
+        for value in dict.fromkeys(step.inputs)
+        if (context.scale(value), context.zero_point(value)) != (float(scale), zero_point)
+    }
+    return "move", (), rescaled
+
+
 def _pad(step: Step, context: Context) -> Lowered:
     value = step.inputs[0]
     return "pad", (q(value), sizes(step.attrs["widths"]), step.attrs["mode"], context.zero_point(value)), {}
@@ -188,7 +200,7 @@ LOWERINGS: dict[str, Callable[[Step, Context], Lowered]] = {
     "add": _add,
     "mul": _mul,
     "matmul": _matmul,
-    "cat": _move,
+    "cat": _cat,
     "pass": _move,
     "pad": _pad,
     "max_pool": _max_pool,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import make_plan
+from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.prepare import Prepared, install_watching, make_point, planned
 from quant.recipe import QConfig, Recipe
@@ -53,6 +53,7 @@ def make_description(
     calls: Mapping[str, list[str]],
     layers: Mapping[str, QConfig],
     backend: str | None,
+    rules: int,
 ) -> dict[str, Any]:
     """The description of a conversion.
 
@@ -61,6 +62,7 @@ def make_description(
         ranges: per captured unit and slot.
         calls: per captured unit its signature.
         layers: settings by full name; layers that have none are float.
+        rules: that the plans follow (`fuse.RULES`).
     """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
@@ -68,6 +70,7 @@ def make_description(
     }
     return {
         "version": VERSION,
+        "rules": rules,
         "example": example,
         "ranges": numbers,
         "calls": dict(calls),
@@ -131,6 +134,11 @@ def rebuild(
 
     if description.get("version") != VERSION:
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
+    if not 1 <= description.get("rules", 1) <= RULES:
+        raise CannotRebuild(
+            f"it was planned by rules {description['rules']!r}, this version knows 1 to {RULES}; use the version of "
+            "octet-quant that wrote it, or a later one"
+        )
     prepared = _fitting(model, description, example_inputs)
     found = runners(prepared)
     _forget_weights(prepared)
@@ -183,6 +191,7 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         prepared = planned(model, example_inputs, Recipe(layers, default=None), install_watching, "quant.load")
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+    _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
     _check_units(model, runners(prepared), description)
     return prepared
@@ -195,9 +204,19 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
         inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
         if inside:
             floats = inside if path not in inside else {"": inside[path]}
-            plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
-            plan.shared = runner.plan.shared
-            runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+            _replan(runner, runner.plan.again(runner.root, info.recipe, floats))
+
+
+def _follow(prepared: nn.Module, rules: int) -> None:
+    """Plan as the model was planned that the description is of."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for runner in runners(prepared).values():
+        if runner.plan.rules != rules:
+            _replan(runner, runner.plan.again(runner.root, info.recipe, {}, rules))
+
+
+def _replan(runner: GraphRunner, plan: Plan) -> None:
+    runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
 
 
 def _is_in(name: str, path: str) -> bool:

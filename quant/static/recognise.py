@@ -38,7 +38,8 @@ class Operator:
 
     Attributes:
         anchor: worth quantising its inputs for; others become integers only between integers.
-        shares: its inputs and its output have one range, because values pass through it unchanged.
+        shares: its inputs and its output have one range, because values pass through it unchanged; of a concatenation
+            only those inputs that nobody else reads (`joins.py`).
         weighted: has a weight and a bias of its own, and nothing else.
         recurrent: has states, with ranges of their own inside of it (`static/recurrent.py`).
     """
@@ -100,8 +101,6 @@ def _module_handler(call: Call) -> Handler | None:
     return None if base is None else MODULES.get(base)
 
 
-UNIT, TANH = (0.0, 1.0), (-1.0, 1.0)
-
 MODULES: dict[type[nn.Module], Handler] = {
     nn.Linear: linear_module,
     nn.modules.linear.NonDynamicallyQuantizableLinear: linear_module,
@@ -112,10 +111,9 @@ MODULES: dict[type[nn.Module], Handler] = {
     **dict.fromkeys(
         (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.SELU, nn.CELU,
          nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
-        lookup(),
+        lookup,
     ),
-    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid), lookup(UNIT)),
-    nn.Tanh: lookup(TANH),
+    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.Tanh), lookup),
     nn.PReLU: prelu,
     **dict.fromkeys(
         (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
@@ -147,10 +145,9 @@ FUNCTIONS: dict[Callable[..., Any], Handler] = {
         (F.relu, torch.relu, torch.relu_, F.relu6, F.hardtanh, F.hardswish, F.leaky_relu, F.silu, F.gelu, F.elu, F.selu,
          F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.clamp, torch.clip, torch.neg, operator.neg,
          torch.abs, operator.abs),
-        lookup(),
+        lookup,
     ),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, F.hardsigmoid), lookup(UNIT)),
-    **dict.fromkeys((torch.tanh, F.tanh), lookup(TANH)),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh), lookup),
     **dict.fromkeys((operator.add, operator.iadd, torch.add), binary("add")),
     **dict.fromkeys((operator.sub, operator.isub, torch.sub), binary("add", -1)),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply), binary("mul")),
@@ -177,9 +174,8 @@ FUNCTIONS: dict[Callable[..., Any], Handler] = {
 
 METHODS: dict[str, Handler] = {
     **dict.fromkeys(("matmul", "bmm"), matmul),
-    **dict.fromkeys(("relu", "relu_", "clamp", "clamp_", "clip", "neg", "abs"), lookup()),
-    **dict.fromkeys(("sigmoid", "sigmoid_"), lookup(UNIT)),
-    **dict.fromkeys(("tanh", "tanh_"), lookup(TANH)),
+    **dict.fromkeys(("relu", "relu_", "clamp", "clamp_", "clip", "neg", "abs"), lookup),
+    **dict.fromkeys(("sigmoid", "sigmoid_", "tanh", "tanh_"), lookup),
     **dict.fromkeys(("add", "add_"), binary("add")),
     **dict.fromkeys(("sub", "sub_"), binary("add", -1)),
     **dict.fromkeys(("mul", "mul_"), binary("mul")),

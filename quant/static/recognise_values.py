@@ -13,20 +13,12 @@ from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what, what_
 SPLITTING = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 
 
-def lookup(fixed: tuple[float, float] | None = None) -> Handler:
-    """A function of one value, which is a table of 256 entries.
-
-    Args:
-        fixed: the range that its values have whatever the input.
-    """
-
-    def handler(call: Call) -> Meaning:
-        others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
-        if others:
-            raise StaysFloat("a setting of it is computed at run time")
-        return Meaning("lookup", (call.activation(),), {"fixed": fixed, "channels": False, "clamp": _clamp(call)})
-
-    return handler
+def lookup(call: Call) -> Meaning:
+    """A function of one value, which is a table of 256 entries."""
+    others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
+    if others:
+        raise StaysFloat("a setting of it is computed at run time")
+    return Meaning("lookup", (call.activation(),), {"channels": False, "clamp": _clamp(call)})
 
 
 def batch_norm(call: Call) -> Meaning:
@@ -34,15 +26,13 @@ def batch_norm(call: Call) -> Meaning:
     module: Any = call.module
     if module.running_mean is None:
         raise StaysFloat("it normalises by the statistics of each batch")
-    return Meaning(
-        "lookup", (call.activation(),), {"fixed": None, "channels": True, "clamp": None, "is_batch_norm": True}
-    )
+    return Meaning("lookup", (call.activation(),), {"channels": True, "clamp": None, "is_batch_norm": True})
 
 
 def prelu(call: Call) -> Meaning:
     """`nn.PReLU`, with a slope for all or one per channel."""
     module: Any = call.module
-    attrs = {"fixed": None, "channels": module.num_parameters > 1, "clamp": None}
+    attrs = {"channels": module.num_parameters > 1, "clamp": None}
     return Meaning("lookup", (call.activation(),), attrs)
 
 
@@ -87,7 +77,7 @@ def _with_number(call: Call, args: list[Any], place: int) -> Meaning:
     """A sum or product with a Python number is a function of one value."""
     if not isinstance(args[place], Ref):
         raise StaysFloat("its operand is no activation")
-    return Meaning("lookup", (call.activation(place, "input"),), {"fixed": None, "channels": False, "clamp": None})
+    return Meaning("lookup", (call.activation(place, "input"),), {"channels": False, "clamp": None})
 
 
 def division(call: Call) -> Meaning:
@@ -98,7 +88,7 @@ def division(call: Call) -> Meaning:
 
 
 def cat(call: Call) -> Meaning:
-    """A concatenation or a stack, which shares one range."""
+    """A concatenation or a stack, of values that have its range or are given it."""
     tensors = call.get(0, "tensors")
     if not isinstance(tensors, (tuple, list)):
         raise StaysFloat("it joins a list made at run time")

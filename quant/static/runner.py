@@ -62,7 +62,11 @@ class GraphRunner(Ranges):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
-        output = self._simulate(values) if self.simulate else self._observe(values)
+        if not self.simulate:
+            output = self._observe(values)
+        else:
+            with self.settled():
+                output = self._simulate(values)
         return finished(output, self.root, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
