@@ -15,6 +15,7 @@ from quant.report import Report, ReportEntry, own_bytes
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
+from quant.static.replaced import folded_parameters
 from quant.static.runner import RESERVED
 
 Entries = dict[str, tuple[str, str]]
@@ -62,6 +63,9 @@ def note_folded(step: Step, plan: Plan, entries: Entries, path: str) -> None:
         node = plan.graph.nodes[index]
         if node.kind == "module":
             entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
+    holders = {name.rpartition(".")[0] for name in folded_parameters(step, plan)}
+    for name in holders:
+        entries.setdefault(full_name(path, name), ("int8", f"folded into {step.name}"))
 
 
 def note_floats(plan: Plan, entries: Entries, path: str) -> None:

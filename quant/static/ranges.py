@@ -11,7 +11,7 @@ from quant.fuse import Plan, Step
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
-from quant.static.weights import parameter
+from quant.static.folding import parameter
 
 
 class Ranges(nn.Module):

@@ -20,7 +20,7 @@ from quant.graph import Graph, Node
 from quant.static.leaves import base_layer, is_registered
 from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what
 from quant.static.recognise_layers import conv_function, conv_module, linear_function, linear_module, matmul, recurrent
-from quant.static.recognise_values import batch_norm, binary, cat, division, lookup, moved, prelu
+from quant.static.recognise_values import batch_norm, batch_norm_function, binary, cat, division, lookup, moved, prelu
 from quant.static.recognise_windows import (
     adaptive,
     avg_pool,
@@ -141,6 +141,7 @@ MODULES: dict[type[nn.Module], Handler] = {
 
 FUNCTIONS: dict[Callable[..., Any], Handler] = {
     F.linear: linear_function,
+    F.batch_norm: batch_norm_function,
     torch.conv1d: conv_function(1), torch.conv2d: conv_function(2), torch.conv3d: conv_function(3),
     **dict.fromkeys((torch.matmul, torch.bmm, operator.matmul), matmul),
     **dict.fromkeys(

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from quant.graph import Attr, Graph, PackedParts, Ref, attribute
+from quant.graph import Attr, PackedParts, Ref, attribute
+from quant.static.folding import depends_on_nothing
 from quant.static.meaning import Call, Handler, Meaning, StaysFloat, per_dimension
 from quant.static.recurrent import range_names
 
@@ -100,7 +101,7 @@ def _own(name: str, call: Call) -> Attr | None:
 
 def _weight(call: Call) -> Any:
     weight = call.get(1, "weight")
-    if isinstance(weight, Ref) and not depends_on_nothing(call.graph, weight.index):
+    if not depends_on_nothing(call.graph, weight):
         raise StaysFloat("its weight is computed from the input")
     return weight
 
@@ -108,12 +109,6 @@ def _weight(call: Call) -> Any:
 def _tensor(call: Call, weight: Any) -> torch.Tensor:
     found: torch.Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
     return found
-
-
-def depends_on_nothing(graph: Graph, index: int) -> bool:
-    """Whether a value follows from parameters and constants alone."""
-    node = graph.nodes[index]
-    return node.kind not in ("input", "guard") and all(depends_on_nothing(graph, ref) for ref in node.refs)
 
 
 def _padding(padding: Any, mode: str, dilation: Any, kernel: Any) -> dict[str, Any]:
