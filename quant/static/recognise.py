@@ -18,7 +18,7 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.static.leaves import base_layer, is_registered
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, called
 from quant.static.recognise_layers import conv_function, conv_module, linear_function, linear_module, matmul, recurrent
 from quant.static.recognise_values import batch_norm, batch_norm_function, binary, cat, division, lookup, moved, prelu
 from quant.static.recognise_windows import (
@@ -87,7 +87,7 @@ def recognise(node: Node, graph: Graph, root: nn.Module) -> Meaning:
     else:
         raise StaysFloat("not a computation")
     if handler is None:
-        raise StaysFloat(f"{what(node, root)} has no int8 kernel")
+        raise StaysFloat(f"{called(node, root)} has no int8 kernel")
     return handler(call)
 
 

@@ -8,8 +8,7 @@ import torch
 
 from quant.graph import Attr, Node, Ref, TensorMeta, attribute
 from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments
-from quant.static.leaves import base_layer
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what, what_name
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, function_name, what
 
 SPLITTING = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 
@@ -72,7 +71,7 @@ def _clamp(call: Call) -> tuple[float, float] | None:
     """The interval that a call clamps to, where that is all it does."""
     module: Any = call.module
     infinity = float("inf")
-    name = what(call.node, call.root) if module is None else (base_layer(module) or object).__name__
+    name = what(call.node, call.root)
     if name in ("ReLU", "relu", "relu_"):
         return 0.0, infinity
     if name in ("ReLU6", "relu6"):
@@ -188,4 +187,4 @@ def moved(call: Call) -> Meaning:
 
 def _splits(node: Node) -> bool:
     """Whether a node's value is a tuple of parts of one tensor."""
-    return node.kind in ("function", "method") and what_name(node) in SPLITTING
+    return node.kind in ("function", "method") and function_name(node) in SPLITTING
