@@ -28,6 +28,7 @@ from quant.nn import (
     QuantModule,
     RNNCell,
 )
+from quant.nn.base import HALVES
 from quant.recipe import NO_RULE, QConfig, Recipe, RecipeError, Rule
 from quant.report import own_bytes
 
@@ -213,7 +214,9 @@ def _check_tensor(what: str, tensor: Tensor) -> None:
         raise TypeError(f"{what} is on the meta device and has no values; load the weights first")
     if tensor.device.type != "cpu":
         raise TypeError(f"{what} is on {tensor.device}; int8 layers run on the CPU: model.cpu() first")
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{what} is {tensor.dtype}, expected torch.float32: model.float() first")
+    if tensor.dtype not in (torch.float32, *HALVES):
+        raise TypeError(
+            f"{what} is {tensor.dtype}, expected torch.float32, torch.bfloat16 or torch.float16: model.float() first"
+        )
     if not bool(torch.isfinite(tensor.detach()).all()):
         raise ValueError(f"{what} holds NaN or inf, which no integer stands for")

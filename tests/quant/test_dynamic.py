@@ -620,11 +620,10 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
         TypeError,
         r"layer 'embed' .*weight is torch.float64, .*model.float\(\) first",
     ),
-    "half": (lambda: Block().half(), TypeError, r"layer 'embed' .*weight is torch.float16, .*model.float\(\) first"),
-    "bfloat16_root": (
-        lambda: nn.GRU(3, 3).bfloat16(),
+    "double_root": (
+        lambda: nn.GRU(3, 3).double(),
         TypeError,
-        r"layer '\(root\)' \(GRU\): weight_ih_l0 is torch.bfl",
+        r"layer '\(root\)' \(GRU\): weight_ih_l0 is torch.float64",
     ),
     "meta": (lambda: Block().to("meta"), TypeError, r"layer 'embed' .*is on the meta device and has no values"),
     "not_a_module": (lambda: torch.nn.functional.relu, TypeError, "expected an nn.Module, got"),  # type: ignore[dict-item, return-value]
