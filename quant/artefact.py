@@ -8,7 +8,6 @@ another. Loading needs the float model: its code is the structure, its weights a
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact_file import ArtefactError, read, write
+from quant.copying import copy_model, settled
 from quant.dynamic_plan import SUPPORTED, base_type
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
@@ -81,7 +81,7 @@ def load(
     manifest, tensors = read(Path(path))
     tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
     try:
-        result = _rebuild_static(copy.deepcopy(model), manifest.get("static", {}), tables, example_inputs, backend)
+        result = _rebuild_static(copy_model(model), manifest.get("static", {}), tables, example_inputs, backend)
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
         raise ArtefactError(f"{path} does not fit the model: {error}") from error
@@ -200,8 +200,9 @@ def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str,
             new = made[id(old)] = old  # a static conversion made it
             _restore(new, name, entry["inner"], tensors)
         if new is None:
-            new = _stand_in(name, old, entry, tensors)
-            adopt(new, old, name)
+            source = settled(old)
+            new = _stand_in(name, source, entry, tensors)
+            adopt(new, source, name)
             _restore(new, name, entry["inner"], tensors)
             made[id(old)] = made[id(new)] = new
         if not name:

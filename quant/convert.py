@@ -6,13 +6,13 @@ Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_lay
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning
+from quant.copying import copy_model
 from quant.fuse import make_plan
 from quant.graph import attribute
 from quant.kernels import QParams
@@ -64,7 +64,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     check_trained(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
-    model = copy.deepcopy(prepared)
+    model = copy_model(prepared)
     model.eval()
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)

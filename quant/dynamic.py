@@ -6,11 +6,10 @@ changes nothing.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
+from quant.copying import copy_model, settled
 from quant.dynamic_plan import (
     SUPPORTED,
     TABLES,
@@ -39,8 +38,8 @@ def quantize_dynamic(
     """Replace every supported module of a float model, the root included, by its int8 stand-in.
 
     Weights become int8 per output channel (embeddings: 8 or 4 bits per row); activations are quantised when they come,
-    each row by its own range. Inputs and outputs keep the model's type, float32, bfloat16 or float16. Names, hooks, tied
-    weights and train/eval flags stay.
+    each row by its own range. Inputs and outputs keep the model's type, float32, bfloat16 or float16. Names, hooks,
+    tied weights and train/eval flags stay.
     No gradient goes through int8 layers. torch's encoder layers leave their fused float path, so what a padding mask
     hides comes out as the ordinary path computes it, not as zeros.
 
@@ -73,7 +72,7 @@ def quantize_dynamic(
     check_rules(model, recipe, plans)
     check_weights(plans, recipe)
     if not inplace:
-        model = copy.deepcopy(model)
+        model = copy_model(model)
     plans = plan_modules(model, recipe)
     check_something(plans)
     _build(plans, chosen)
@@ -92,6 +91,7 @@ def _build(plans: list[ModulePlan], backend: str) -> None:
         if plan.qconfig is None:
             continue
         try:
+            plan.module = settled(plan.module)
             plan.replacement = _make(plan, owners)
             adopt(plan.replacement, plan.module, plan.names[0])
         except ValueError as error:

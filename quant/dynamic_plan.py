@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize
 
+from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import (
     GRU,
@@ -131,11 +131,10 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    if parametrize.is_parametrized(module):
-        return "its parameters are computed at every call; torch.nn.utils.parametrize.remove_parametrizations first"
     names = getattr(module, "_flat_weights_names", PARAMETERS)
-    if any(isinstance(module.__dict__.get(name), Tensor) for name in names):
-        return "a hook computes its weight at every call; torch.nn.utils.remove_weight_norm or prune.remove first"
+    settled = {name_of(hook) for _, hook in hooks_of(module)}  # what torch's own hooks compute becomes a parameter
+    if any(isinstance(module.__dict__.get(name), Tensor) and name not in settled for name in names):
+        return "a hook of yours computes its weight at every call; make it an ordinary parameter first"
     if isinstance(module, TABLES) and module.max_norm is not None:
         return "max_norm rewrites the rows at every look-up"
     if isinstance(module, TABLES) and module.num_embeddings * module.embedding_dim == 0:

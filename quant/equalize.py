@@ -13,7 +13,6 @@ scale per channel every row fits already; there it only makes the columns unequa
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture import capture
+from quant.copying import copy_model
 from quant.fuse import Plan, Step, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
@@ -110,7 +110,7 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
         raise TypeError(f"quant.equalize: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
-    equalized = copy.deepcopy(model)
+    equalized = copy_model(model)
     found = list(_pairs(equalized, example_inputs))
     if not found:
         raise ValueError(

@@ -6,7 +6,6 @@ one more child holds the observers: a `GraphRunner`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from quant.capture import capture
+from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -111,12 +111,15 @@ def planned(
     recipe: Recipe,
     install: Callable[[nn.Module, Plan], None],
     verb: str,
+    *,
+    trains: bool = False,
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
     Args:
         install: puts a runner of the plan into a captured module.
         verb: how errors call what the user called.
+        trains: for training.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -130,7 +133,7 @@ def planned(
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
-    prepared = copy.deepcopy(model)
+    prepared = copy_model(model, trains=trains)
     found = capture(prepared, example_inputs)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}

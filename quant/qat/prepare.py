@@ -28,10 +28,11 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
     """A copy of `model` with fake quantisation, to be trained as any module and then converted.
 
     The copy has the user's classes, parameters and names, so that a float checkpoint loads into it; what quantisation
-    adds has `_quant` in its name. Give its parameters, not the model's, to the optimiser. In eval mode it computes what
-    `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each batch's, unless
-    the recipe says otherwise: `QConfig(activation_observer=...)` and `weight_observer=...` also take "lsq", "lsq+" and
-    "pact" here, which learn them. A weight's range follows the weight.
+    adds has `_quant` in its name. (What torch's hooks compute, as the older weight norm and pruning do, is a
+    parametrization of the same parameters.) Give its parameters, not the model's, to the optimiser. In eval mode it
+    computes what `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each
+    batch's, unless the recipe says otherwise: `QConfig(activation_observer=...)` and `weight_observer=...` also take
+    "lsq", "lsq+" and "pact" here, which learn them. A weight's range follows the weight.
 
     Args:
         model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
@@ -52,7 +53,7 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
     def install(module: nn.Module, plan: Plan) -> None:
         _install(module, plan, recipe)
 
-    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat")
+    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat", trains=True)
     _name(prepared)
     return prepared
 
