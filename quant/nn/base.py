@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.scheme import quantize_weight
+from quant.nn.inherited import inherit_methods
 from quant.recipe import QConfig
 
 LOST_COLUMN_SQNR = 100.0
@@ -115,6 +116,7 @@ def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
     for key, child in old._modules.items():
         if not hasattr(new, key):
             new.add_module(key, child)
+    inherit_methods(new, type(old))
     new.train(old.training)
     if isinstance(new, QuantModule):
         new.layer_name = name

@@ -10,6 +10,7 @@ from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
+from quant.nn.inherited import inherit
 from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
@@ -113,6 +114,8 @@ def _weighted_layer(
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        if original is not None:
+            inherit(made.layers[identity], original)
     layer = made.layers[identity]
     assert isinstance(layer, StaticLayer)
     return layer
