@@ -27,7 +27,8 @@ def inherit_methods(new: nn.Module, kind: type[nn.Module]) -> None:
     held = {*new.__dict__, *new._buffers, *new._parameters, *new._modules}
     names = tuple(sorted(name for name in _members(kind) if name not in held and not hasattr(type(new), name)))
     if names:
-        new.__class__ = _joined(type(new), kind, names)
+        classes: tuple[Any, Any] = type(new), kind
+        new.__class__ = _joined(*classes, names)  # type: ignore[assignment]
 
 
 def _members(kind: type[nn.Module]) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def _joined(int8: Any, kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     return type(int8.__name__, (int8,), {**{name: members[name] for name in names}, **own, "__reduce_ex__": reduce})
 
 
-def _empty(int8: type[nn.Module], kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+def _empty(int8: Any, kind: Any, names: tuple[str, ...]) -> nn.Module:
     """A stand-in whose state is still to come, for pickle."""
     made = _joined(int8, kind, names)
     return made.__new__(made)

@@ -8,7 +8,7 @@ from torch import nn
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
 from quant.graph import Attr, Node
 from quant.kernels import QParams
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, own_bytes
@@ -148,7 +148,7 @@ def _functional_bytes(model: nn.Module) -> dict[str, int]:
     """Bytes of the int8 layers of functional calls, by the module whose forward makes the call."""
     sizes: dict[str, int] = {}
     for path, module in model.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
         for key, layer in runner.layers.items():

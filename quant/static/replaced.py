@@ -7,7 +7,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from quant.fuse import Plan, Step
 from quant.graph import Attr, Ref, attribute, leaves
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.static.folding import norm_arguments
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
@@ -67,7 +67,7 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
     """
     gone = []
     for name, module in root.named_modules():
-        lists = module._modules.get("parametrizations")
+        lists = child_of(module, "parametrizations")
         if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
             continue
         del module._modules["parametrizations"]
