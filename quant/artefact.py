@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quant.artefact_file import ArtefactError, read, write
 from quant.copying import copy_model, settled
-from quant.dynamic_plan import SUPPORTED, base_type
+from quant.dynamic_plan import base_type, supported
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
@@ -224,7 +224,7 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
     base = base_type(old)
     if base is None or base.__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return SUPPORTED[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    return supported()[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

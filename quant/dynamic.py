@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from quant.copying import copy_model, settled
 from quant.dynamic_plan import (
-    SUPPORTED,
     TABLES,
     ModulePlan,
     base_type,
@@ -19,6 +18,7 @@ from quant.dynamic_plan import (
     check_something,
     check_weights,
     plan_modules,
+    supported,
 )
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
@@ -115,7 +115,7 @@ def _make(plan: ModulePlan, owners: dict[int, ModulePlan]) -> QuantModule:
                 return tied
     base = base_type(module)
     assert base is not None
-    return SUPPORTED[base](module, qconfig)
+    return supported()[base](module, qconfig)
 
 
 def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:

@@ -5,6 +5,7 @@ A module is replaced where its type is one of SUPPORTED and its forward is that 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from quant.nn import (
     GRU,
     LSTM,
     RNN,
+    Conv1D,
     Embedding,
     EmbeddingBag,
     GRUCell,
@@ -45,6 +47,13 @@ SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
     nn.EmbeddingBag: EmbeddingBag,
 }
 """Float type -> what makes its int8 stand-in from (module, qconfig)."""
+
+
+def supported() -> dict[type[nn.Module], Callable[..., QuantModule]]:
+    """SUPPORTED, and types of libraries that are imported already, which need not be for that."""
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return SUPPORTED if conv1d is None else {**SUPPORTED, conv1d: Conv1D.from_float}
+
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -107,7 +116,7 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    for base in SUPPORTED:
+    for base in supported():
         if isinstance(module, base):
             return base if type(module).forward is base.forward else None
     return None
@@ -121,7 +130,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention reads its weight without calling it, so it goes with the whole or not at all"
     if base is None:
-        named = next((base.__name__ for base in SUPPORTED if isinstance(module, base)), None)
+        named = next((base.__name__ for base in supported() if isinstance(module, base)), None)
         if named and "forward" in module.__dict__:
             return "its forward was replaced on the object, which int8 would skip"
         if named:
@@ -172,7 +181,7 @@ def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]], wholes: set[in
 
 
 def _supported_names() -> str:
-    return ", ".join(base.__name__ for base in SUPPORTED)
+    return ", ".join(base.__name__ for base in supported())
 
 
 def check_something(plans: list[ModulePlan]) -> None:

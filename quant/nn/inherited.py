@@ -28,7 +28,7 @@ def inherit_methods(new: nn.Module, kind: type[nn.Module]) -> None:
     names = tuple(sorted(name for name in _members(kind) if name not in held and not hasattr(type(new), name)))
     if names:
         classes: tuple[Any, Any] = type(new), kind
-        new.__class__ = _joined(*classes, names)  # type: ignore[assignment]
+        new.__class__ = _joined(*classes, names)
 
 
 def _members(kind: type[nn.Module]) -> dict[str, Any]:

@@ -100,3 +100,19 @@ class Linear(QuantModule):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"activation_bits={self.activation_bits}"
         )
+
+
+class Conv1D(Linear):
+    """transformers' Conv1D, a linear layer whose weight is kept (in_features, out_features), with an int8 weight."""
+
+    @classmethod
+    def from_float(cls, module: nn.Module, qconfig: QConfig) -> "Conv1D":
+        """The int8 stand-in of a float Conv1D."""
+        kept: Tensor = module.weight  # type: ignore[assignment]
+        bias: Tensor | None = module.bias  # type: ignore[assignment]
+        return cls(QuantizedWeight.of(kept.t(), qconfig), bias, per_row=qconfig.per_row)
+
+    @property
+    def weight(self) -> Tensor:
+        """`dtype` (in_features, out_features): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype).t()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate
+from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """Of F.batch_norm, in order."""
@@ -50,6 +50,13 @@ class Affine:
         return rows, shift if bias is None else bias + shift
 
 
+@dataclass(frozen=True)
+class Transposed:
+    """A weight that is kept (in, out), as `torch.addmm` and `x @ weight` take it."""
+
+    source: Any
+
+
 def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
     """The tensor that a step's weight or bias stands for: a parameter, a constant, or what follows from them alone."""
     if source is None or isinstance(source, Tensor):
@@ -57,6 +64,10 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
     if isinstance(source, Attr):
         found: Tensor = attribute(root, source.path)
         return found
+    if isinstance(source, Transposed):
+        kept = parameter(source.source, graph, root)
+        assert kept is not None
+        return kept.t()
     assert isinstance(source, Ref)
     value: Tensor = evaluate(graph.nodes[source.index], root, lambda index: parameter(Ref(index), graph, root))
     return value
@@ -81,6 +92,28 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
     own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
     kept = given.get("running_mean") is not None and given.get("running_var") is not None
     return kept and not given.get("training") and all(depends_on_nothing(graph, one) for one in own)
+
+
+def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None."""
+    if isinstance(source, Attr):
+        source = attribute(root, source.path)
+    if isinstance(source, Tensor):
+        return tuple(source.shape)
+    if not isinstance(source, Ref) or not depends_on_nothing(graph, source):
+        return None
+    meta = graph.nodes[source.index].meta
+    return None if meta is None or meta.dtype != torch.float32 else meta.shape
+
+
+def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
+    """Whether a parameter is, or goes into, an argument: buffers alone are a filter bank or a table of positions."""
+    if isinstance(source, Attr):
+        return isinstance(attribute(root, source.path), nn.Parameter)
+    if not isinstance(source, Ref):
+        return False
+    node = graph.nodes[source.index]
+    return any(has_parameter(graph, root, leaf) for leaf in leaves((node.args, node.kwargs)))
 
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from quant.graph import Attr, Node, Ref, TensorMeta, attribute
-from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments
+from quant.graph import Attr, Node, Ref, TensorMeta
+from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments, own_shape
 from quant.static.meaning import Call, Handler, Meaning, StaysFloat, function_name, what
 
 SPLITTING = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
@@ -46,18 +46,6 @@ def batch_norm_function(call: Call) -> Meaning:
     return Meaning(
         "lookup", (call.activation(),), {"fixed": None, "channels": True, "clamp": None, "is_batch_norm": True}
     )
-
-
-def own_shape(call: Call, value: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None."""
-    if isinstance(value, Attr):
-        value = attribute(call.root, value.path)
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
-    if not isinstance(value, Ref) or not depends_on_nothing(call.graph, value):
-        return None
-    meta = call.graph.nodes[value.index].meta
-    return None if meta is None or meta.dtype != torch.float32 else meta.shape
 
 
 def prelu(call: Call) -> Meaning:
@@ -115,7 +103,7 @@ def _per_channel(call: Call, args: list[Any], place: int, op: str, sign: int) ->
         place: of the operand that is no activation.
     """
     x, constant = args[1 - place], args[place]
-    shape = own_shape(call, constant)
+    shape = own_shape(call.graph, call.root, constant)
     if shape is None or not isinstance(x, Ref) or depends_on_nothing(call.graph, x):
         return None
     index = call.activation(1 - place, ("input", "other")[1 - place])

@@ -38,7 +38,7 @@ def remove_unread(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
     for step in plan.steps:
         if not (step.integer and OPERATORS[step.op].weighted):
             continue
-        functional = plan.graph.nodes[step.nodes[0]].kind == "function"
+        functional = plan.graph.nodes[step.nodes[0]].kind != "module"
         layer = _paths((step.attrs["weight"], step.attrs["bias"]), plan) if functional else set()
         for path in (layer | folded_parameters(step, plan)) - wanted:
             owner, _, name = path.rpartition(".")
