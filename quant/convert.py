@@ -15,6 +15,7 @@ from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
 from quant.fuse import make_plan
 from quant.graph import attribute
+from quant.halves import carry
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
@@ -168,6 +169,7 @@ def _convert_unit(
     del root._modules[RESERVED]
     del root.__dict__["forward"]
     if "" in layers:
+        carry(root, layers[""])
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.capture import capture
+from quant.capture import as_arguments, capture
 from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
+from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
 from quant.observers import FixedObserver, Observer, make_observer
@@ -134,6 +135,8 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, trains=trains)
+    if widen(prepared, *as_arguments(example_inputs)):
+        example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}

@@ -157,3 +157,91 @@ def test_a_half_model_is_saved_scripted_and_loaded(dtype: torch.dtype, tmp_path:
     assert torch.equal(restored(x), q(x))
     scripted = torch.jit.script(quant.quantize_dynamic(nn.Linear(16, 4).to(dtype)))
     assert scripted(x).dtype == dtype
+
+
+class Net(nn.Module):
+    """Convolutions, a residual sum, float steps, and outputs of several types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.two, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+        self.last = nn.LayerNorm(5)
+
+    def forward(self, x: Tensor, *, scale: Tensor | None = None) -> dict[str, Tensor]:
+        y = torch.relu(self.norm(self.one(x)))
+        y = torch.relu(y + self.two(y)).mean((2, 3))
+        y = self.last(self.head(y if scale is None else y * scale))
+        return {"logits": y, "chances": y.float().softmax(-1), "best": y.argmax(-1)}
+
+
+def net(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval().to(dtype)
+
+
+IMAGES = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(7))
+
+
+@torch.no_grad()
+@HALVES
+def test_a_half_model_is_static_and_answers_in_its_own_types(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, exact, x = net(dtype), net(torch.float32), IMAGES.to(dtype)
+    q = quant.quantize_static(model, [x], progress=False)
+    assert all(quant.summary(q)[name].outcome == "int8" for name in ("one", "norm", "two", "head"))
+    reference = quant.quantize_static(exact, [IMAGES], progress=False)
+    expected, got = exact(IMAGES), q(x)
+    assert {name: one.dtype for name, one in got.items()} == {
+        "logits": dtype,
+        "chances": torch.float32,
+        "best": torch.int64,
+    }
+    noise = error(expected["logits"], reference(IMAGES)["logits"])
+    assert error(expected["logits"], got["logits"]) < 1.5 * noise + 5 * 2**-8
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    quant.save(q, tmp_path / "half.q8")
+    restored = quant.load(tmp_path / "half.q8", model=net(dtype))
+    other = torch.randn(2, 3, 20, 20).to(dtype)
+    for name, one in restored(other).items():
+        assert torch.equal(one, q(other)[name])
+    wide = quant.load(tmp_path / "half.q8", model=net(torch.float32))
+    assert torch.equal(wide(other.float())["logits"].to(dtype), q(other)["logits"])
+
+
+@HALVES
+def test_the_integers_of_a_half_model_are_those_that_training_saw(dtype: torch.dtype) -> None:
+    x = IMAGES.to(dtype)
+    p = quant.prepare_qat(net(dtype), x).train()
+    optimizer = torch.optim.SGD(p.parameters(), lr=0.01)
+    for _ in range(25):
+        optimizer.zero_grad()
+        p(x)["logits"].float().square().mean().backward()
+        optimizer.step()
+    q = quant.convert(p.eval())
+    assert p(x)["logits"].dtype == q(x)["logits"].dtype == dtype
+    assert quant.parity(p, q, [x]).holds
+
+
+@torch.no_grad()
+@HALVES
+def test_a_half_model_is_calibrated_step_by_step_and_compared(dtype: torch.dtype) -> None:
+    model, x = net(dtype), IMAGES.to(dtype)
+    prepared = quant.prepare(model, {"x": x, "scale": torch.rand(8).to(dtype)})
+    batches = [{"x": x, "scale": torch.rand(8).to(dtype)} for _ in range(3)]
+    quant.calibrate.run(prepared, batches, progress=False)
+    q = quant.convert(prepared)
+    assert q(**batches[0])["logits"].dtype == dtype
+    assert quant.parity(prepared, q, batches).holds
+    assert copy.deepcopy(q)(**batches[0])["logits"].dtype == dtype
+
+
+@torch.no_grad()
+@HALVES
+@pytest.mark.parametrize("kind", ["linear", "lstm", "gru_cell"])
+def test_a_half_layer_may_be_the_whole_static_model(kind: str, dtype: torch.dtype) -> None:
+    layer, inputs = made(kind)
+    expected = layer(*inputs)
+    given = tuple(x.to(dtype) for x in inputs)
+    q = quant.quantize_static(layer.to(dtype), [given], progress=False)
+    assert {one.dtype for one in tensors(q(*given))} == {dtype}
+    assert error(expected, q(*given)) < 0.05

@@ -1,0 +1,108 @@
+"""Static quantisation of models in bfloat16 and float16: float32 inside, the model's own types outside.
+
+int8 takes the place of the half type; what stays float beside it is faster and finer in float32 on CPUs, and ranges and
+training want float32. So the copy that is prepared is a float32 one, and two hooks of its own make inputs float32 and
+outputs what the user's model gives.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import leaves, map_leaves
+from quant.nn.base import HALVES
+
+
+def half_of(model: nn.Module) -> torch.dtype | None:
+    """The half type that a model's parameters or buffers have, the first one's; None for a model without."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dtype in HALVES:
+            return tensor.dtype
+    return None
+
+
+@torch.no_grad()
+def widen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Make a model float32 in place, with its own types in and out, where it is in a half type.
+
+    Args:
+        model: a copy of the user's.
+        args, kwargs: of an example call, which tells the types of the outputs.
+
+    Returns:
+        whether it was.
+    """
+    half = half_of(model)
+    if half is None:
+        return False
+    probe = copy.deepcopy(model).eval()
+    try:
+        output = type(probe).forward(probe, *args, **kwargs)
+    except (RuntimeError, ValueError):  # a saved example is a float32 one
+        args, kwargs = _narrowed((args, kwargs), half)
+        output = type(probe).forward(probe, *args, **kwargs)
+    kinds = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
+    model.float()
+    model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
+    model.register_forward_hook(OwnOutputs(half, kinds))
+    return True
+
+
+def widened(tree: Any) -> Any:
+    """Nested values with tensors of half types in float32."""
+    return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, tree)
+
+
+def _narrowed(tree: Any, half: torch.dtype) -> Any:
+    return map_leaves(
+        lambda leaf: leaf.to(half) if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf, tree
+    )
+
+
+def carry(old: nn.Module, new: nn.Module) -> None:
+    """Give the hooks of `widen` to what takes the place of the whole model."""
+    hooks = list(new._forward_hooks.values())
+    for hook in old._forward_pre_hooks.values():
+        if isinstance(hook, WideInputs) and not any(isinstance(one, OwnOutputs) for one in hooks):
+            new.register_forward_pre_hook(hook, with_kwargs=True)
+    for other in old._forward_hooks.values():
+        if isinstance(other, OwnOutputs) and not any(isinstance(one, OwnOutputs) for one in hooks):
+            new.register_forward_hook(other)
+
+
+class WideInputs:
+    """A forward pre-hook that makes inputs of half types float32."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, as float32."""
+        return widened(args), widened(kwargs)
+
+
+class OwnOutputs:
+    """A forward hook that gives outputs the types that the user's model gives them.
+
+    Attributes:
+        half: the model's type, for float outputs of a call that gives another number of them than the example did.
+        kinds: of each output of the example, in order; None for what is no tensor.
+    """
+
+    def __init__(self, half: torch.dtype, kinds: list[torch.dtype | None]) -> None:
+        self.half, self.kinds = half, kinds
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """The output, each tensor in its own type."""
+        count = sum(1 for _ in leaves(output))
+        kinds = iter(self.kinds if count == len(self.kinds) else [self.half] * count)
+
+        def own(leaf: Any) -> Any:
+            kind = next(kinds)
+            is_wide = isinstance(leaf, Tensor) and leaf.dtype == torch.float32
+            return leaf.to(kind) if is_wide and kind in HALVES else leaf
+
+        return map_leaves(own, output)
