@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
+from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
@@ -108,6 +109,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     check_batches(batches, "quant.compare")
+    model = like(model, converted)
     settings = _settings(converted)
     sums: Sums = {}
     caller = Caller(model)

@@ -15,7 +15,7 @@ from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
 from quant.fuse import make_plan
 from quant.graph import attribute
-from quant.halves import carry
+from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
@@ -70,6 +70,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
+    sizes.update(sizes_before(model))
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
     hooked = silenced(found)

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.copying import copy_model
 from quant.graph import leaves, map_leaves
 from quant.nn.base import HALVES
+from quant.report import own_bytes
 
 
 def half_of(model: nn.Module) -> torch.dtype | None:
@@ -46,10 +48,26 @@ def widen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         args, kwargs = _narrowed((args, kwargs), half)
         output = type(probe).forward(probe, *args, **kwargs)
     kinds = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
+    sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
     model.float()
     model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
-    model.register_forward_hook(OwnOutputs(half, kinds))
+    model.register_forward_hook(OwnOutputs(half, kinds, sizes))
     return True
+
+
+def sizes_before(model: nn.Module) -> dict[str, int]:
+    """Bytes of every module of the user's by name, where `widen` made them more; else none."""
+    found = [hook.sizes for hook in model._forward_hooks.values() if isinstance(hook, OwnOutputs)]
+    return found[0] if found else {}
+
+
+def like(model: nn.Module, converted: nn.Module) -> nn.Module:
+    """The float model in the type that `converted` computes in: a float32 copy of a half one that became static."""
+    if half_of(model) is None or not any(isinstance(hook, OwnOutputs) for hook in converted._forward_hooks.values()):
+        return model
+    wide = copy_model(model).float()
+    wide.register_forward_pre_hook(WideInputs(), with_kwargs=True)
+    return wide
 
 
 def widened(tree: Any) -> Any:
@@ -90,10 +108,11 @@ class OwnOutputs:
     Attributes:
         half: the model's type, for float outputs of a call that gives another number of them than the example did.
         kinds: of each output of the example, in order; None for what is no tensor.
+        sizes: bytes of the user's modules, by name.
     """
 
-    def __init__(self, half: torch.dtype, kinds: list[torch.dtype | None]) -> None:
-        self.half, self.kinds = half, kinds
+    def __init__(self, half: torch.dtype, kinds: list[torch.dtype | None], sizes: dict[str, int]) -> None:
+        self.half, self.kinds, self.sizes = half, kinds, sizes
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """The output, each tensor in its own type."""

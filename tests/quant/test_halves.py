@@ -196,6 +196,8 @@ def test_a_half_model_is_static_and_answers_in_its_own_types(dtype: torch.dtype,
         "chances": torch.float32,
         "best": torch.int64,
     }
+    before = {entry.name: entry.bytes_before for entry in quant.summary(reference)}
+    assert quant.summary(q)["two"].bytes_before == before["two"] // 2
     noise = error(expected["logits"], reference(IMAGES)["logits"])
     assert error(expected["logits"], got["logits"]) < 1.5 * noise + 5 * 2**-8
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -232,6 +234,9 @@ def test_a_half_model_is_calibrated_step_by_step_and_compared(dtype: torch.dtype
     q = quant.convert(prepared)
     assert q(**batches[0])["logits"].dtype == dtype
     assert quant.parity(prepared, q, batches).holds
+    comparison = quant.compare(model, q, batches)
+    assert min(step.sqnr for step in comparison.steps) > 25.0
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert copy.deepcopy(q)(**batches[0])["logits"].dtype == dtype
 
 
