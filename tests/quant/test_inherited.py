@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.parity import parity
+from quant.static.runner import runners
 
 
 class Streaming(nn.LSTM):
@@ -179,3 +180,15 @@ def test_a_cell_may_be_the_whole_model(kind: str, tmp_path: Path) -> None:
     assert parity(p, trained, [x]).holds
     quant.save(trained, tmp_path / "cell.q8")
     assert torch.equal(hidden(quant.load(tmp_path / "cell.q8", model=cell)(x)), hidden(trained(x)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@torch.no_grad()
+def test_a_scripted_child_is_left_alone() -> None:
+    torch.manual_seed(0)
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    model, x = nn.Sequential(nn.Linear(12, 8), scripted, nn.Linear(8, 4)).eval(), X
+    assert runners(model) == {}
+    q = quant.quantize_dynamic(model)
+    assert [quant.summary(q)[name].outcome for name in ("0", "2")] == ["int8", "int8"]
+    assert float((q(x) - model(x)).norm() / model(x).norm()) < 0.03
