@@ -95,7 +95,12 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
 
 
 def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None."""
+    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None.
+
+    What a forward writes to is read anew at every call, and so is none.
+    """
+    if _is_written(graph, source):
+        return None
     if isinstance(source, Attr):
         source = attribute(root, source.path)
     if isinstance(source, Tensor):
@@ -106,14 +111,28 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
     return None if meta is None or meta.dtype != torch.float32 else meta.shape
 
 
+def _is_written(graph: Graph, source: Any) -> bool:
+    paths = _paths(graph, source)
+    return any(
+        node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        and isinstance(node.args[0], Attr) and node.args[0].path in paths
+        for node in graph.nodes
+    )  # fmt: skip
+
+
+def _paths(graph: Graph, source: Any) -> set[str]:
+    """The parameters and buffers that an argument is, or is computed from."""
+    if isinstance(source, Attr):
+        return {source.path}
+    if not isinstance(source, Ref):
+        return set()
+    node = graph.nodes[source.index]
+    return set().union(*(_paths(graph, leaf) for leaf in leaves((node.args, node.kwargs))))
+
+
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
     """Whether a parameter is, or goes into, an argument: buffers alone are a filter bank or a table of positions."""
-    if isinstance(source, Attr):
-        return isinstance(attribute(root, source.path), nn.Parameter)
-    if not isinstance(source, Ref):
-        return False
-    node = graph.nodes[source.index]
-    return any(has_parameter(graph, root, leaf) for leaf in leaves((node.args, node.kwargs)))
+    return any(isinstance(attribute(root, path), nn.Parameter) for path in _paths(graph, source))
 
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:

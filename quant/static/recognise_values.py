@@ -106,6 +106,8 @@ def _per_channel(call: Call, args: list[Any], place: int, op: str, sign: int) ->
     shape = own_shape(call.graph, call.root, constant)
     if shape is None or not isinstance(x, Ref) or depends_on_nothing(call.graph, x):
         return None
+    if call.node.meta is None or call.node.meta.dtype != torch.float32:  # a wider constant makes a wider result
+        return None
     index = call.activation(1 - place, ("input", "other")[1 - place])
     axis = _channel_axis(shape, call.graph.nodes[index].meta)
     if axis is None:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from quant import equalize, prepare_qat, quantize_static
 from quant.convert import convert
+from quant.graph import Attr, Graph, Node
 from quant.parity import parity
 from quant.report import summary
+from quant.static.folding import own_shape
 
 from .test_convert import check, layers_of, seeded, signal_to_noise
 
@@ -243,3 +245,30 @@ def test_equalize_goes_through_functional_norms() -> None:
         assert torch.allclose(equal(IMAGES), model(IMAGES), rtol=1e-3, atol=1e-3)
     gains = equal[1].weight.detach().abs()
     assert float(gains.max() / gains.min()) < 1e3
+
+
+def test_a_wider_constant_makes_a_wider_result() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.last = nn.Linear(6, 4), nn.Linear(4, 2)
+            self.register_buffer("gain", torch.rand(4, dtype=torch.float64) + 1.0)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.fc(x) * self.gain
+            return y, self.last(y.float())
+
+    model, x = seeded(Wide).eval(), torch.randn(5, 6)
+    q = quantize_static(model, [x], progress=False)
+    with torch.no_grad():
+        assert [one.dtype for one in q(x)] == [torch.float64, torch.float32]
+        assert signal_to_noise(model(x), q(x)) > 30.0
+
+
+def test_a_buffer_that_a_forward_writes_is_no_constant() -> None:
+    graph = Graph("", [Node(0, "input", "x"), Node(1, "method", "mul_", (Attr("kept"), 0.5))], {}, None, [])
+    root = nn.Module()
+    root.register_buffer("kept", torch.rand(4))
+    root.register_buffer("other", torch.rand(4))
+    assert own_shape(graph, root, Attr("other")) == (4,)
+    assert own_shape(graph, root, Attr("kept")) is None
