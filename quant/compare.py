@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
-from quant.names import full_name
+from quant.halves import like
+from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.arguments import copied
@@ -109,6 +110,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     check_batches(batches, "quant.compare")
+    model = like(model, converted)
     settings = _settings(converted)
     sums: Sums = {}
     caller = Caller(model)
@@ -149,7 +151,7 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
     units: dict[str, nn.Module] = {}
     parts: set[nn.Module] = set()
     for path, module in converted.named_modules():
-        if isinstance(module._modules.get(RESERVED), ProgramRunner):
+        if isinstance(child_of(module, RESERVED), ProgramRunner):
             units[path] = module
             parts.update(module._modules[RESERVED].modules())
         elif isinstance(module, (StaticLayer, QuantModule)) and module not in parts:
@@ -215,7 +217,7 @@ def _add_unit(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
     """Add one call of a captured module, or of a layer, in float and in int8, to the sums of its steps."""
-    runner = unit._modules.get(RESERVED)
+    runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
         _add_program(path, model, runner, one, other, sums, settings)
         return

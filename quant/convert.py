@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning
+from quant.copying import copy_model
 from quant.graph import attribute
+from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
-from quant.report import attach_report, own_tensors
+from quant.report import attach_report
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
@@ -67,13 +69,13 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _calibrated(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
-    model = copy.deepcopy(prepared)
+    model = copy_model(prepared)
     model.eval()  # which reads the switches that an average of models has as buffers
     check_trained(model)
     _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
-    tensors = {name: own_tensors(module) for name, module in model.named_modules(remove_duplicate=False)}
+    tensors = sizes_before(model)
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
     hooked = silenced(found)
@@ -200,6 +202,7 @@ def _convert_unit(
     del root._modules[RESERVED]
     del root.__dict__["forward"]
     if "" in layers:
+        carry(root, layers[""])
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,7 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
+from quant.static.folding import Affine
 from quant.static.joins import Groups, join
 from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
 from quant.static.recognise import OPERATORS, recognise
@@ -36,7 +37,8 @@ class Step:
         op: an entry of `recognise.OPERATORS`; "float" for the user's own arithmetic, "shape" for what reads no values.
         nodes: indices of the calls, in order; the value of the last is the step's.
         inputs: the values it reads as activations.
-        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `clamp`: (low, high).
+        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `affine`: what else
+            was, as `Affine`s, `clamp`: (low, high).
             Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`. `left`:
             it has an integer form, and the recipe or convert leaves it float.
         name: for people, and of its observer.
@@ -166,8 +168,10 @@ def make_plan(
         floats: layers that stay float whatever the recipe says, by their names within root, and why.
         rules: by which sums stay float and ranges are shared (`RULES`).
     """
+    steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
+    _look_at_inputs(steps, graph)
     users = graph.users()
-    steps = _fuse(_take_outputs(_steps(graph, root, recipe, floats or {}), graph), graph, root, users)
+    steps = _fuse(steps, graph, root, users)
     _choose_domains(steps, graph, users, rules)
     plan = _share_ranges(steps, graph, recipe, users, rules)
     plan.floats, plan.rules = dict(floats or {}), rules
@@ -225,6 +229,19 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     return sorted(kept, key=lambda step: step.output)
 
 
+def _look_at_inputs(steps: list[Step], graph: Graph) -> None:
+    """Let what asks for the rank of a layer's output (batch norms of torch.nn check it) ask for its input's: the same.
+
+    So it is no reader of a value that folding does away with.
+    """
+    weighted = {step.output: step for step in steps if step.integer and OPERATORS[step.op].weighted}
+    for index, node in enumerate(graph.nodes):
+        if node.kind == "method" and node.target == "dim" and isinstance(node.args[0], Ref):
+            layer = weighted.get(node.args[0].index)
+            if layer is not None:
+                graph.nodes[index] = replace(node, args=(Ref(layer.inputs[0]),))
+
+
 def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
     """Fold batch norms and clamps into the step before, where nothing else reads the value between them."""
     by_output = {step.output: step for step in steps}
@@ -233,8 +250,11 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, step, graph, root):
+        affine = step.attrs.get("affine")
+        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, graph, root):
             before.attrs["batch_norm"] = step.nodes[0]
+        elif affine is not None and _takes_affine(before, affine, graph, root):
+            before.attrs["affine"] = (*before.attrs.get("affine", ()), affine)
         elif step.attrs.get("clamp") and _takes_clamp(before, step):
             before.attrs["clamp"] = step.attrs["clamp"]
         else:
@@ -243,17 +263,36 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         by_output[before.output] = before
         gone.add(id(step))
     kept = [step for step in steps if id(step) not in gone]
+    for step in kept:
+        if step.op == "lookup" and step.attrs.get("only_folded"):
+            step.op, step.inputs, step.reason = (
+                FLOAT,
+                (),
+                "its operand is no activation, and no layer before it takes it in",
+            )
     return sorted(kept, key=lambda step: step.output)
 
 
-def _takes_batch_norm(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
-    if not (before.integer and OPERATORS[before.op].weighted) or len(before.nodes) > 1:
-        return False
-    if _is_called_again(graph.nodes[before.nodes[0]], graph, root):  # the other call would need a weight of its own
+def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
+    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1:
         return False
     meta = graph.nodes[before.output].meta
-    module: Any = attribute(root, graph.nodes[step.nodes[0]].target)
-    return meta is not None and (before.op != "linear" or len(meta.shape) == 2) and meta.shape[1] == module.num_features
+    return meta is not None and (before.op != "linear" or len(meta.shape) == 2)
+
+
+def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
+    """Whether a number per channel may go into the weight; after a batch norm or a clamp it may not."""
+    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(before.attrs.get("affine", ())):
+        return False
+    meta = graph.nodes[before.output].meta
+    channels = -1 if before.op == "linear" else 1
+    return meta is not None and (affine.axis in (0, channels) or (len(meta.shape) == 2 and before.op == "linear"))
+
+
+def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether a step has a weight to fold into that no other call needs as it is."""
+    weighted = before.integer and OPERATORS[before.op].weighted
+    return weighted and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
 
 
 def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.capture import capture
+from quant.capture import as_arguments, capture
+from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.fuse import Plan, Slot, make_plan
+from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
 from quant.observers import Observer, make_observer
@@ -153,7 +155,9 @@ def planned(
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
-    prepared = copy.deepcopy(model)
+    prepared = copy_model(model, training=training)
+    if widen(prepared, *as_arguments(example_inputs)):
+        example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
@@ -164,7 +168,7 @@ def planned(
         install(modules[path], plan)
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
-    state = {} if training else {name: copy.deepcopy(attribute_or_none(model, name)) for name in sorted(found.state)}
+    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(found.state)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared

@@ -10,6 +10,7 @@ from quant.graph import attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
+from quant.nn.inherited import inherit
 from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
@@ -18,7 +19,7 @@ from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
 from quant.static.weights import quantized
 
-NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}
+NOT_SETTINGS = {"weight", "bias", "batch_norm", "affine", "clamp"}
 """Attributes of a weighted step that are no settings of its operator."""
 
 
@@ -106,12 +107,15 @@ def _weighted_layer(
 ) -> StaticLayer:
     """The int8 layer of a step's module `original`, or of a functional call, which has none."""
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
-    identity = id(step) if original is None else hash((id(original), step.attrs.get("batch_norm")))
+    inside = (step.attrs.get("batch_norm"), step.attrs.get("affine"))
+    identity = id(step) if original is None else hash((id(original), inside))
     if identity not in made.layers:
         settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        if original is not None:
+            inherit(made.layers[identity], original)
     layer = made.layers[identity]
     assert isinstance(layer, StaticLayer)
     return layer

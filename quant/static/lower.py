@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step
 from quant.graph import Graph, Ref, evaluate, map_leaves
 from quant.kernels import QParams
+from quant.static.folding import parameter
 from quant.static.layers import clamp_limits
 
 
@@ -111,7 +112,11 @@ def lookup_table(step: Step, context: Context) -> Tensor:
     with torch.no_grad():
         own: dict[int, Any] = {step.inputs[0]: x}
         for index in step.nodes:
-            own[index] = evaluate(context.graph.nodes[index], context.root, own.__getitem__)
+            own[index] = evaluate(
+                context.graph.nodes[index],
+                context.root,
+                lambda i: own[i] if i in own else parameter(Ref(i), context.graph, context.root),
+            )
     y = target.quantize(own[step.output])
     return y if channels is None else y.reshape(256, channels).t().contiguous()
 

@@ -13,7 +13,7 @@ from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
 from quant.static.agreement import Agreement
-from quant.static.weights import parameter
+from quant.static.folding import parameter
 
 
 class Ranges(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
+from quant.names import child_of
 from quant.prepare import Prepared, install_watching, make_point, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
@@ -90,7 +91,7 @@ def tables(converted: nn.Module) -> dict[str, Tensor]:
 def _runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
     """The captured units, by name."""
     for unit, module in converted.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if isinstance(runner, ProgramRunner):
             yield unit, runner
 

@@ -18,9 +18,17 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.static.leaves import base_layer, is_registered
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what
-from quant.static.recognise_layers import conv_function, conv_module, linear_function, linear_module, matmul, recurrent
-from quant.static.recognise_values import batch_norm, binary, cat, division, lookup, moved, prelu
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, called
+from quant.static.recognise_layers import (
+    added_product,
+    conv_function,
+    conv_module,
+    linear_function,
+    linear_module,
+    matmul,
+    recurrent,
+)
+from quant.static.recognise_values import batch_norm, batch_norm_function, binary, cat, division, lookup, moved, prelu
 from quant.static.recognise_windows import (
     adaptive,
     avg_pool,
@@ -88,7 +96,7 @@ def recognise(node: Node, graph: Graph, root: nn.Module) -> Meaning:
     else:
         raise StaysFloat("not a computation")
     if handler is None:
-        raise StaysFloat(f"{what(node, root)} has no int8 kernel")
+        raise StaysFloat(f"{called(node, root)} has no int8 kernel")
     return handler(call)
 
 
@@ -139,8 +147,10 @@ MODULES: dict[type[nn.Module], Handler] = {
 
 FUNCTIONS: dict[Callable[..., Any], Handler] = {
     F.linear: linear_function,
+    F.batch_norm: batch_norm_function,
     torch.conv1d: conv_function(1), torch.conv2d: conv_function(2), torch.conv3d: conv_function(3),
-    **dict.fromkeys((torch.matmul, torch.bmm, operator.matmul), matmul),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, operator.matmul), matmul),
+    torch.addmm: added_product,
     **dict.fromkeys(
         (F.relu, torch.relu, torch.relu_, F.relu6, F.hardtanh, F.hardswish, F.leaky_relu, F.silu, F.gelu, F.elu, F.selu,
          F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.clamp, torch.clip, torch.neg, operator.neg,
@@ -173,7 +183,7 @@ FUNCTIONS: dict[Callable[..., Any], Handler] = {
 }  # fmt: skip
 
 METHODS: dict[str, Handler] = {
-    **dict.fromkeys(("matmul", "bmm"), matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm"), matmul),
     **dict.fromkeys(("relu", "relu_", "clamp", "clamp_", "clip", "neg", "abs"), lookup),
     **dict.fromkeys(("sigmoid", "sigmoid_", "tanh", "tanh_"), lookup),
     **dict.fromkeys(("add", "add_"), binary("add")),

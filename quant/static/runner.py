@@ -27,6 +27,7 @@ from quant.graph import (
     settled,
 )
 from quant.kernels import QParams
+from quant.names import child_of
 from quant.objects import Result
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
@@ -137,7 +138,7 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     found = {}
     for name, module in model.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if isinstance(runner, GraphRunner):
             found[name] = runner
     return found

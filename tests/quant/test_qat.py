@@ -564,7 +564,11 @@ def test_a_parametrised_weight_trains() -> None:
 
 
 def test_a_weight_that_a_hook_computes_is_refused_by_name() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.utils.spectral_norm(nn.Linear(8, 4)))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
+    model[1].weight_orig = nn.Parameter(model[1].weight.detach().clone())
+    del model[1]._parameters["weight"]
+    model[1].register_forward_pre_hook(lambda module, args: setattr(module, "weight", module.weight_orig * 2.0))
+    model(torch.randn(5, 6))
     with pytest.raises(ValueError, match="layer '1': its weight is computed by a hook"):
         quant.prepare_qat(model, torch.randn(5, 6))
     prepared = quant.prepare_qat(model, torch.randn(5, 6), Recipe({"1": None}))
