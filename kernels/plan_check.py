@@ -131,11 +131,25 @@ def _check_together(op: str, fields: Mapping[str, str]) -> None:
         raise ValueError("quant_min is above quant_max")
     if op == "attention" and fields["causal"] == "True" and "mask" in fields:
         raise ValueError("is causal and has a mask")
+    if op == "cat":
+        _check_rescaling(fields)
     if op == "interpolate":
         if ("size" in fields) == ("scale_factor" in fields):
             raise ValueError("expected one of size and scale_factor")
         if "size" in fields and fields.get("recompute_scale_factor") == "True":
             raise ValueError("has a size and no scale_factor to recompute")
+
+
+def _check_rescaling(fields: Mapping[str, str]) -> None:
+    """A concatenation copies, or brings every input to its own range."""
+    given = [name in fields for name in ("zero_points", "multipliers", "output_zero_point")]
+    if any(given) and not all(given):
+        raise ValueError("expected zero_points, multipliers and output_zero_point, or none of them")
+    inputs = len(parts("tensors", fields["tensors"]))
+    for name in ("zero_points", "multipliers") if all(given) else ():
+        count = len(parts(name, fields[name]))
+        if count != inputs:
+            raise ValueError(f"{name} has {count} values, expected one for each of {inputs} inputs")
 
 
 def _check_setting(setting: Setting, word: str) -> None:

@@ -60,6 +60,15 @@ def add(
     return _clamp(torch.round(a + b), output_zero_point, quant_min, quant_max)
 
 
+def rescale(q: Tensor, zero_point: int, multiplier: float, output_zero_point: int) -> Tensor:
+    """The same reals by another range, s_y and z_y: round((q - z_x) * m) + z_y, clamped to uint8.
+
+    Args:
+        multiplier: s_x / s_y, rounded to float32.
+    """
+    return _rescaled(_centred(q, zero_point), multiplier, output_zero_point)
+
+
 def mul(
     q_a: Tensor,
     a_zero_point: int,

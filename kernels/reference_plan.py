@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from quant.kernels import plan_check, plan_shapes
-from quant.kernels.reference_ops import OPS, OpTable
+from quant.kernels.reference_ops import OPS, OpTable, rescale
 from quant.kernels.reference_reals import REALS
 from torch import Tensor
 
@@ -217,9 +217,23 @@ def _slice(x: Tensor, dim: int, start: int | None, end: int | None, step: int) -
     return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
 
 
+def _cat(
+    tensors: Sequence[Tensor],
+    dim: int,
+    zero_points: Sequence[int] | None = None,
+    multipliers: Sequence[float] | None = None,
+    output_zero_point: int = 0,
+) -> Tensor:
+    """Joined as they are or, with multipliers, each by `rescale`; 1.0 and the output's zero point change nothing."""
+    if zero_points is None or multipliers is None:
+        return torch.cat(list(tensors), dim)
+    numbers = zip(tensors, zero_points, multipliers, strict=True)
+    return torch.cat([rescale(q, zero, multiplier, output_zero_point) for q, zero, multiplier in numbers], dim)
+
+
 MOVES: dict[str, Callable[..., Tensor]] = {
     "clamp": _clamp,
-    "cat": lambda tensors, dim: torch.cat(list(tensors), dim),
+    "cat": _cat,
     "reshape": lambda x, shape: x.reshape(shape),
     "flatten": lambda x, start, end: x.flatten(start, end),
     "permute": lambda x, dims: x.permute(dims),

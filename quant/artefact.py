@@ -8,7 +8,6 @@ another. Loading needs the float model: its code is the structure, its weights a
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact_file import ArtefactError, read, write
-from quant.dynamic_plan import SUPPORTED, base_type
+from quant.copying import copy_model, settled
+from quant.dynamic_plan import base_type, supported
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
@@ -85,7 +85,7 @@ def load(
     manifest, tensors = read(Path(path))
     tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
     try:
-        result = _rebuild_static(copy.deepcopy(model), manifest.get("static", {}), tables, example_inputs, backend)
+        result = _rebuild_static(copy_model(model), manifest.get("static", {}), tables, example_inputs, backend)
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
         raise ArtefactError(f"{path} does not fit the model: {error}") from error
@@ -226,8 +226,9 @@ def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str,
             new = made[id(old)] = old  # a static conversion made it
             _restore(new, name, entry["inner"], tensors)
         if new is None:
-            new = _stand_in(name, old, entry, tensors)
-            adopt(new, old, name)
+            source = settled(old)
+            new = _stand_in(name, source, entry, tensors)
+            adopt(new, source, name)
             _restore(new, name, entry["inner"], tensors)
             made[id(old)] = made[id(new)] = new
         if not name:
@@ -249,7 +250,7 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
     base = base_type(old)
     if base is None or base.__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return SUPPORTED[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    return supported()[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
-from quant.names import full_name
+from quant.halves import like
+from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.arguments import copied
@@ -30,7 +31,7 @@ from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED, bound_values
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
-"""Instructions that add no error of their own, or none of ours."""
+"""Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
 
@@ -109,6 +110,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     check_batches(batches, "quant.compare")
+    model = like(model, converted)
     settings = _settings(converted)
     sums: Sums = {}
     caller = Caller(model)
@@ -149,7 +151,7 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
     units: dict[str, nn.Module] = {}
     parts: set[nn.Module] = set()
     for path, module in converted.named_modules():
-        if isinstance(module._modules.get(RESERVED), ProgramRunner):
+        if isinstance(child_of(module, RESERVED), ProgramRunner):
             units[path] = module
             parts.update(module._modules[RESERVED].modules())
         elif isinstance(module, (StaticLayer, QuantModule)) and module not in parts:
@@ -215,7 +217,7 @@ def _add_unit(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
     """Add one call of a captured module, or of a layer, in float and in int8, to the sums of its steps."""
-    runner = unit._modules.get(RESERVED)
+    runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
         _add_program(path, model, runner, one, other, sums, settings)
         return
@@ -246,7 +248,7 @@ def _add_program(
     values = _float_values(runner.graph, model, one)
     registers = runner.registers(*other.args, **other.kwargs)
     for instruction in runner.program.instructions:
-        if instruction.op in UNCOMPARED:
+        if instruction.op in UNCOMPARED and not (instruction.op == "move" and instruction.kwargs):
             continue
         value = instruction.out // 2
         known = Range(*runner.ranges[value]) if instruction.out % 2 else None
@@ -273,7 +275,7 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
     layer: nn.Module | None = runner.layer(instruction.target) if instruction.op == "layer" else None
     if layer is None:
-        return instruction.op
+        return "cat" if instruction.op == "move" else instruction.op
     return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
 
 

@@ -14,15 +14,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
-from quant.fuse import make_plan
+from quant.copying import copy_model
 from quant.graph import attribute
+from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
-from quant.report import attach_report, own_tensors
+from quant.report import attach_report
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
@@ -69,7 +70,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _check_whole(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
-    model = copy.deepcopy(prepared)
+    model = copy_model(prepared)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
@@ -77,7 +78,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
-    tensors = {name: own_tensors(module) for name, module in model.named_modules(remove_duplicate=False)}
+    tensors = sizes_before(model)
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = all_runners(model)
     hooked = silenced(found)
@@ -95,10 +96,10 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
                 _remove_unread(runner, entries)
     for made_layer in made.layers.values():
         made_layer.derive()  # type: ignore[operator]
-    layers = _settings(found)
+    layers, rules = _settings(found), next(iter(found.values())).plan.rules
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
-    description = make_description(info.example, ranges, calls, layers, backend)
+    description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["further"] = {path: runner.example for path, runner in found.items() if "@" in path}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
@@ -155,11 +156,12 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     missing: list[str] = []
     for path, runner in all_runners(prepared).items():
         ranges[path] = {}
-        for name in runner.plan.slots:
-            try:
-                ranges[path][name] = runner.qparams(name)
-            except NoDataSeen:
-                missing.append(full_name(path, name))
+        with runner.settled():
+            for name in runner.plan.slots:
+                try:
+                    ranges[path][name] = runner.qparams(name)
+                except NoDataSeen:
+                    missing.append(full_name(path, name))
     if missing:
         raise NotCalibrated(
             f"quant.convert: {len(missing)} observers saw no data: {', '.join(missing)}; run calibration batches "
@@ -193,8 +195,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
         if not floats:
             continue
         for runner in programs:  # one layer is int8 in all programs or in none
-            plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
-            plan.shared = runner.plan.shared
+            plan = runner.plan.again(runner.root, info.recipe, floats)
             points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
             runner.replan(plan, points)
         for name, reason in floats.items():
@@ -229,13 +230,16 @@ def _convert_unit(
         del root._modules[RESERVED]
         del root.__dict__["forward"]
     if "" in layers:
-        return model if further else replace_module(model, root, layers[""])
+        if further:
+            return model
+        carry(root, layers[""])
+        return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
     program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan, root)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):

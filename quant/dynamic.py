@@ -6,13 +6,11 @@ changes nothing.
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
+from quant.copying import copy_model, settled
 from quant.dynamic_plan import (
-    SUPPORTED,
     TABLES,
     ModulePlan,
     base_type,
@@ -20,6 +18,7 @@ from quant.dynamic_plan import (
     check_something,
     check_weights,
     plan_modules,
+    supported,
 )
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
@@ -39,12 +38,13 @@ def quantize_dynamic(
     """Replace every supported module of a float model, the root included, by its int8 stand-in.
 
     Weights become int8 per output channel (embeddings: 8 or 4 bits per row); activations are quantised when they come,
-    each row by its own range. Inputs and outputs stay float32. Names, hooks, tied weights and train/eval flags stay.
+    each row by its own range. Inputs and outputs keep the model's type, float32, bfloat16 or float16. Names, hooks,
+    tied weights and train/eval flags stay.
     No gradient goes through int8 layers. torch's encoder layers leave their fused float path, so what a padding mask
     hides comes out as the ordinary path computes it, not as zeros.
 
     Args:
-        model: a float32 model on the CPU.
+        model: a float model on the CPU, of float32 or a half type.
         recipe: which modules and how; default: every supported one, 8 bits.
         backend: a name of `quant.kernels.available()` for every layer; default: the recipe's, else the fastest that is
             exact on the machine that runs the model.
@@ -57,7 +57,8 @@ def quantize_dynamic(
         NothingQuantized: no module was quantised.
         RecipeError: a rule of the recipe that matches nothing, or asks for what does not exist.
         BackendUnavailable: the backend does not exist or cannot be used here.
-        TypeError: a module to quantise holds anything but float32, or is on another device than the CPU.
+        TypeError: a module to quantise holds anything but float32, bfloat16 and float16, or is on another device than
+            the CPU.
         ValueError: a weight holds NaN or inf.
     """
     if not isinstance(model, nn.Module):
@@ -71,7 +72,7 @@ def quantize_dynamic(
     check_rules(model, recipe, plans)
     check_weights(plans, recipe)
     if not inplace:
-        model = copy.deepcopy(model)
+        model = copy_model(model)
     plans = plan_modules(model, recipe)
     check_something(plans)
     _build(plans, chosen)
@@ -90,6 +91,7 @@ def _build(plans: list[ModulePlan], backend: str) -> None:
         if plan.qconfig is None:
             continue
         try:
+            plan.module = settled(plan.module)
             plan.replacement = _make(plan, owners)
             adopt(plan.replacement, plan.module, plan.names[0])
         except ValueError as error:
@@ -113,7 +115,7 @@ def _make(plan: ModulePlan, owners: dict[int, ModulePlan]) -> QuantModule:
                 return tied
     base = base_type(module)
     assert base is not None
-    return SUPPORTED[base](module, qconfig)
+    return supported()[base](module, qconfig)
 
 
 def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:

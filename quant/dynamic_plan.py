@@ -5,6 +5,7 @@ A module is replaced where its type is one of SUPPORTED and its forward is that 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize
 
+from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import (
     GRU,
     LSTM,
     RNN,
+    Conv1D,
     Embedding,
     EmbeddingBag,
     GRUCell,
@@ -28,6 +30,7 @@ from quant.nn import (
     QuantModule,
     RNNCell,
 )
+from quant.nn.base import HALVES
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.report import own_bytes
 
@@ -44,6 +47,13 @@ SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
     nn.EmbeddingBag: EmbeddingBag,
 }
 """Float type -> what makes its int8 stand-in from (module, qconfig)."""
+
+
+def supported() -> dict[type[nn.Module], Callable[..., QuantModule]]:
+    """SUPPORTED, and types of libraries that are imported already, which need not be for that."""
+    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
+    return SUPPORTED if conv1d is None else {**SUPPORTED, conv1d: Conv1D.from_float}
+
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -112,7 +122,7 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    for base in SUPPORTED:
+    for base in supported():
         if isinstance(module, base):
             return base if type(module).forward is base.forward else None
     return None
@@ -126,7 +136,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention reads its weight without calling it, so it goes with the whole or not at all"
     if base is None:
-        named = next((base.__name__ for base in SUPPORTED if isinstance(module, base)), None)
+        named = next((base.__name__ for base in supported() if isinstance(module, base)), None)
         if named and "forward" in module.__dict__:
             return "its forward was replaced on the object, which int8 would skip"
         if named:
@@ -136,11 +146,10 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    if parametrize.is_parametrized(module):
-        return "its parameters are computed at every call; torch.nn.utils.parametrize.remove_parametrizations first"
     names = getattr(module, "_flat_weights_names", PARAMETERS)
-    if any(isinstance(module.__dict__.get(name), Tensor) for name in names):
-        return "a hook computes its weight at every call; torch.nn.utils.remove_weight_norm or prune.remove first"
+    settled = {name_of(hook) for _, hook in hooks_of(module)}  # what torch's own hooks compute becomes a parameter
+    if any(isinstance(module.__dict__.get(name), Tensor) and name not in settled for name in names):
+        return "a hook of yours computes its weight at every call; make it an ordinary parameter first"
     if isinstance(module, TABLES) and module.max_norm is not None:
         return "max_norm rewrites the rows at every look-up"
     if isinstance(module, TABLES) and module.num_embeddings * module.embedding_dim == 0:
@@ -178,7 +187,7 @@ def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]], wholes: set[in
 
 
 def _supported_names() -> str:
-    return ", ".join(base.__name__ for base in SUPPORTED)
+    return ", ".join(base.__name__ for base in supported())
 
 
 def check_something(plans: list[ModulePlan]) -> None:
@@ -218,7 +227,9 @@ def _check_tensor(what: str, tensor: Tensor) -> None:
         raise TypeError(f"{what} is on the meta device and has no values; load the weights first")
     if tensor.device.type != "cpu":
         raise TypeError(f"{what} is on {tensor.device}; int8 layers run on the CPU: model.cpu() first")
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{what} is {tensor.dtype}, expected torch.float32: model.float() first")
+    if tensor.dtype not in (torch.float32, *HALVES):
+        raise TypeError(
+            f"{what} is {tensor.dtype}, expected torch.float32, torch.bfloat16 or torch.float16: model.float() first"
+        )
     if not bool(torch.isfinite(tensor.detach()).all()):
         raise ValueError(f"{what} holds NaN or inf, which no integer stands for")

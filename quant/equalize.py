@@ -13,7 +13,6 @@ scale per channel every row fits already; there it only makes the columns unequa
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -25,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture import capture
+from quant.copying import copy_model
 from quant.fuse import Plan, Step, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
 from quant.recipe import Recipe
+from quant.static.folding import norm_of
 from quant.static.runner import runners
 from quant.static.weights import folded
 
@@ -80,7 +81,7 @@ class Pair:
     def norm(self) -> Any:
         """The batch norm of the first layer, or None."""
         place = self.first.attrs.get("batch_norm")
-        return None if place is None else attribute(self.root, self.plan.graph.nodes[place].target)
+        return None if place is None else norm_of(place, self.plan.graph, self.root)
 
     def _own(self, step: Step, name: str) -> Any:
         source = step.attrs[name]
@@ -109,7 +110,7 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
         raise TypeError(f"quant.equalize: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
-    equalized = copy.deepcopy(model)
+    equalized = copy_model(model)
     found = list(_pairs(equalized, example_inputs))
     if not found:
         raise ValueError(
@@ -172,7 +173,7 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 def _scalable(pair: Pair) -> bool:
     """Whether a channel may be made smaller in the first layer and larger in the second."""
     first, second = pair.first, pair.second
-    if first.op != second.op or first.op not in ("conv", "linear"):
+    if first.op != second.op or first.op not in ("conv", "linear") or first.attrs.get("affine"):
         return False
     low, high = first.attrs.get("clamp") or (0.0, math.inf)
     if low != 0.0 or high <= 0.0 or (high != math.inf and (pair.norm is None or pair.norm.bias is None)):

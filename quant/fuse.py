@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -16,10 +16,17 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
+from quant.static.folding import Affine
+from quant.static.joins import Groups, join
 from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
 from quant.static.recognise import OPERATORS, recognise
+from quant.static.streams import float_streams
 
 FLOAT, SHAPE = "float", "shape"
+
+RULES = 2
+"""Version of what is decided here about float sums and shared ranges. A saved model is planned by the rules that it was
+converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range."""
 
 
 @dataclass
@@ -30,8 +37,10 @@ class Step:
         op: an entry of `recognise.OPERATORS`; "float" for the user's own arithmetic, "shape" for what reads no values.
         nodes: indices of the calls, in order; the value of the last is the step's.
         inputs: the values it reads as activations.
-        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `clamp`: (low, high).
-            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`.
+        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `affine`: what else
+            was, as `Affine`s, `clamp`: (low, high).
+            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`. `left`:
+            it has an integer form, and the recipe or convert leaves it float.
         name: for people, and of its observer.
         reason: why it is float.
         qconfig: of a weighted step.
@@ -65,7 +74,6 @@ class Slot:
         values: that have the range.
         observed: those to look at; the others hold the same numbers, or are shown by the recurrent layer itself.
         qconfig: says which observer.
-        fixed: the range, where the function that makes the values decides it.
         inner: the ranges inside of recurrent layers that it is, as (path, name).
     """
 
@@ -73,7 +81,6 @@ class Slot:
     values: list[int]
     observed: list[int]
     qconfig: QConfig
-    fixed: tuple[float, float] | None = None
     inner: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -89,6 +96,8 @@ class Plan:
         inner: the slot of each range inside of a recurrent layer, by the layer's path and the range's name.
         floats: layers that stay float whatever the recipe says, and why; as given to `make_plan`.
         shared: layers that other captured units call too (`shared.py`).
+        joined: of each concatenation with ranges of its inputs that are not its own: its slot, and such an input's.
+        rules: as given to `make_plan`.
     """
 
     graph: Graph
@@ -98,6 +107,8 @@ class Plan:
     inner: dict[tuple[str, str], str] = field(default_factory=dict)
     floats: Mapping[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+    joined: tuple[tuple[str, str], ...] = ()
+    rules: int = RULES
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -136,22 +147,34 @@ class Plan:
 
     def slot_like(self, other: Slot) -> str:
         """The slot that holds the values of another plan's slot, of the same graph."""
-        return self.slot_of[other.values[0]] if other.values else self.inner[other.inner[0]]
+        # The last value: a concatenation has the range that its inputs may have had apart.
+        return self.slot_of[other.values[-1]] if other.values else self.inner[other.inner[0]]
+
+    def again(self, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> Plan:
+        """Another plan of the same graph, with more layers in float, or by other rules."""
+        plan = make_plan(self.graph, root, recipe, {**self.floats, **floats}, self.rules if rules is None else rules)
+        plan.shared = self.shared
+        return plan
 
 
-def make_plan(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None) -> Plan:
+def make_plan(
+    graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None, rules: int = RULES
+) -> Plan:
     """Read a captured graph.
 
     Args:
         root: the captured module.
         recipe: decides on weighted layers by their full names; what stands between them follows.
         floats: layers that stay float whatever the recipe says, by their names within root, and why.
+        rules: by which sums stay float and ranges are shared (`RULES`).
     """
+    steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
+    _look_at_inputs(steps, graph)
     users = graph.users()
-    steps = _fuse(_take_outputs(_steps(graph, root, recipe, floats or {}), graph), graph, root, users)
-    _choose_domains(steps, graph, users)
-    plan = _share_ranges(steps, graph, recipe)
-    plan.floats = dict(floats or {})
+    steps = _fuse(steps, graph, root, users)
+    _choose_domains(steps, graph, users, rules)
+    plan = _share_ranges(steps, graph, recipe, users, rules)
+    plan.floats, plan.rules = dict(floats or {}), rules
     return plan
 
 
@@ -161,12 +184,14 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, s
         if node.kind in ("input", "guard") or reads_only_shape(node):
             steps.append(Step(SHAPE, (node.index,), name=node.label))
             continue
+        attrs: dict[str, Any] = {}
         try:
             meaning = recognise(node, graph, root)
+            attrs = {"left": True}
             qconfig = _qconfig(node, meaning, graph, root, recipe, floats)
             steps.append(Step(meaning.op, (node.index,), meaning.inputs, meaning.attrs, node.label, qconfig=qconfig))
         except StaysFloat as reason:
-            steps.append(Step(FLOAT, (node.index,), name=node.label, reason=str(reason)))
+            steps.append(Step(FLOAT, (node.index,), attrs=attrs, name=node.label, reason=str(reason)))
     return steps
 
 
@@ -191,8 +216,10 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     first = {
         node.args[0].index: node.index
         for node in graph.nodes
-        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.args[1] == 0 and node.meta
-    }
+        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.meta
+        # An index may be a tensor, whose comparison with 0 is no truth value.
+        and type(node.args[1]) is int and node.args[1] == 0
+    }  # fmt: skip
     taken: set[int] = set()
     for step in steps:
         if step.op == "sequence" and step.output in first:
@@ -200,6 +227,19 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
             taken.add(step.output)
     kept = [step for step in steps if len(step.nodes) > 1 or step.output not in taken]
     return sorted(kept, key=lambda step: step.output)
+
+
+def _look_at_inputs(steps: list[Step], graph: Graph) -> None:
+    """Let what asks for the rank of a layer's output (batch norms of torch.nn check it) ask for its input's: the same.
+
+    So it is no reader of a value that folding does away with.
+    """
+    weighted = {step.output: step for step in steps if step.integer and OPERATORS[step.op].weighted}
+    for index, node in enumerate(graph.nodes):
+        if node.kind == "method" and node.target == "dim" and isinstance(node.args[0], Ref):
+            layer = weighted.get(node.args[0].index)
+            if layer is not None:
+                graph.nodes[index] = replace(node, args=(Ref(layer.inputs[0]),))
 
 
 def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
@@ -210,8 +250,11 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, step, graph, root):
+        affine = step.attrs.get("affine")
+        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, graph, root):
             before.attrs["batch_norm"] = step.nodes[0]
+        elif affine is not None and _takes_affine(before, affine, graph, root):
+            before.attrs["affine"] = (*before.attrs.get("affine", ()), affine)
         elif step.attrs.get("clamp") and _takes_clamp(before, step):
             before.attrs["clamp"] = step.attrs["clamp"]
         else:
@@ -220,17 +263,36 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         by_output[before.output] = before
         gone.add(id(step))
     kept = [step for step in steps if id(step) not in gone]
+    for step in kept:
+        if step.op == "lookup" and step.attrs.get("only_folded"):
+            step.op, step.inputs, step.reason = (
+                FLOAT,
+                (),
+                "its operand is no activation, and no layer before it takes it in",
+            )
     return sorted(kept, key=lambda step: step.output)
 
 
-def _takes_batch_norm(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
-    if not (before.integer and OPERATORS[before.op].weighted) or len(before.nodes) > 1:
-        return False
-    if _is_called_again(graph.nodes[before.nodes[0]], graph, root):  # the other call would need a weight of its own
+def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
+    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1:
         return False
     meta = graph.nodes[before.output].meta
-    module: Any = attribute(root, graph.nodes[step.nodes[0]].target)
-    return meta is not None and (before.op != "linear" or len(meta.shape) == 2) and meta.shape[1] == module.num_features
+    return meta is not None and (before.op != "linear" or len(meta.shape) == 2)
+
+
+def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
+    """Whether a number per channel may go into the weight; after a batch norm or a clamp it may not."""
+    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(before.attrs.get("affine", ())):
+        return False
+    meta = graph.nodes[before.output].meta
+    channels = -1 if before.op == "linear" else 1
+    return meta is not None and (affine.axis in (0, channels) or (len(meta.shape) == 2 and before.op == "linear"))
+
+
+def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether a step has a weight to fold into that no other call needs as it is."""
+    weighted = before.integer and OPERATORS[before.op].weighted
+    return weighted and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
 
 
 def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
@@ -248,28 +310,36 @@ def _takes_clamp(before: Step, step: Step) -> bool:
     return clampable and before.attrs.get("clamp") is None and low <= 0.0 <= high
 
 
-def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]) -> None:
+def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]], rules: int) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
+    computing = {step.output for step in steps if step.op == FLOAT and "left" not in step.attrs}
+    moving = {step.output for step in steps if step.op == "pass"}
 
     def demote(step: Step, reason: str) -> None:
         step.op, step.reason, step.inputs = FLOAT, reason, ()
+
+    def demote_unread() -> None:
+        for step in reversed(steps):
+            if not step.integer or OPERATORS[step.op].anchor:
+                continue
+            readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
+            # A cell is an integer step, and yet reads its state as a float.
+            if not any(reader.integer and step.output in reader.inputs for reader in readers):
+                demote(step, "what reads it is float")
 
     for step in steps:
         if not step.integer or OPERATORS[step.op].anchor:
             continue
         if not any(by_node[value].integer for value in step.inputs):
             demote(step, "what it reads is float")
-    for step in reversed(steps):
-        if not step.integer or OPERATORS[step.op].anchor:
-            continue
-        readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
-        # A cell is an integer step, and yet reads its state as a float.
-        if not any(reader.integer and step.output in reader.inputs for reader in readers):
-            demote(step, "what reads it is float")
+    demote_unread()
     for step in steps:
         if step.op == "pass" and _part_of_float(step, graph, by_node):
             demote(step, "what it reads is float")
+    for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
+        demote(step, "float steps read it too")
+    demote_unread()
 
 
 def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
@@ -277,47 +347,59 @@ def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
     return graph.nodes[step.inputs[0]].meta is None and not by_node[step.inputs[0]].integer
 
 
-def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe) -> Plan:
+def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[int, list[int]], rules: int) -> Plan:
     read = {value for step in steps if step.integer for value in step.inputs}
     inside = _inner_ranges(steps, graph)
-    parent = {value: value for value in [*read, *inside]}
-
-    def find(value: int) -> int:
-        while parent[value] != value:
-            value = parent[value]
-        return value
-
-    def join(value: int, other: int) -> None:
-        one, two = sorted((find(value), find(other)))
-        parent[two] = one
-
+    groups = Groups([*read, *inside])
     inside_of = {key: value for value, key in inside.items()}
-    for step in steps:
-        if step.integer and OPERATORS[step.op].shares and step.output in read:
-            for value in step.inputs:
-                join(value, step.output)
+    sharing = {
+        step.output: step for step in steps if step.integer and OPERATORS[step.op].shares and step.output in read
+    }
+    cats = [step for step in sharing.values() if step.op == "cat" and rules > 1]
+    for step in sharing.values():
+        for value in step.inputs if step.op != "cat" or rules < 2 else ():
+            groups.join(value, step.output)
     modules: dict[str, int] = {}
     for step in steps:
         if is_recurrent(step):
             # One int8 layer, wherever it is called from: one range of its input, one of each layer's states.
             path = graph.nodes[step.nodes[0]].target
-            join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
+            groups.join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
             if step.op == "sequence" and step.output in read:
-                join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+                groups.join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+    by_node = {index: step for step in steps for index in step.nodes}
+
+    def keeps(group: int, user: int) -> bool:
+        reader = by_node.get(user)
+        if reader is None or reader.op == SHAPE:
+            return reader is not None
+        return reader.output in sharing and groups.find(reader.output) == group
+
+    joins = join(cats, groups, users, keeps)
     makers = {step.output: step for step in steps}
-    groups: dict[int, list[int]] = {}
-    for value in sorted(parent):
-        groups.setdefault(find(value), []).append(value)
-    slots: dict[str, Slot] = {}
-    slot_of: dict[int, str] = {}
-    inner: dict[tuple[str, str], str] = {}
-    for group in groups.values():
+
+    def shown(value: int) -> bool:
+        maker = makers[value]
+        moved = maker.integer and (OPERATORS[maker.op].shares or maker.op == "sequence")
+        return value not in joins.covered and (not moved or value in joins.rescaling)
+
+    plan = Plan(graph, steps, {}, {})
+    for group in groups.all().values():
         keys = [inside[value] for value in group if value < 0]
-        slot = _slot([value for value in group if value >= 0], keys, steps, makers, graph, recipe)
-        slots[slot.name] = slot
-        slot_of.update(dict.fromkeys(slot.values, slot.name))
-        inner.update(dict.fromkeys(keys, slot.name))
-    return Plan(graph, steps, slots, slot_of, inner)
+        values = [value for value in group if value >= 0]
+        slot = _slot(values, [value for value in values if shown(value)], keys, steps, makers, graph, recipe)
+        plan.slots[slot.name] = slot
+        plan.slot_of.update(dict.fromkeys(slot.values, slot.name))
+        plan.inner.update(dict.fromkeys(keys, slot.name))
+    plan.joined = tuple(
+        dict.fromkeys(
+            (plan.slot_of[cat.output], plan.slot_of[value])
+            for cat in cats
+            for value in cat.inputs
+            if plan.slot_of[value] != plan.slot_of[cat.output]
+        )
+    )
+    return plan
 
 
 def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]:
@@ -332,21 +414,13 @@ def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]
 
 def _slot(
     values: list[int],
+    observed: list[int],
     inner: list[tuple[str, str]],
     steps: list[Step],
     makers: dict[int, Step],
     graph: Graph,
     recipe: Recipe,
 ) -> Slot:
-    def shown(value: int) -> bool:
-        maker = makers[value]
-        return not maker.integer or not (OPERATORS[maker.op].shares or maker.op == "sequence")
-
-    observed = [value for value in values if shown(value)]
-    fixed = {makers[value].attrs.get("fixed") for value in observed if makers[value].integer}
-    known = next(iter(fixed)) if len(fixed) == 1 and all(makers[value].integer for value in observed) else None
-    if inner:
-        known = None
     paths = {path for path, _ in inner}
     configs = [step.qconfig for step in steps if step.integer and graph.nodes[step.nodes[0]].target in paths]
     configs += [makers[value].qconfig for value in observed]
@@ -354,7 +428,7 @@ def _slot(
     configs += [step.qconfig.for_inputs() for step in readers if step.qconfig is not None]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
     name = full_name(*inner[-1]) if inner else makers[observed[0]].name
-    return Slot(name, values, observed, qconfig, known, inner)
+    return Slot(name, values, observed, qconfig, inner)
 
 
 def is_recurrent(step: Step) -> bool:

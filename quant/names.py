@@ -1,6 +1,16 @@
 """Dotted names of modules and steps."""
 
+from __future__ import annotations
+
+from torch import nn
+
 
 def full_name(*parts: str) -> str:
     """The name of a part of the model by the names of what it is in, outermost first; '' is the root of each."""
     return ".".join(filter(None, parts))
+
+
+def child_of(module: nn.Module, name: str) -> nn.Module | None:
+    """The submodule of this name, or None; in a ScriptModule they lie in no ordinary dict."""
+    children = module._modules  # which has no get() there
+    return children[name] if name in children else None  # noqa: SIM401

@@ -14,7 +14,7 @@ from quant.compare import calls_of, evaluating
 from quant.fuse import Step, is_recurrent
 from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
@@ -150,8 +150,9 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
             converted(*args, **kwargs)
             for path, runner in found.items():
                 for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
-                    for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
-                        steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
+                    with runner.settled():
+                        for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
+                            steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
     if not steps:
         raise ValueError("quant.parity: no batch came, or no integer step ran; give at least one batch")
     return Parity(tuple(sorted(steps.values(), key=lambda step: (-step.unequal, -step.worst))))
@@ -163,12 +164,12 @@ def _converted(converted: nn.Module, path: str) -> bool:
     except AttributeError:
         return False
     return isinstance(module, (StaticLayer, StaticRecurrent, StaticCell)) or isinstance(
-        module._modules.get(RESERVED), ProgramRunner
+        child_of(module, RESERVED), ProgramRunner
     )
 
 
 def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: Any) -> Iterator[StepParity]:
-    program = unit._modules.get(RESERVED)
+    program = child_of(unit, RESERVED)
     if isinstance(program, ProgramRunner):
         registers = program.registers(*args, **kwargs)
         computed = {one.out for one in program.program.instructions if one.op not in ("call", "quantize", "dequantize")}

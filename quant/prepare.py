@@ -16,12 +16,14 @@ from torch import nn
 
 from quant.capture import as_arguments, capture
 from quant.capture.watched import evaluating
+from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
+from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
-from quant.observers import FixedObserver, Observer, make_observer
+from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
@@ -165,7 +167,9 @@ def planned(
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
-    prepared = copy.deepcopy(model)
+    prepared = copy_model(model, training=training)
+    if widen(prepared, *as_arguments(example_inputs)):
+        example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
@@ -178,7 +182,7 @@ def planned(
     _add_examples(prepared, examples, found.state)
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
-    state = {} if training else {name: copy.deepcopy(attribute_or_none(model, name)) for name in sorted(found.state)}
+    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(found.state)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
@@ -215,12 +219,9 @@ def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:
 
 
 def make_point(slot: Slot) -> Observer:
-    """The observer that a slot's QConfig asks for, or a fixed one where the range is known beforehand."""
-    scheme = scheme_of(slot)
-    if slot.fixed is not None:
-        return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
+    """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
-    return make_observer("histogram" if kind == "auto" else kind, scheme, **slot.qconfig.activation_options)
+    return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
 
 
 def scheme_of(slot: Slot) -> QScheme:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 
 REPORT_ATTRIBUTE = "_quant_report"
@@ -76,8 +76,9 @@ class Report:
 
     @property
     def model_bytes_before(self) -> int:
-        """Bytes of all parameters and buffers of the float model, each once."""
-        return self.bytes_before + self.float_bytes
+        """Bytes of all parameters and buffers of the float model, each once, in the types that they had there."""
+        grown = sum(entry.bytes_after - entry.bytes_before for entry in self.entries if entry.outcome == "float")
+        return self.bytes_before + self.float_bytes - grown
 
     @property
     def model_bytes_after(self) -> int:
@@ -210,7 +211,7 @@ def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
     """Names of the modules that the user has put into converted ones (`static/exchanged.py`)."""
     found = set()
     for path, module in modules.items():
-        origin = getattr(module._modules.get("_quant"), "origin", None)
+        origin = getattr(child_of(module, "_quant"), "origin", None)
         found |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
     return found & modules.keys()
 

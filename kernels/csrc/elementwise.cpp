@@ -1,5 +1,8 @@
 #include "elementwise.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "cpu.h"
 
 namespace octet {
@@ -10,6 +13,13 @@ const ElementKernels& element_kernels() {
 #else
   return kPortableElements;
 #endif
+}
+
+void RescaleSettings::fill_table() {
+  for (int q = 0; q < 256; ++q) {
+    const float scaled = std::nearbyint(static_cast<float>(q - x_zero) * multiplier) + static_cast<float>(zero_point);
+    table[q] = static_cast<uint8_t>(std::clamp(scaled, 0.0f, 255.0f));
+  }
 }
 
 }  // namespace octet

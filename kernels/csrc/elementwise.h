@@ -27,12 +27,24 @@ struct MeanSettings {
   int32_t zero_point;
 };
 
+// round((x - x_zero) * multiplier) + zero_point, in [0, 255].
+struct RescaleSettings {
+  int32_t x_zero;
+  float multiplier;
+  int32_t zero_point;
+  uint8_t table[256];  // that of every x, as `fill_table` computes it
+
+  void fill_table();
+};
+
 struct ElementKernels {
   // a_step and b_step are 1, or 0 where one value meets the whole row; `add` may write over a row that it reads.
   void (*add)(const AddSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
   void (*mul)(const MulSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
   // out[i] = table[x[i]]; out may be x.
   void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
+  // out[i] = s.table[x[i]], by whichever is faster: looked up or computed. Rows may be short.
+  void (*rescale)(const RescaleSettings& s, const uint8_t* x, int64_t n, uint8_t* out);
   // out[i * channels + c] = rows[c * stride + i], for 2, 3 or 4 channels.
   void (*interleave)(const uint8_t* rows, int64_t stride, int64_t channels, int64_t n, uint8_t* out);
   // A line of `outputs` pixels of `channels` side by side: each is the largest of the columns [begin[o], end[o]) by `step` in

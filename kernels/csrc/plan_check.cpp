@@ -129,11 +129,25 @@ void check_setting(const PlanLine& line, const Setting& setting, const std::stri
   for (const std::string& one : words) of->second(line, setting.name, one);
 }
 
+// A concatenation copies, or brings every input to its own range.
+void check_rescaling(const PlanLine& line) {
+  const bool rescales = line.has("multipliers");
+  if (line.has("zero_points") != rescales || line.has("output_zero_point") != rescales)
+    line.fail("expected zero_points, multipliers and output_zero_point, or none of them");
+  if (!rescales) return;
+  const size_t inputs = line.words("tensors").size();
+  for (const char* name : {"zero_points", "multipliers"})
+    if (const size_t given = line.words(name).size(); given != inputs)
+      line.fail(std::string(name) + " has " + std::to_string(given) + " values, expected one for each of " + std::to_string(inputs) +
+                " inputs");
+}
+
 // What settings have to do with each other.
 void check_together(const PlanLine& line) {
   if (line.has("quant_min") && line.integer("quant_min") > line.integer("quant_max"))
     line.fail("quant_min is above quant_max");
   if (line.op == "attention" && line.flag("causal") && line.has("mask")) line.fail("is causal and has a mask");
+  if (line.op == "cat") check_rescaling(line);
   if (line.op == "interpolate") {
     if (line.has("size") == line.has("scale_factor")) line.fail("expected one of size and scale_factor");
     if (line.has("size") && line.flag("recompute_scale_factor")) line.fail("has a size and no scale_factor to recompute");

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "elementwise.h"
 #include "plan_operators.h"
 #include "workspace.h"
 
@@ -132,14 +133,50 @@ PlanView chunk(PlanBuilder& b, const PlanLine& line) {
 
 PlanView same(PlanBuilder& b, const PlanLine& line) { return b.input(line, "x"); }
 
+using Rescale = std::shared_ptr<const RescaleSettings>;  // null where nothing changes
+
+// How part `place` of a concatenation becomes one of its range.
+Rescale rescale_of(const PlanLine& line, size_t place) {
+  if (!line.has("multipliers")) return nullptr;
+  const Sizes zeros = line.integers("zero_points");
+  const std::vector<double> multipliers = line.numbers("multipliers");
+  RescaleSettings settings{static_cast<int32_t>(zeros[place]), static_cast<float>(multipliers[place]),
+                           byte(line, "output_zero_point"), {}};
+  settings.fill_table();
+  for (int q = 0; q < 256; ++q)
+    if (settings.table[q] != q) return std::make_shared<const RescaleSettings>(settings);
+  return nullptr;
+}
+
+// As PlanBuilder::copy, into another range.
+void copy_rescaled(PlanBuilder& b, const PlanView& from, const PlanView& to, Rescale how) {
+  if (!how) return b.copy(from, to);
+  const PlanLoops loops(from.sizes, {to.strides, from.strides});
+  b.emit({&from}, to, [=](const PlanFrame& frame) {
+    const uint8_t* x = from.bytes(frame);
+    uint8_t* out = to.bytes_out(frame);
+    const int64_t n = loops.length(), to_step = loops.step(0), from_step = loops.step(1);
+    const auto rescale = element_kernels().rescale;
+    each_part(loops.rows(), loops.rows() * n * 2, [&](int64_t first, int64_t rows) {
+      loops.each(first, rows, [&](const int64_t* at) {
+        if (to_step == 1 && from_step == 1) return rescale(*how, x + at[1], n, out + at[0]);
+        for (int64_t i = 0; i < n; ++i) out[at[0] + i * to_step] = how->table[x[at[1] + i * from_step]];
+      });
+    });
+  });
+}
+
 PlanView cat(PlanBuilder& b, const PlanLine& line) {
   std::vector<PlanView> parts;
-  for (const std::string& word : line.words("tensors")) {
-    PlanView part = b.at(line, parse_register(line, word));
+  std::vector<Rescale> how;
+  const std::vector<std::string> words = line.words("tensors");
+  for (size_t place = 0; place < words.size(); ++place) {
+    PlanView part = b.at(line, parse_register(line, words[place]));
     expect_dtype(line, part, false);
     // torch leaves out empty vectors whatever the other shapes.
     if (part.rank() == 1 && part.sizes[0] == 0) continue;
     parts.push_back(std::move(part));
+    how.push_back(rescale_of(line, place));
   }
   expect(line, !parts.empty(), "joins nothing");
   const int64_t dim = dimension(line, line.integer("dim"), parts[0].rank());
@@ -155,9 +192,9 @@ PlanView cat(PlanBuilder& b, const PlanLine& line) {
   }
   const PlanView out = b.fresh(sizes, plain ? plain_strides(sizes) : channels_last_strides(sizes));
   int64_t begin = 0;
-  for (const PlanView& part : parts) {
-    b.copy(part, narrowed(out, dim, begin, part.sizes[dim]));
-    begin += part.sizes[dim];
+  for (size_t i = 0; i < parts.size(); ++i) {
+    copy_rescaled(b, parts[i], narrowed(out, dim, begin, parts[i].sizes[dim]), how[i]);
+    begin += parts[i].sizes[dim];
   }
   return out;
 }
@@ -283,12 +320,11 @@ PlanView interpolate(PlanBuilder& b, const PlanLine& line) {
   auto table = std::make_shared<std::vector<uint8_t>>(256);
   const int32_t zero_point = byte(line, "zero_point"), output_zero = byte(line, "output_zero_point");
   const float multiplier = static_cast<float>(line.number("multiplier"));
+  RescaleSettings settings{zero_point, multiplier, output_zero, {}};
+  settings.fill_table();
+  std::copy(settings.table, settings.table + 256, table->begin());
   bool unchanged = true;
-  for (int q = 0; q < 256; ++q) {
-    const float scaled = std::nearbyint(static_cast<float>(q - zero_point) * multiplier) + static_cast<float>(output_zero);
-    (*table)[q] = static_cast<uint8_t>(std::clamp(scaled, 0.0f, 255.0f));
-    unchanged &= (*table)[q] == q;
-  }
+  for (int q = 0; q < 256; ++q) unchanged &= (*table)[q] == q;
   const PlanView rescaled = unchanged ? x : looked_up(b, x, table);
   return gathered(b, rescaled, sources, 0);
 }

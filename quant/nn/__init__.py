@@ -3,13 +3,14 @@
 from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
-from quant.nn.linear import Linear
+from quant.nn.linear import Conv1D, Linear
 from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU",
     "LSTM",
     "RNN",
+    "Conv1D",
     "Embedding",
     "EmbeddingBag",
     "GRUCell",

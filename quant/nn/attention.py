@@ -55,7 +55,7 @@ class MultiheadAttention(QuantModule):
     # The two that torch's encoder layer reads also where it is scripted, which leaves no room for None in their types.
     @property
     def in_proj_weight(self) -> Tensor:
-        """float32 (3 * embed_dim, embed_dim): what the packed int8 weight stands for, or None."""
+        """`dtype` (3 * embed_dim, embed_dim): what the packed int8 weight stands for, or None."""
         in_proj = self.in_proj
         if in_proj is not None:
             return in_proj.weight
@@ -63,28 +63,28 @@ class MultiheadAttention(QuantModule):
 
     @property
     def in_proj_bias(self) -> Tensor:
-        """float32 (3 * embed_dim,), or None."""
+        """`dtype` (3 * embed_dim,), or None."""
         parts: list[Tensor] = []
         for projection in (self.in_proj, self.q_proj, self.k_proj, self.v_proj):
             if projection is not None:
                 bias = projection.bias
                 if bias is not None:
                     parts.append(bias)
-        return torch.cat(parts) if len(parts) > 0 else _absent()
+        return torch.cat(parts).to(self.dtype) if len(parts) > 0 else _absent()
 
     @property
     def q_proj_weight(self) -> Tensor | None:
-        """float32 (embed_dim, embed_dim): what the int8 weight stands for; None where the three are packed."""
+        """`dtype` (embed_dim, embed_dim): what the int8 weight stands for; None where the three are packed."""
         return None if self.q_proj is None else self.q_proj.weight
 
     @property
     def k_proj_weight(self) -> Tensor | None:
-        """float32 (embed_dim, kdim): what the int8 weight stands for; None where the three are packed."""
+        """`dtype` (embed_dim, kdim): what the int8 weight stands for; None where the three are packed."""
         return None if self.k_proj is None else self.k_proj.weight
 
     @property
     def v_proj_weight(self) -> Tensor | None:
-        """float32 (embed_dim, vdim): what the int8 weight stands for; None where the three are packed."""
+        """`dtype` (embed_dim, vdim): what the int8 weight stands for; None where the three are packed."""
         return None if self.v_proj is None else self.v_proj.weight
 
     def forward(
@@ -201,7 +201,8 @@ class MultiheadAttention(QuantModule):
         batch, extra = k.size(1), 0
         bias_k, bias_v = self.bias_k, self.bias_v
         if bias_k is not None and bias_v is not None:
-            k, v = torch.cat([k, bias_k.repeat(1, batch, 1)]), torch.cat([v, bias_v.repeat(1, batch, 1)])
+            more = bias_k.to(k.dtype).repeat(1, batch, 1), bias_v.to(v.dtype).repeat(1, batch, 1)
+            k, v = torch.cat([k, more[0]]), torch.cat([v, more[1]])
             extra += 1
         if self.add_zero_attn:
             zero = torch.zeros(1, batch, self.embed_dim, dtype=k.dtype, device=k.device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.scheme import quantize_weight
+from quant.nn.inherited import inherit_methods
 from quant.recipe import QConfig
 
 LOST_COLUMN_SQNR = 100.0
@@ -20,6 +21,9 @@ LOST_COLUMN_SQNR = 100.0
 RESIDUAL_STEPS = 254.0
 """Steps of a weight's second term in one step of its first: the residue is at most half a step, 127 of these."""
 
+
+HALVES = (torch.bfloat16, torch.float16)
+"""Float types that a model may be in besides float32."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -30,17 +34,37 @@ class QuantModule(nn.Module):
     Attributes:
         layer_name: dotted name in the user's model, for errors.
         backend: '' for the dispatcher's choice, or a name of `quant.kernels.available()`.
+        dtype: the float type of the user's layer, which outputs and the real weights have. The arithmetic between is
+            that of float32 whatever it is: scales and biases are kept so.
     """
 
     __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
 
     layer_name: str
     backend: str
+    dtype: torch.dtype
 
     def __init__(self) -> None:
         super().__init__()
         self.layer_name = ""
         self.backend = ""
+        self.dtype = torch.float32
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantModule":
+        # `half()` and `to(torch.bfloat16)` change what goes in and out; scales and biases lose nothing by it.
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            halved = moved.dtype in HALVES and tensor.dtype == torch.float32
+            return tensor.to(moved.device) if halved else moved
+
+        wanted = fn(torch.empty(0)).dtype
+        if wanted in (torch.float32, *HALVES):
+            self.dtype = wanted
+        super()._apply(keep, recurse=False)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
         # Whether columns are scaled, and with it the bits of the input, hangs on the weights: those loaded decide.
@@ -92,9 +116,19 @@ def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
     for key, child in old._modules.items():
         if not hasattr(new, key):
             new.add_module(key, child)
+    inherit_methods(new, type(old))
     new.train(old.training)
     if isinstance(new, QuantModule):
         new.layer_name = name
+    halves = {parameter.dtype for parameter in old.parameters()} & set(HALVES)
+    for part in new.modules():
+        if isinstance(part, QuantModule) and halves:
+            part.dtype = min(halves, key=HALVES.index)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """A float tensor of any type as float32; others stay, for the kernels to refuse."""
+    return x.to(torch.float32) if x.is_floating_point() else x
 
 
 def frozen(parameter: Tensor | None) -> nn.Parameter | None:

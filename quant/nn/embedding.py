@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, scripted_as
+from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, scripted_as
 from quant.recipe import QConfig, RecipeError
 
 _embedding = direct("embedding")
@@ -31,12 +31,14 @@ class _Table(QuantModule):
         self.embedding_dim = module.embedding_dim
         self.padding_idx = module.padding_idx
         self.bits = qconfig.weight_bits
-        self.register_buffer("rows", pack_table(module.weight, self.bits) if tied_to is None else tied_to.rows)
+        self.register_buffer(
+            "rows", pack_table(as_float32(module.weight), self.bits) if tied_to is None else tied_to.rows
+        )
 
     @property
     def weight(self) -> Tensor:
-        """float32 (num_embeddings, embedding_dim): what the packed rows stand for, made anew at each read."""
-        return unpack_rows(self.rows, self.bits, self.embedding_dim)
+        """`dtype` (num_embeddings, embedding_dim): what the packed rows stand for, made anew at each read."""
+        return unpack_rows(self.rows, self.bits, self.embedding_dim).to(self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
@@ -46,16 +48,17 @@ class Embedding(_Table):
     """torch.nn.Embedding over a packed table."""
 
     def _scripted(self, input: Tensor) -> Tensor:
-        return torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)  # type: ignore[no-any-return]
+        rows: Tensor = torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)
+        return rows.to(self.dtype)
 
     @scripted_as(_scripted)
     def forward(self, input: Tensor) -> Tensor:
-        """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
+        """int32 or int64 of any shape -> `dtype` (*shape, embedding_dim)."""
         rows: Any = self._buffers["rows"]  # by attribute it costs half a microsecond of three
         try:
-            if dispatch.is_direct(self.backend):
+            if dispatch.is_direct(self.backend) and self.dtype is torch.float32:
                 return _embedding(rows, input, self.bits, self.embedding_dim, "")  # type: ignore[no-any-return]
-            return dispatch.current(self.backend).embedding(rows, input, self.bits, self.embedding_dim)
+            return dispatch.current(self.backend).embedding(rows, input, self.bits, self.embedding_dim).to(self.dtype)
         except (TypeError, ValueError, IndexError) as error:
             raise self._named(error) from error
 
@@ -69,7 +72,7 @@ class EmbeddingBag(_Table):
         self.include_last_offset = module.include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """int32 or int64 (n,) with offsets (bags,), or (bags, length) without -> float32 (bags, embedding_dim)."""
+        """int32 or int64 (n,) with offsets (bags,), or (bags, length) without -> `dtype` (bags, embedding_dim)."""
         include_last_offset = self.include_last_offset
         if input.dim() not in (1, 2):
             raise ValueError(
@@ -81,6 +84,8 @@ class EmbeddingBag(_Table):
                 f"layer '{self.layer_name}': per_sample_weights have shape {list(per_sample_weights.shape)}, expected "
                 f"that of the input, {list(input.shape)}"
             )
+        if per_sample_weights is not None and self.dtype != torch.float32:
+            per_sample_weights = as_float32(per_sample_weights)
         if input.dim() == 2:
             if offsets is not None:
                 raise ValueError(f"layer '{self.layer_name}': offsets go with a 1-D input, got {list(input.shape)}")
@@ -105,8 +110,8 @@ class EmbeddingBag(_Table):
                 include_last_offset,
                 padding_idx,
                 self.backend,
-            )
-        return self._dispatch(input, offsets, per_sample_weights, include_last_offset, padding_idx)
+            ).to(self.dtype)
+        return self._dispatch(input, offsets, per_sample_weights, include_last_offset, padding_idx).to(self.dtype)
 
     @torch.jit.unused
     def _dispatch(
@@ -149,11 +154,11 @@ class TiedEmbedding(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """float32 (num_embeddings, embedding_dim): what the int8 weight stands for, made anew at each read."""
-        return dequantize_weight(self.q_weight, self.scale, self.columns)
+        """`dtype` (num_embeddings, embedding_dim): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """int32 or int64 of any shape -> float32 (*shape, embedding_dim)."""
+        """int32 or int64 of any shape -> `dtype` (*shape, embedding_dim)."""
         if input.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"layer '{self.layer_name}': indices are {input.dtype}, expected int32 or int64")
         if torch.jit.is_scripting():
@@ -171,7 +176,7 @@ class TiedEmbedding(QuantModule):
         q = nn.functional.embedding(input, self.q_weight)
         values = q.to(torch.float32) * nn.functional.embedding(input, self.scale.unsqueeze(1))
         columns = self.columns
-        return values if columns is None else values * columns
+        return (values if columns is None else values * columns).to(self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, tied"

@@ -5,14 +5,14 @@ from torch import Tensor, nn
 
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
-from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, frozen, scripted_as
+from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen, scripted_as
 from quant.recipe import QConfig
 
 _linear_dynamic_plain = direct("linear_dynamic_plain")
 
 
 class Linear(QuantModule):
-    """y = x @ weight' + bias, float32 in and out, the product in integers (`reference.linear_dynamic`).
+    """y = x @ weight' + bias, `dtype` in and out, the product in integers (`reference.linear_dynamic`).
 
     Buffers: q_weight int8 (out_features, in_features); scale float32 (out_features,); columns float32 (in_features,) or
     None. `weight` reads as the float weight that they stand for.
@@ -41,15 +41,19 @@ class Linear(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """float32 (out_features, in_features): what the int8 weight stands for, made anew at each read."""
-        return dequantize_weight(self.q_weight, self.scale, self.columns)
+        """`dtype` (out_features, in_features): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def _scripted(self, input: Tensor) -> Tensor:
+        if self.dtype != torch.float32:
+            return self._compiled(as_float32(input), self.q_weight, self.scale, self.bias).to(self.dtype)
         return self._compiled(input, self.q_weight, self.scale, self.bias)
 
     @scripted_as(_scripted)
     def forward(self, input: Tensor) -> Tensor:
-        """float32 (..., in_features) -> float32 (..., out_features)."""
+        """(..., in_features) -> (..., out_features), both of `dtype`; a half type's layer takes any float type."""
+        if self.dtype is not torch.float32:
+            return self._dispatch(as_float32(input), self.q_weight, self.scale, self.bias).to(self.dtype)
         # Tensors not by attribute, which costs half a microsecond each: a small layer takes two and a half in all.
         buffers = self._buffers
         try:
@@ -68,12 +72,14 @@ class Linear(QuantModule):
 
     @torch.jit.export
     def outputs(self, input: Tensor, first: int, last: int) -> Tensor:
-        """Only the outputs [first, last): float32 (..., last - first)."""
+        """Only the outputs [first, last): (..., last - first), of `dtype`."""
+        if self.dtype != torch.float32:
+            input = as_float32(input)
         q_weight, scale, bias = self.q_weight[first:last], self.scale[first:last], self.bias
         part = None if bias is None else bias[first:last]
         if torch.jit.is_scripting():
-            return self._compiled(input, q_weight, scale, part)
-        return self._dispatch(input, q_weight, scale, part)
+            return self._compiled(input, q_weight, scale, part).to(self.dtype)
+        return self._dispatch(input, q_weight, scale, part).to(self.dtype)
 
     def _compiled(self, input: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.octet.linear_dynamic(  # type: ignore[no-any-return]
@@ -94,3 +100,19 @@ class Linear(QuantModule):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"activation_bits={self.activation_bits}"
         )
+
+
+class Conv1D(Linear):
+    """transformers' Conv1D, a linear layer whose weight is kept (in_features, out_features), with an int8 weight."""
+
+    @classmethod
+    def from_float(cls, module: nn.Module, qconfig: QConfig) -> "Conv1D":
+        """The int8 stand-in of a float Conv1D."""
+        kept: Tensor = module.weight  # type: ignore[assignment]
+        bias: Tensor | None = module.bias  # type: ignore[assignment]
+        return cls(QuantizedWeight.of(kept.t(), qconfig), bias, per_row=qconfig.ranges_per_row)
+
+    @property
+    def weight(self) -> Tensor:
+        """`dtype` (in_features, out_features): what the int8 weight stands for, made anew at each read."""
+        return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype).t()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.kernels import dispatch
-from quant.nn.base import QuantizedWeight, QuantModule, dequantize_weight, frozen
+from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen
 from quant.recipe import QConfig
 
 MODES = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
@@ -84,7 +84,13 @@ class Direction(QuantModule):
     def forward(
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference_rnn.rnn_layer` says."""
+        """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference_rnn.rnn_layer` says.
+
+        What comes out is float32 whatever `dtype` is: it may be the next layer's input.
+        """
+        if self.dtype != torch.float32:
+            input, h = as_float32(input), as_float32(h)
+            c = None if c is None else as_float32(c)
         if self.terms == 2:
             input = torch.cat([input, input], dim=-1)
         if torch.jit.is_scripting():
@@ -142,7 +148,12 @@ class Direction(QuantModule):
 
     @torch.jit.unused
     def float_tensor(self, which: str) -> Tensor | None:
-        """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh as float32: what the int8 one stands for, or None."""
+        """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`: what the int8 one stands for, or None."""
+        found = self._float32(which)
+        return None if found is None else found.to(self.dtype)
+
+    @torch.jit.unused
+    def _float32(self, which: str) -> Tensor | None:
         if which == "weight_ih":
             return dequantize_weight(self.q_weight_ih, self.scale_ih, self.columns_ih, self.terms)
         if which == "weight_hh":
@@ -192,7 +203,7 @@ class _Recurrent(QuantModule):
                 outputs = []
                 if self.training and self.dropout > 0 and index + 1 < self.num_layers * self.num_directions:
                     input = torch.dropout(input, self.dropout, True)
-        return input, torch.stack(finals), torch.stack(cells)
+        return input.to(self.dtype), torch.stack(finals).to(self.dtype), torch.stack(cells).to(self.dtype)
 
     def _check_input(self, input: Tensor, packed: bool) -> None:
         if torch.jit.is_tracing():
@@ -301,7 +312,7 @@ class LSTM(_Recurrent):
         pass
 
     def forward(self, input, hx=None):  # type: ignore[no-untyped-def]
-        """Float32 in and out, as torch.nn.LSTM: (y, (h, c))."""
+        """`dtype` in and out, as torch.nn.LSTM: (y, (h, c))."""
         if isinstance(input, PackedSequence):
             data, batch_sizes, sorted_indices, unsorted_indices = input
             self._check_input(data, True)
@@ -393,7 +404,7 @@ class GRU(_OneState):
         pass
 
     def forward(self, input, hx=None):  # type: ignore[no-untyped-def]
-        """Float32 in and out, as torch.nn.GRU: (y, h)."""
+        """`dtype` in and out, as torch.nn.GRU: (y, h)."""
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
         return self._run_padded(input, hx)
@@ -417,7 +428,7 @@ class RNN(_OneState):
         pass
 
     def forward(self, input, hx=None):  # type: ignore[no-untyped-def]
-        """Float32 in and out, as torch.nn.RNN: (y, h)."""
+        """`dtype` in and out, as torch.nn.RNN: (y, h)."""
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
         return self._run_padded(input, hx)
@@ -439,23 +450,26 @@ class _Cell(QuantModule):
 
     @property
     def weight_ih(self) -> Tensor | None:
-        """float32 (gates * hidden, input): what the int8 weight stands for."""
+        """`dtype` (gates * hidden, input): what the int8 weight stands for."""
         return self.direction.float_tensor("weight_ih")
 
     @property
     def weight_hh(self) -> Tensor | None:
-        """float32 (gates * hidden, hidden): what the int8 weight stands for."""
+        """`dtype` (gates * hidden, hidden): what the int8 weight stands for."""
         return self.direction.float_tensor("weight_hh")
 
     @property
     def bias_ih(self) -> Tensor | None:
-        """float32 (gates * hidden,), or None."""
-        return self.direction.bias_ih
+        """`dtype` (gates * hidden,), or None."""
+        return self.direction.float_tensor("bias_ih")
 
     @property
     def bias_hh(self) -> Tensor | None:
-        """float32 (gates * hidden,), or None."""
-        return self.direction.bias_hh
+        """`dtype` (gates * hidden,), or None."""
+        return self.direction.float_tensor("bias_hh")
+
+    def _out(self, state: Tensor) -> Tensor:
+        return state if self.dtype == torch.float32 else state.to(self.dtype)
 
     def _check(self, input: Tensor) -> None:
         if torch.jit.is_tracing():
@@ -489,6 +503,7 @@ class LSTMCell(_Cell):
             if not batched:
                 h, c = h.unsqueeze(0), c.unsqueeze(0)
         _, h, c = self.direction(x.unsqueeze(0), None, h, c)
+        h, c = self._out(h), self._out(c)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
 
 
@@ -503,7 +518,8 @@ class _OneStateCell(_Cell):
         else:
             h = hx if batched else hx.unsqueeze(0)
         _, h, _ = self.direction(x.unsqueeze(0), None, h, None)
-        return h if batched else h.squeeze(0)  # type: ignore[no-any-return]
+        h = self._out(h)
+        return h if batched else h.squeeze(0)
 
 
 class GRUCell(_OneStateCell):

@@ -36,9 +36,9 @@ from quant.observers.fake_quantize import recomputing
 from quant.qat.ranks import several
 
 
-def uses_batch(norm: nn.Module | None, *, frozen: bool) -> bool:
+def uses_batch(norm: Any, *, frozen: bool) -> bool:
     """Whether a batch norm normalises by the batch now: in training mode, its own (a user may keep it in eval)."""
-    return norm is not None and norm.training and not frozen
+    return norm is not None and bool(norm.training) and not frozen
 
 
 def folding_gain(norm: Any) -> Tensor:

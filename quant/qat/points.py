@@ -10,15 +10,7 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Slot, Step
 from quant.kernels import QScheme, weight_scheme
-from quant.observers import (
-    LEARNED,
-    FakeQuantize,
-    FixedObserver,
-    MovingAverageObserver,
-    make_learned,
-    make_observer,
-    trains,
-)
+from quant.observers import LEARNED, FakeQuantize, MovingAverageObserver, make_learned, make_observer, trains
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.prepare import scheme_of
@@ -38,9 +30,7 @@ def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
     if kind == "auto" or not trains(kind):
         kind, options = "moving_average", {}
     point: FakeQuantizeBase
-    if slot.fixed is not None:
-        point = FakeQuantize(FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1]))
-    elif kind in LEARNED:
+    if kind in LEARNED:
         point = _learned(kind, scheme, None, options, name)
     elif len(slot.observed) + len(slot.inner) > 1 and kind == "moving_average":
         point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), **options)

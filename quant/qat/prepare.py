@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.copying import copy_model
 from quant.further import Extender
 from quant.fuse import Plan, Step
 from quant.graph import Attr, attribute
@@ -33,10 +33,11 @@ def prepare_qat(
     """A copy of `model` with fake quantisation, to be trained as any module and then converted.
 
     The copy has the user's classes, parameters and names, so that a float checkpoint loads into it; what quantisation
-    adds has `_quant` in its name. Give its parameters, not the model's, to the optimiser. In eval mode it computes what
-    `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each batch's, unless
-    the recipe says otherwise: `QConfig(activation_observer=...)` takes "minmax", "fixed", and "lsq", "lsq+" and "pact",
-    which learn them, as `weight_observer=...` does. A weight's range follows the weight.
+    adds has `_quant` in its name. (What torch's hooks compute, as the older weight norm and pruning do, is a
+    parametrization of the same parameters.) Give its parameters, not the model's, to the optimiser. In eval mode it
+    computes what `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each
+    batch's, unless the recipe says otherwise: `QConfig(activation_observer=...)` takes "minmax", "fixed", and "lsq",
+    "lsq+" and "pact", which learn them, as `weight_observer=...` does. A weight's range follows the weight.
 
     Args:
         model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
@@ -67,7 +68,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
         raise ValueError("quant.prepare_qat: the model is prepared for training already; train it as it is")
     if recipe is not None:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
-    prepared = copy.deepcopy(model)
+    prepared = copy_model(model, training=True)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     make = functools.partial(_make_runner, recipe=info.recipe)
     extender = Extender(info.recipe, info.islands, info.called, True, make)

@@ -18,6 +18,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
+from quant.static.folding import is_own_norm, norm_of
 from quant.static.runner import GraphRunner, bound_values, finished, is_replaying, output_of, seen_by
 from quant.static.weights import folded, output_first, product, row_scale
 
@@ -141,6 +142,11 @@ class TrainingRunner(GraphRunner):
 
     def _evaluated(self, node: Node, value: Callable[[int], Any]) -> Any:
         """A call in the user's own arithmetic, but for the weights of layers that become dynamic."""
+        if is_own_norm(
+            node, self.graph
+        ):  # as its module would be trained, which passes other settings in training mode
+            found: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
+            return found
         qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
@@ -167,7 +173,7 @@ class TrainingRunner(GraphRunner):
         """The layer with its rounded weight and bias; with its batch norm, without its clamp."""
         x = values[step.inputs[0]]
         place = step.attrs.get("batch_norm")
-        norm: Any = None if place is None else attribute(self.root, self.graph.nodes[place].target)
+        norm: Any = None if place is None else norm_of(place, self.graph, self.root)
         by_batch = batch_norm.uses_batch(norm, frozen=self.is_on("norms_frozen"))
         if not self.is_on("rounding"):
             return self._in_float(step, x, norm if by_batch else None)
@@ -184,7 +190,7 @@ class TrainingRunner(GraphRunner):
         a = product(step, x, weight, None)
         return batch_norm.normalise(step.name, norm, a, gain, own_bias)
 
-    def _in_float(self, step: Step, x: Tensor, norm: nn.Module | None) -> Tensor:
+    def _in_float(self, step: Step, x: Tensor, norm: Any) -> Tensor:
         if norm is None:
             return product(step, x, *folded(step, self.graph, self.root))
         y: Tensor = norm(product(step, x, *self._unfolded(step)))

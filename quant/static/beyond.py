@@ -10,8 +10,15 @@ Two ways in which a range of many decades is lost without a trace:
                  + sum_n s_wn^2 / 12 * sum_i m_i^2 / C
 
    and the cosine between y and its int8 form is about 1 / sqrt(1 + N / S). Where all inputs are alike this is above
-   0.999. It is computed only for weights with a column that int8 rows round away (`column_is_lost`): such a column
-   matters only if its input is far larger, and an observer per channel, put in by `prepare`, saw whether it is.
+   0.999. It is computed only for weights that leave room for less, by what an observer per channel saw, which `prepare`
+   puts in: those with a column that int8 rows round away (`column_is_lost`), which matters only if its input is far
+   larger; and, without the last term of N, those with a column of little power (`column_is_small`), as behind a layer
+   norm with a few large gains.
+   If p_k is the power of the column whose input has the largest peak M, then s_x <= 2 M / 255 and S >= p_k M^2 / C, so
+
+       sum_i |w_i|^2 s_x^2 / 12  <=  S * (sum_i p_i / p_k) * 4 C / (12 * 255^2),
+
+   and activations alone cannot bring the cosine below the limit unless some column has less than SMALL of the power.
 2. A logarithm follows. Small values carry as much of it as large ones, and those under half a step are all one.
 """
 
@@ -43,6 +50,9 @@ LOWEST_COSINE = 0.98
 CREST = 9.0
 """Largest value squared over mean square, of a normal distribution cut at three standard deviations."""
 
+SMALL = 4 * CREST / (12 * 255**2) / (1 / LOWEST_COSINE**2 - 1)
+"""Share of a weight's power in a column, 1/893, below which the input's scale may be too coarse for the others."""
+
 VANISHED = 0.25
 """Share of values under half a step from which their logarithm is lost."""
 
@@ -59,13 +69,21 @@ def column_is_lost(rows: Tensor) -> bool:
     return bool(((power > 0) & (power < noise)).any())
 
 
+def column_is_small(rows: Tensor) -> bool:
+    """Whether an input channel of a weight (out, in, ...) has so little power that a large input may hide in it."""
+    if rows.numel() == 0:
+        return False
+    power = rows.detach().flatten(2).square().sum(dim=(0, 2)) if rows.dim() > 2 else rows.detach().square().sum(dim=0)
+    return bool((power < SMALL * power.sum()).any())
+
+
 def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
-    """The steps whose weights only make sense on inputs of many decades, each with an observer for these inputs."""
+    """The steps whose weights may belong to inputs of very different sizes, each with an observer for these inputs."""
     for step in runner.plan.steps:
         if not (step.integer and OPERATORS[step.op].weighted) or step.attrs.get("groups", 1) != 1:
             continue
         rows = output_first(folded(step, runner.graph, runner.root)[0], step)
-        if column_is_lost(rows):
+        if column_is_lost(rows) or column_is_small(rows):
             axis = -1 if step.op == "linear" else 1
             yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
 
@@ -107,31 +125,36 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
     peaks = runner.input_peaks(step)
     if peaks is None or not bool((peaks > 0).any()):
         return ""
-    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach().double()
-    cosine = expected_cosine(rows, peaks.double(), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale))
+    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach()
+    lost, scale = column_is_lost(rows), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale)
+    cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
         return ""
     decades = math.log10(float(peaks.max() / peaks[peaks > 0].min()))
+    why = "its weights make up for them" if lost else "one scale is too coarse for the smaller ones"
     return (
         f"8 bits would leave its output a cosine of {cosine:.3f} to float: its input's channels span {decades:.1f} "
-        "decades, and its weights make up for them"
+        f"decades, and {why}"
     )
 
 
-def expected_cosine(rows: Tensor, peaks: Tensor, scale: float) -> float:
+def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weights: bool = True) -> float:
     """Between a layer's output and its int8 form (equation 1 of this file).
 
     Args:
         rows: the weight, float64 (out, in, ...).
         peaks: m, float64 (in,).
         scale: s_x.
+        rounded_weights: whether the rounding of the weights counts. Where none of their columns is lost it is no matter
+            of the input's range.
     """
     taps = rows[0, 0].numel()
     power = rows.square().flatten(2).sum(dim=(0, 2)) if rows.dim() > 2 else rows.square().sum(dim=0)
     squares = peaks.square() / CREST
     steps = (rows.flatten(1).abs().amax(dim=1) / 127).square().sum() / 12
     signal = float(power @ squares)
-    noise = float(power @ squares.clamp(max=scale**2 / 12) + steps * taps * squares.sum())
+    noise = float(power @ squares.clamp(max=scale**2 / 12))
+    noise += float(steps * taps * squares.sum()) if rounded_weights else 0.0
     return 1 / math.sqrt(1 + noise / signal) if signal else 1.0
 
 

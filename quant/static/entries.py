@@ -8,13 +8,14 @@ from torch import nn
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
 from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
+from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
 
@@ -66,6 +67,9 @@ def note_folded(step: Step, plan: Plan, entries: Entries, path: str) -> None:
         node = plan.graph.nodes[index]
         if node.kind == "module":
             entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
+    holders = {name.rpartition(".")[0] for name in folded_parameters(step, plan)}
+    for name in holders:
+        entries.setdefault(full_name(path, name), ("int8", f"folded into {step.name}"))
 
 
 def note_floats(plan: Plan, entries: Entries, path: str) -> None:
@@ -167,7 +171,7 @@ def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
     """Bytes of the int8 layers of functional calls, by the module whose forward makes the call."""
     sizes: dict[str, int] = {}
     for path, module in model.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
         for key, layer in runner.layers.items():
@@ -180,7 +184,7 @@ def _readers(model: nn.Module) -> dict[str, str]:
     """What computes in float with the parameters of modules, or with whole modules, by the modules' names."""
     found: dict[str, str] = {}
     for path, module in model.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
         for node in (runner.graph.nodes[one.target] for one in runner.program.instructions if one.op == "call"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ from quant.graph import Attr, attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
+from quant.nn.inherited import inherit
 from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
@@ -18,7 +21,7 @@ from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
 from quant.static.weights import quantized
 
-NOT_SETTINGS = {"weight", "bias", "batch_norm", "clamp"}
+NOT_SETTINGS = {"weight", "bias", "batch_norm", "affine", "clamp"}
 """Attributes of a weighted step that are no settings of its operator."""
 
 
@@ -29,18 +32,18 @@ class Made:
         originals: by unit and name within it.
         layers: int8 ones by what they were made of.
         smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
-        norms: of each step into which a batch norm is folded, by the step's identity, the batch norm.
+        folded: of each step into which something is folded, by the step's identity, what that is.
     """
 
     def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
         self.originals: dict[tuple[str, str], nn.Module] = {}
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
-        self.norms: dict[int, object] = {}
+        self.folded: dict[int, Any] = {}
         for path, runner in found.items():
             for step in runner.plan.steps:
-                if step.integer and step.attrs.get("batch_norm") is not None:
-                    self.norms[id(step)] = _called(runner, step.attrs["batch_norm"])
+                if step.integer:
+                    self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]
                 node = runner.graph.nodes[step.nodes[0]]
                 if not step.integer or node.kind != "module":
                     continue
@@ -54,20 +57,22 @@ class Made:
 
         Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
         """
-        norm = id(self.norms.get(id(step)))
+        folded = repr(self.folded[id(step)] if "batch_norm" in step.attrs or "affine" in step.attrs else None)
         if original is not None:
-            return hash((id(original), norm))
+            return hash((id(original), folded))
         weight, settings = (
             step.attrs["weight"],
             sorted((k, repr(v)) for k, v in step.attrs.items() if k not in NOT_SETTINGS),
         )
         own = weight.path if isinstance(weight, Attr) else id(step)
-        return hash((id(runner.root), own, repr(step.attrs["bias"]), norm, step.op, tuple(settings)))
+        return hash((id(runner.root), own, repr(step.attrs["bias"]), folded, step.op, tuple(settings)))
 
 
-def _called(runner: GraphRunner, index: int) -> object:
+def _called(runner: GraphRunner, index: int) -> Any:
+    """What a node calls, and where: the same in all programs of a module."""
     node = runner.graph.nodes[index]
-    return attribute(runner.root, node.target) if node.kind == "module" else node
+    target = id(attribute(runner.root, node.target)) if node.kind == "module" else str(node.target)
+    return id(runner.root), node.owner, target
 
 
 def is_layer(runner: GraphRunner) -> bool:
@@ -136,6 +141,8 @@ def _weighted_layer(
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        if original is not None:
+            inherit(made.layers[identity], original)
     layer = made.layers[identity]
     assert isinstance(layer, StaticLayer)
     return layer

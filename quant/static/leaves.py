@@ -32,8 +32,9 @@ def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
     """The class of torch.nn whose computation the module does, unchanged; None where a subclass changes it."""
-    if "forward" in vars(module) and not hasattr(vars(module)["forward"], "watches"):
-        return None
+    replaced = [name for name in vars(module) if callable(getattr(type(module), name, None))]
+    if any(not hasattr(vars(module)[name], "watches") for name in replaced):
+        return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.nn.modules"):
             return kind

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step
 from quant.graph import Graph, Ref, evaluate, map_leaves
 from quant.kernels import QParams
+from quant.static.folding import parameter
 from quant.static.layers import clamp_limits
 
 
@@ -28,7 +29,8 @@ class Instruction:
             values, on integers.
         target: of a layer its key, of "call" and "move" the node's index.
         args: Ref to registers, or constants.
-        kwargs: likewise.
+        kwargs: likewise; of a "move" that joins values of several ranges, by register how each becomes one of the
+            result's (`_cat`).
         out: the register it fills.
         step: name of the step it belongs to, for errors and comparisons.
     """
@@ -37,7 +39,7 @@ class Instruction:
     args: tuple[Any, ...]
     out: int
     target: Any = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[Any, Any] = field(default_factory=dict)
     step: str = ""
 
 
@@ -80,7 +82,7 @@ def lower(step: Step, context: Context) -> Instruction:
     return Instruction(op, args, out, step.output, kwargs, step.name)
 
 
-Lowered = tuple[str, tuple[Any, ...], dict[str, Any]]
+Lowered = tuple[str, tuple[Any, ...], dict[Any, Any]]
 
 
 def q(value: int) -> Ref:
@@ -110,7 +112,11 @@ def lookup_table(step: Step, context: Context) -> Tensor:
     with torch.no_grad():
         own: dict[int, Any] = {step.inputs[0]: x}
         for index in step.nodes:
-            own[index] = evaluate(context.graph.nodes[index], context.root, own.__getitem__)
+            own[index] = evaluate(
+                context.graph.nodes[index],
+                context.root,
+                lambda i: own[i] if i in own else parameter(Ref(i), context.graph, context.root),
+            )
     y = target.quantize(own[step.output])
     return y if channels is None else y.reshape(256, channels).t().contiguous()
 
@@ -156,6 +162,17 @@ def _move(step: Step, context: Context) -> Lowered:
     return "move", (), {}
 
 
+def _cat(step: Step, context: Context) -> Lowered:
+    """A move; of the inputs with another range, by register, the numbers that `reference_ops.rescale` takes."""
+    scale, zero_point = context.range_of(step.output).scale, context.zero_point(step.output)
+    rescaled = {
+        2 * value + 1: (context.zero_point(value), float(context.range_of(value).scale / scale), zero_point)
+        for value in dict.fromkeys(step.inputs)
+        if (context.scale(value), context.zero_point(value)) != (float(scale), zero_point)
+    }
+    return "move", (), rescaled
+
+
 def _pad(step: Step, context: Context) -> Lowered:
     value = step.inputs[0]
     return "pad", (q(value), sizes(step.attrs["widths"]), step.attrs["mode"], context.zero_point(value)), {}
@@ -188,7 +205,7 @@ LOWERINGS: dict[str, Callable[[Step, Context], Lowered]] = {
     "add": _add,
     "mul": _mul,
     "matmul": _matmul,
-    "cat": _move,
+    "cat": _cat,
     "pass": _move,
     "pad": _pad,
     "max_pool": _max_pool,

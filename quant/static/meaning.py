@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Attr, Graph, Node, Ref, attribute
+from quant.static.leaves import base_layer
 
 
 @dataclass
@@ -83,15 +87,34 @@ def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def what(node: Node, root: nn.Module) -> str:
+    """The name of the layer of torch.nn, the function or the method that a node calls; decisions go by this one.
+
+    A layer is one by its class and a function by being torch's own. '' is for anything else, whatever it is called.
+    """
+    if node.kind == "module":
+        base = base_layer(attribute(root, node.target))
+        return "" if base is None else base.__name__
+    return function_name(node)
+
+
+def called(node: Node, root: nn.Module) -> str:
     """How people call what a node does: the class of a module, the name of a function."""
     if node.kind == "module":
         return type(attribute(root, node.target)).__name__
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def what_name(node: Node) -> str:
-    """The bare name of a function or method."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+SPACES = (torch, F, operator, builtins, torch._C._nn, torch.special)
+"""Where functions are that names may stand for."""
+
+
+def function_name(node: Node) -> str:
+    """The name of a method, or of a function of torch, Python or this package; '' for a function of somebody else's."""
+    if isinstance(node.target, str):
+        return node.target
+    name = getattr(node.target, "__name__", "")
+    ours = getattr(node.target, "__module__", None) == "quant.static.attention"
+    return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
 
 
 SHAPE_CALLS = {"size", "dim", "numel", "nelement", "stride", "len"}
@@ -101,4 +124,4 @@ def reads_only_shape(node: Node) -> bool:
     """Whether a call looks at a tensor's shape alone, so that integers serve it as well as reals."""
     if node.kind == "function" and node.target is getattr:
         return bool(node.args[1] == "shape")
-    return node.kind in ("function", "method") and what_name(node) in SHAPE_CALLS
+    return node.kind in ("function", "method") and function_name(node) in SHAPE_CALLS

@@ -180,7 +180,9 @@ class Planner:
         handler = MOVES.get(name)
         if handler is None:
             raise Unplanned(f"{name} has no native kernel")
-        made = handler(Move(self, node, args, kwargs, name))
+        move = Move(self, node, args, kwargs, name)
+        move.rescaled = instruction.kwargs
+        made = handler(move)
         if isinstance(made, Symbol):
             self.symbols[instruction.out] = made
             return made

@@ -29,10 +29,15 @@ class Symbol:
 
 
 class Move:
-    """A call that moves values, with its arguments by place or name."""
+    """A call that moves values, with its arguments by place or name.
+
+    Attributes:
+        rescaled: of a concatenation, as in the instruction's kwargs (`lower.py`).
+    """
 
     def __init__(self, planner: Planner, node: Node, args: Any, kwargs: Any, name: str) -> None:
         self.planner, self.node, self.args, self.kwargs, self.name = planner, node, args, kwargs, name
+        self.rescaled: dict[int, tuple[int, float, int]] = {}
         self.module: Any = planner.root.get_submodule(node.target) if node.kind == "module" else None
 
     def source(self) -> Register:
@@ -169,7 +174,18 @@ def _cat(move: Move) -> Made:
     for one in tensors:
         move.planner.check_tensor(one)
     dim = move.get(1, "dim", move.kwargs.get("axis", 0))
-    return [("cat", {"tensors": tuple(Register(one.index) for one in tensors), "dim": dim})]
+    settings = {"tensors": tuple(Register(one.index) for one in tensors), "dim": dim}
+    return [("cat", {**settings, **_rescaling([one.index for one in tensors], move.rescaled)})]
+
+
+def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]) -> dict[str, Any]:
+    """How each part of a concatenation becomes one of its range; nothing where all have it."""
+    if not rescaled:
+        return {}
+    [output_zero_point] = {numbers[2] for numbers in rescaled.values()}
+    numbers = [rescaled.get(register, (output_zero_point, 1.0, output_zero_point)) for register in registers]
+    zero_points, multipliers, _ = zip(*numbers, strict=True)
+    return {"zero_points": zero_points, "multipliers": multipliers, "output_zero_point": output_zero_point}
 
 
 MOVES: dict[str, Callable[[Move], Made | Symbol]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, evaluate, leaves, map_leaves
-from quant.kernels.reference_ops import OpTable
+from quant.kernels.reference_ops import OpTable, rescale
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
 from quant.static.exchanged import Origin
@@ -86,7 +86,12 @@ class _Assembler:
 
     def real(self, value: int) -> int:
         """The float register of a value, filled."""
-        if 2 * value not in self.ready:
+        if 2 * value in self.ready:
+            return 2 * value
+        if self.plan.graph.nodes[value].meta is None and 2 * value + 1 in self.ready:
+            # A tuple of parts: what was split is there in integers, and is split as reals once more.
+            self._call(value, self.real, self.plan.graph.nodes[value].label)
+        else:
             self._convert("dequantize", value, 2 * value + 1, 2 * value)
         return 2 * value
 
@@ -119,11 +124,14 @@ class _Assembler:
                 self.integer(value)
             self._integer_step(step)
             return
-        form = self.any_form if step.op == "shape" else self.real
         for index in step.nodes:
-            node = graph.nodes[index]
-            registers = {value: form(value) for value in node.refs}
-            self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=step.name))
+            self._call(index, self.any_form if step.op == "shape" else self.real, step.name)
+
+    def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
+        """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
+        node = self.plan.graph.nodes[index]
+        registers = {value: form(value) for value in node.refs}
+        self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=name))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
@@ -147,7 +155,7 @@ class _Assembler:
         if made.op == "move":
             node = self.plan.graph.nodes[step.output]
             moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
-            made = Instruction("move", _registers(node, moved), made.out, step.output, step=step.name)
+            made = Instruction("move", _registers(node, moved), made.out, step.output, made.kwargs, step.name)
         self.emit(made)
 
 
@@ -356,7 +364,7 @@ class ProgramRunner(nn.Module):
                 return registers[instruction.out]
             args, kwargs = instruction.args
             if instruction.op == "move":
-                return move(node, args, kwargs, self.root, registers)
+                return move(node, args, kwargs, self.root, _rescaled(instruction.kwargs, registers))
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
         if instruction.op == "quantize":
@@ -396,6 +404,13 @@ def _filled(tree: Any, registers: dict[int, Any]) -> Any:
     if type(tree) in (tuple, list, dict) and tree:
         return map_leaves(lambda leaf: registers[leaf.index] if type(leaf) is Ref else leaf, tree)
     return tree
+
+
+def _rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:
+    """The registers, some of them in the range of what they are joined to."""
+    if not how:
+        return registers
+    return {**registers, **{register: rescale(registers[register], *numbers) for register, numbers in how.items()}}
 
 
 def _with(node: Node, args: Any, kwargs: Any, **changes: Any) -> Node:

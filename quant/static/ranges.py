@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from quant.fuse import Plan, Step
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
-from quant.static.weights import parameter
+from quant.static.agreement import Agreement
+from quant.static.folding import parameter
 
 
 class Ranges(nn.Module):
@@ -35,6 +37,7 @@ class Ranges(nn.Module):
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self._columns: dict[int, str] = {}
+        self._agreement = Agreement(plan.joined)
 
     @property
     def graph(self) -> Graph:
@@ -54,6 +57,7 @@ class Ranges(nn.Module):
         self.plan = plan
         self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
         self._columns = {}
+        self._agreement = Agreement(plan.joined)
 
     def watch_columns(self, value: int, point: nn.Module) -> None:
         """Let an observer per channel see a value as well, for `input_peaks`."""
@@ -69,9 +73,16 @@ class Ranges(nn.Module):
         return torch.maximum(-point.low, point.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
-        """The range that calibration chose for a slot."""
+        """The range that calibration chose for a slot, or for several that are joined (`agreement.py`)."""
+        together = self._agreement.of(slot, self.point)
+        if together is not None:
+            return together
         found: QParams = self.point(slot).qparams()  # type: ignore[operator]
         return found
+
+    def settled(self) -> AbstractContextManager[None]:
+        """While many ranges are asked for, and nothing is observed."""
+        return self._agreement.settled()
 
     def mean(self, step: Step) -> Tensor | None:
         """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import make_plan
+from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
+from quant.names import child_of
 from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
@@ -53,6 +54,7 @@ def make_description(
     calls: Mapping[str, list[str]],
     layers: Mapping[str, QConfig],
     backend: str | None,
+    rules: int,
 ) -> dict[str, Any]:
     """The description of a conversion.
 
@@ -61,6 +63,7 @@ def make_description(
         ranges: per captured unit and slot.
         calls: per captured unit its signature.
         layers: settings by full name; layers that have none are float.
+        rules: that the plans follow (`fuse.RULES`).
     """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
@@ -68,6 +71,7 @@ def make_description(
     }
     return {
         "version": VERSION,
+        "rules": rules,
         "example": example,
         "ranges": numbers,
         "calls": dict(calls),
@@ -87,7 +91,7 @@ def tables(converted: nn.Module) -> dict[str, Tensor]:
 def _runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
     """The captured units, by name."""
     for unit, module in converted.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if isinstance(runner, ProgramRunner):
             yield unit, runner
             for place, other in enumerate(runner.others, 2):
@@ -134,6 +138,11 @@ def rebuild(
 
     if description.get("version") != VERSION:
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
+    if not 1 <= description.get("rules", 1) <= RULES:
+        raise CannotRebuild(
+            f"it was planned by rules {description['rules']!r}, this version knows 1 to {RULES}; use the version of "
+            "octet-quant that wrote it, or a later one"
+        )
     prepared = _fitting(model, description, example_inputs)
     found = all_runners(prepared)
     _forget_weights(prepared)
@@ -186,8 +195,9 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         prepared = planned(model, example_inputs, Recipe(layers, default=None), make_runner, "quant.load")
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
-    _leave_dynamic(prepared, description.get("dynamic", {}))
     _add_programs(prepared, description.get("further", {}))
+    _follow(prepared, description.get("rules", 1))
+    _leave_dynamic(prepared, description.get("dynamic", {}))
     _check_units(model, all_runners(prepared), description)
     return prepared
 
@@ -195,13 +205,24 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
 def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
     """Plan without the recurrent layers that convert left dynamic by what it saw of the data."""
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
-    for path, runner in runners(prepared).items():
+    for runner in all_runners(prepared).values():
+        path = runner.graph.path
         inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
         if inside:
             floats = inside if path not in inside else {"": inside[path]}
-            plan = make_plan(runner.graph, runner.root, info.recipe, {**runner.plan.floats, **floats})
-            plan.shared = runner.plan.shared
-            runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+            _replan(runner, runner.plan.again(runner.root, info.recipe, floats))
+
+
+def _follow(prepared: nn.Module, rules: int) -> None:
+    """Plan as the model was planned that the description is of."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for runner in all_runners(prepared).values():
+        if runner.plan.rules != rules:
+            _replan(runner, runner.plan.again(runner.root, info.recipe, {}, rules))
+
+
+def _replan(runner: GraphRunner, plan: Plan) -> None:
+    runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
 
 
 def _add_programs(prepared: nn.Module, further: Mapping[str, Any]) -> None:

@@ -18,9 +18,17 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.static.leaves import base_layer, is_registered
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what
-from quant.static.recognise_layers import conv_function, conv_module, linear_function, linear_module, matmul, recurrent
-from quant.static.recognise_values import batch_norm, binary, cat, division, lookup, moved, prelu
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, called
+from quant.static.recognise_layers import (
+    added_product,
+    conv_function,
+    conv_module,
+    linear_function,
+    linear_module,
+    matmul,
+    recurrent,
+)
+from quant.static.recognise_values import batch_norm, batch_norm_function, binary, cat, division, lookup, moved, prelu
 from quant.static.recognise_windows import (
     adaptive,
     avg_pool,
@@ -38,7 +46,8 @@ class Operator:
 
     Attributes:
         anchor: worth quantising its inputs for; others become integers only between integers.
-        shares: its inputs and its output have one range, because values pass through it unchanged.
+        shares: its inputs and its output have one range, because values pass through it unchanged; of a concatenation
+            only those inputs that nobody else reads (`joins.py`).
         weighted: has a weight and a bias of its own, and nothing else.
         recurrent: has states, with ranges of their own inside of it (`static/recurrent.py`).
     """
@@ -87,7 +96,7 @@ def recognise(node: Node, graph: Graph, root: nn.Module) -> Meaning:
     else:
         raise StaysFloat("not a computation")
     if handler is None:
-        raise StaysFloat(f"{what(node, root)} has no int8 kernel")
+        raise StaysFloat(f"{called(node, root)} has no int8 kernel")
     return handler(call)
 
 
@@ -100,8 +109,6 @@ def _module_handler(call: Call) -> Handler | None:
     return None if base is None else MODULES.get(base)
 
 
-UNIT, TANH = (0.0, 1.0), (-1.0, 1.0)
-
 MODULES: dict[type[nn.Module], Handler] = {
     nn.Linear: linear_module,
     nn.modules.linear.NonDynamicallyQuantizableLinear: linear_module,
@@ -112,10 +119,9 @@ MODULES: dict[type[nn.Module], Handler] = {
     **dict.fromkeys(
         (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.SELU, nn.CELU,
          nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold),
-        lookup(),
+        lookup,
     ),
-    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid), lookup(UNIT)),
-    nn.Tanh: lookup(TANH),
+    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.Tanh), lookup),
     nn.PReLU: prelu,
     **dict.fromkeys(
         (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
@@ -141,16 +147,17 @@ MODULES: dict[type[nn.Module], Handler] = {
 
 FUNCTIONS: dict[Callable[..., Any], Handler] = {
     F.linear: linear_function,
+    F.batch_norm: batch_norm_function,
     torch.conv1d: conv_function(1), torch.conv2d: conv_function(2), torch.conv3d: conv_function(3),
-    **dict.fromkeys((torch.matmul, torch.bmm, operator.matmul), matmul),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, operator.matmul), matmul),
+    torch.addmm: added_product,
     **dict.fromkeys(
         (F.relu, torch.relu, torch.relu_, F.relu6, F.hardtanh, F.hardswish, F.leaky_relu, F.silu, F.gelu, F.elu, F.selu,
          F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.clamp, torch.clip, torch.neg, operator.neg,
          torch.abs, operator.abs),
-        lookup(),
+        lookup,
     ),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, F.hardsigmoid), lookup(UNIT)),
-    **dict.fromkeys((torch.tanh, F.tanh), lookup(TANH)),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh), lookup),
     **dict.fromkeys((operator.add, operator.iadd, torch.add), binary("add")),
     **dict.fromkeys((operator.sub, operator.isub, torch.sub), binary("add", -1)),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, torch.multiply), binary("mul")),
@@ -176,10 +183,9 @@ FUNCTIONS: dict[Callable[..., Any], Handler] = {
 }  # fmt: skip
 
 METHODS: dict[str, Handler] = {
-    **dict.fromkeys(("matmul", "bmm"), matmul),
-    **dict.fromkeys(("relu", "relu_", "clamp", "clamp_", "clip", "neg", "abs"), lookup()),
-    **dict.fromkeys(("sigmoid", "sigmoid_"), lookup(UNIT)),
-    **dict.fromkeys(("tanh", "tanh_"), lookup(TANH)),
+    **dict.fromkeys(("matmul", "mm", "bmm"), matmul),
+    **dict.fromkeys(("relu", "relu_", "clamp", "clamp_", "clip", "neg", "abs"), lookup),
+    **dict.fromkeys(("sigmoid", "sigmoid_", "tanh", "tanh_"), lookup),
     **dict.fromkeys(("add", "add_"), binary("add")),
     **dict.fromkeys(("sub", "sub_"), binary("add", -1)),
     **dict.fromkeys(("mul", "mul_"), binary("mul")),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from quant.graph import Attr, Graph, PackedParts, Ref, attribute
+from quant.graph import Attr, PackedParts, Ref, attribute
+from quant.static.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.static.meaning import Call, Handler, Meaning, StaysFloat, per_dimension
 from quant.static.recurrent import range_names
 
@@ -84,12 +85,35 @@ def recurrent(op: str) -> Handler:
     return handler
 
 
+def added_product(call: Call) -> Meaning:
+    """`torch.addmm(bias, x, weight)`, GPT-2's Conv1D, with the model's own bias (out,) and weight (in, out)."""
+    if call.get(3, "beta", 1) != 1 or call.get(4, "alpha", 1) != 1 or call.node.kwargs.get("out") is not None:
+        raise StaysFloat("it has a beta, an alpha or an out")
+    bias, weight = call.get(0, "input"), call.get(2, "mat2")
+    outputs = _outputs(call, weight)
+    if outputs is None or own_shape(call.graph, call.root, bias) != (outputs,):
+        raise StaysFloat("its bias or weight is computed from the input, or of another shape")
+    return Meaning("linear", (call.activation(1, "mat1"),), {"weight": Transposed(weight), "bias": bias})
+
+
 def matmul(call: Call) -> Meaning:
-    """A product of two activations."""
+    """A product of two activations, or of one with the model's own weight (in, out)."""
+    weight = call.get(1, "other" if "other" in call.node.kwargs else "mat2")
+    if _outputs(call, weight) is not None and not depends_on_nothing(call.graph, call.get(0, "input")):
+        x = call.activation(0)
+        if call.rank(x) >= 2:
+            return Meaning("linear", (x,), {"weight": Transposed(weight), "bias": None})
     one, two = call.activation(0), call.activation(1, "other")
     if min(call.rank(one), call.rank(two)) < 2:
         raise StaysFloat("a product with a vector")
     return Meaning("matmul", (one, two))
+
+
+def _outputs(call: Call, weight: Any) -> int | None:
+    """The outputs of a trained weight (in, out); None for anything else."""
+    shape = own_shape(call.graph, call.root, weight)
+    trained = shape is not None and len(shape) == 2 and has_parameter(call.graph, call.root, weight)
+    return shape[1] if shape is not None and trained else None
 
 
 def _own(name: str, call: Call) -> Attr | None:
@@ -100,7 +124,7 @@ def _own(name: str, call: Call) -> Attr | None:
 
 def _weight(call: Call) -> Any:
     weight = call.get(1, "weight")
-    if isinstance(weight, Ref) and not depends_on_nothing(call.graph, weight.index):
+    if not depends_on_nothing(call.graph, weight):
         raise StaysFloat("its weight is computed from the input")
     return weight
 
@@ -108,12 +132,6 @@ def _weight(call: Call) -> Any:
 def _tensor(call: Call, weight: Any) -> torch.Tensor:
     found: torch.Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
     return found
-
-
-def depends_on_nothing(graph: Graph, index: int) -> bool:
-    """Whether a value follows from parameters and constants alone."""
-    node = graph.nodes[index]
-    return node.kind not in ("input", "guard") and all(depends_on_nothing(graph, ref) for ref in node.refs)
 
 
 def _padding(padding: Any, mode: str, dilation: Any, kernel: Any) -> dict[str, Any]:

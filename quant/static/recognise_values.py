@@ -6,27 +6,19 @@ from typing import Any
 
 import torch
 
-from quant.graph import Attr, Node, Ref
-from quant.static.leaves import base_layer
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, what, what_name
+from quant.graph import Attr, Node, Ref, TensorMeta
+from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments, own_shape
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, function_name, what
 
 SPLITTING = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 
 
-def lookup(fixed: tuple[float, float] | None = None) -> Handler:
-    """A function of one value, which is a table of 256 entries.
-
-    Args:
-        fixed: the range that its values have whatever the input.
-    """
-
-    def handler(call: Call) -> Meaning:
-        others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
-        if others:
-            raise StaysFloat("a setting of it is computed at run time")
-        return Meaning("lookup", (call.activation(),), {"fixed": fixed, "channels": False, "clamp": _clamp(call)})
-
-    return handler
+def lookup(call: Call) -> Meaning:
+    """A function of one value, which is a table of 256 entries."""
+    others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
+    if others:
+        raise StaysFloat("a setting of it is computed at run time")
+    return Meaning("lookup", (call.activation(),), {"channels": False, "clamp": _clamp(call)})
 
 
 def batch_norm(call: Call) -> Meaning:
@@ -34,15 +26,20 @@ def batch_norm(call: Call) -> Meaning:
     module: Any = call.module
     if module.running_mean is None:
         raise StaysFloat("it normalises by the statistics of each batch")
-    return Meaning(
-        "lookup", (call.activation(),), {"fixed": None, "channels": True, "clamp": None, "is_batch_norm": True}
-    )
+    return Meaning("lookup", (call.activation(),), {"channels": True, "clamp": None, "is_batch_norm": True})
+
+
+def batch_norm_function(call: Call) -> Meaning:
+    """`F.batch_norm` by statistics that are the model's own; folded as `batch_norm`."""
+    if not is_own_norm(call.node, call.graph) or isinstance(norm_arguments(call.node)["eps"], Ref):
+        raise StaysFloat("it normalises by the statistics of each batch, or by what is computed from the input")
+    return Meaning("lookup", (call.activation(),), {"channels": True, "clamp": None, "is_batch_norm": True})
 
 
 def prelu(call: Call) -> Meaning:
     """`nn.PReLU`, with a slope for all or one per channel."""
     module: Any = call.module
-    attrs = {"fixed": None, "channels": module.num_parameters > 1, "clamp": None}
+    attrs = {"channels": module.num_parameters > 1, "clamp": None}
     return Meaning("lookup", (call.activation(),), attrs)
 
 
@@ -50,7 +47,7 @@ def _clamp(call: Call) -> tuple[float, float] | None:
     """The interval that a call clamps to, where that is all it does."""
     module: Any = call.module
     infinity = float("inf")
-    name = what(call.node, call.root) if module is None else (base_layer(module) or object).__name__
+    name = what(call.node, call.root)
     if name in ("ReLU", "relu", "relu_"):
         return 0.0, infinity
     if name in ("ReLU6", "relu6"):
@@ -77,17 +74,57 @@ def binary(op: str, sign: int = 1) -> Handler:
         numbers = [isinstance(arg, (int, float)) for arg in args]
         if any(numbers):
             return _with_number(call, args, numbers.index(False))
+        for place in (0, 1):
+            meaning = _per_channel(call, args, place, op, sign)
+            if meaning is not None:
+                return meaning
         inputs = (call.activation(0), call.activation(1, "other"))
         return Meaning(op, inputs, {"sign": sign, "clamp": None})
 
     return handler
 
 
+def _per_channel(call: Call, args: list[Any], place: int, op: str, sign: int) -> Meaning | None:
+    """A sum or product with the model's own numbers, one per channel: a part of the layer before, where it can be.
+
+    Args:
+        place: of the operand that is no activation.
+    """
+    x, constant = args[1 - place], args[place]
+    shape = own_shape(call.graph, call.root, constant)
+    if shape is None or not isinstance(x, Ref) or depends_on_nothing(call.graph, x):
+        return None
+    if call.node.meta is None or call.node.meta.dtype != torch.float32:  # a wider constant makes a wider result
+        return None
+    index = call.activation(1 - place, ("input", "other")[1 - place])
+    axis = _channel_axis(shape, call.graph.nodes[index].meta)
+    if axis is None:
+        return None
+    signs = (1, sign) if place == 1 else (sign, 1)  # of x and of the constant
+    attrs = {"channels": True, "clamp": None, "affine": Affine(op, constant, axis, signs[1], signs[0])}
+    return Meaning("lookup", (index,), {**attrs, "only_folded": axis != 1 or not isinstance(constant, Ref)})
+
+
+def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None:
+    """1 or -1 for a tensor of `shape` with a number for each index of that axis of a value; 0 with one for all."""
+    if meta is None or len(meta.shape) < 2 or len(shape) > len(meta.shape):
+        return None
+    if set(shape) <= {1}:
+        return 0
+    full = (1,) * (len(meta.shape) - len(shape)) + shape
+    for axis in (1, -1):
+        expected = [1] * len(full)
+        expected[axis] = meta.shape[axis]
+        if list(full) == expected:
+            return axis
+    return None
+
+
 def _with_number(call: Call, args: list[Any], place: int) -> Meaning:
     """A sum or product with a Python number is a function of one value."""
     if not isinstance(args[place], Ref):
         raise StaysFloat("its operand is no activation")
-    return Meaning("lookup", (call.activation(place, "input"),), {"fixed": None, "channels": False, "clamp": None})
+    return Meaning("lookup", (call.activation(place, "input"),), {"channels": False, "clamp": None})
 
 
 def division(call: Call) -> Meaning:
@@ -98,7 +135,7 @@ def division(call: Call) -> Meaning:
 
 
 def cat(call: Call) -> Meaning:
-    """A concatenation or a stack, which shares one range."""
+    """A concatenation or a stack, of values that have its range or are given it."""
     tensors = call.get(0, "tensors")
     if not isinstance(tensors, (tuple, list)):
         raise StaysFloat("it joins a list made at run time")
@@ -128,4 +165,4 @@ def moved(call: Call) -> Meaning:
 
 def _splits(node: Node) -> bool:
     """Whether a node's value is a tuple of parts of one tensor."""
-    return node.kind in ("function", "method") and what_name(node) in SPLITTING
+    return node.kind in ("function", "method") and function_name(node) in SPLITTING

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.kernels.reference_rnn import input_bias, run_steps
-from quant.static.leaves import base_layer
 
 CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
@@ -62,8 +61,8 @@ def product_range(layer: int) -> str:
 
 
 def is_cell(module: nn.Module) -> bool:
-    """Whether it is one step and not a sequence."""
-    return base_layer(module) in CELLS
+    """Whether a recurrent layer is one step and not a sequence; its own forward may be a runner's."""
+    return isinstance(module, CELLS)
 
 
 def mode_of(module: nn.Module) -> str:

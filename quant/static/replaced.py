@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from quant.fuse import Plan
+from quant.fuse import Plan, Step
 from quant.graph import Attr, Ref, attribute, leaves
-from quant.names import full_name
+from quant.names import child_of, full_name
+from quant.static.folding import norm_arguments
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
 
@@ -27,17 +28,20 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 def remove_folded(plan: Plan, root: nn.Module) -> None:
     """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
     for step in plan.steps:
-        if step.integer and "batch_norm" in step.attrs:
-            replace_module(root, attribute(root, plan.graph.nodes[step.attrs["batch_norm"]].target), nn.Identity())
+        node = plan.graph.nodes[step.attrs["batch_norm"]] if step.integer and "batch_norm" in step.attrs else None
+        if node is not None and node.kind == "module":
+            replace_module(root, attribute(root, node.target), nn.Identity())
 
 
 def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:
-    """Take away the float parameters of functional layers, where nothing in float still reads them."""
+    """Take away the float parameters of functional layers, and what was folded, where nothing in float reads them."""
     wanted = set().union(*(program.float_parameters() for program in programs))
     for step in plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted) or plan.graph.nodes[step.nodes[0]].kind == "module":
+        if not (step.integer and OPERATORS[step.op].weighted):
             continue
-        for path in _paths((step.attrs["weight"], step.attrs["bias"]), plan) - wanted:
+        functional = plan.graph.nodes[step.nodes[0]].kind != "module"
+        layer = _paths((step.attrs["weight"], step.attrs["bias"]), plan) if functional else set()
+        for path in (layer | folded_parameters(step, plan)) - wanted:
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):
@@ -51,6 +55,15 @@ def _saves_itself(module: nn.Module) -> bool:
     return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
 
 
+def folded_parameters(step: Step, plan: Plan) -> set[str]:
+    """Dotted names of the parameters that calls of functions brought into the weight of a step."""
+    found: list[object] = [one.constant for one in step.attrs.get("affine", ())]
+    norm = plan.graph.nodes[step.attrs["batch_norm"]] if "batch_norm" in step.attrs else None
+    if norm is not None and norm.kind == "function":
+        found += [value for name, value in norm_arguments(norm).items() if name != "input"]
+    return _paths(found, plan)
+
+
 def remove_parametrizations(root: nn.Module) -> list[str]:
     """Make ordinary modules again of those whose weight was computed at every call, where nothing of that is left.
 
@@ -61,7 +74,7 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
     """
     gone = []
     for name, module in root.named_modules():
-        lists = module._modules.get("parametrizations")
+        lists = child_of(module, "parametrizations")
         if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
             continue
         del module._modules["parametrizations"]

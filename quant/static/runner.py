@@ -28,6 +28,7 @@ from quant.graph import (
     settled,
 )
 from quant.kernels import QParams
+from quant.names import child_of
 from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.static.arguments import bind
@@ -86,8 +87,11 @@ class GraphRunner(Ranges):
         values = bound_values(self.graph, self.root, args, kwargs)
         if is_replaying():
             output = self._replay(values)
+        elif not self.simulate:
+            output = self._observe(values)
         else:
-            output = self._simulate(values) if self.simulate else self._observe(values)
+            with self.settled():
+                output = self._simulate(values)
         return finished(output, self.root, args, kwargs)
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,7 +227,7 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     found = {}
     for name, module in model.named_modules():
-        runner = module._modules.get(RESERVED)
+        runner = child_of(module, RESERVED)
         if isinstance(runner, GraphRunner):
             found[name] = runner
     return found

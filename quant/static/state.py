@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.names import full_name
+from quant.names import child_of, full_name
 from quant.static.program import ProgramRunner
 from quant.static.runner import RESERVED
 
@@ -21,7 +21,7 @@ RANGES = "ranges"
 
 def keep_ranges(model: nn.Module) -> None:
     """Let the programs of a converted model show their ranges in its state_dict, and hold them against others."""
-    units = [module for module in model.modules() if isinstance(module._modules.get(RESERVED), ProgramRunner)]
+    units = [module for module in model.modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
     for unit in units:
         unit.register_state_dict_post_hook(_add)
     for module in {id(one): one for one in (model, *units)}.values() if units else ():
@@ -54,7 +54,7 @@ def _add(unit: nn.Module, state: dict[str, Any], prefix: str, local_metadata: An
 def _check(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
     """Refuse ranges other than the module's own, and take them out of `state`, torch's own copy."""
     for path, unit in module.named_modules():
-        runner = unit._modules.get(RESERVED)
+        runner = child_of(unit, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
         given = state.get(f"{prefix}{full_name(path, RESERVED, RANGES)}")

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.fuse import Step
-from quant.graph import Attr, Graph, Ref, attribute, evaluate
+from quant.graph import Graph
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.recipe import QConfig
+from quant.static.folding import norm_of, parameter
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -33,35 +34,31 @@ class QWeight:
     bias: Tensor | None
 
 
-def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
-    """The tensor that a step's weight or bias stands for: a parameter, a constant, or what follows from them alone."""
-    if source is None or isinstance(source, Tensor):
-        return source
-    if isinstance(source, Attr):
-        found: Tensor = attribute(root, source.path)
-        return found
-    assert isinstance(source, Ref)
-    value: Tensor = evaluate(graph.nodes[source.index], root, lambda index: parameter(Ref(index), graph, root))
-    return value
-
-
 def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Float weight and bias, batch norm (by its running statistics) folded in; differentiable."""
+    """Float weight and bias, batch norm (by its running statistics) and affine steps folded in; differentiable."""
     weight = parameter(step.attrs["weight"], graph, root)
     bias = parameter(step.attrs["bias"], graph, root)
     assert weight is not None
-    place = step.attrs.get("batch_norm")
-    if place is None:
+    place, affine = step.attrs.get("batch_norm"), step.attrs.get("affine", ())
+    if place is None and not affine:
         return weight, bias
-    norm: Any = attribute(root, graph.nodes[place].target)
+    rows = output_first(weight, step)
+    if place is not None:
+        rows, bias = _with_norm(rows, bias, norm_of(place, graph, root))
+    for one in affine:
+        constant = parameter(one.constant, graph, root)
+        assert constant is not None
+        rows, bias = one.fold(rows, bias, constant)
+    return output_first(rows, step, back=True), bias
+
+
+def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
     gain = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         gain = gain * norm.weight
-    rows = output_first(weight, step)
     rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
     shift = -norm.running_mean if bias is None else bias - norm.running_mean
-    bias = shift * gain if norm.bias is None else shift * gain + norm.bias
-    return output_first(rows, step, back=True), bias
+    return rows, shift * gain if norm.bias is None else shift * gain + norm.bias
 
 
 def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:

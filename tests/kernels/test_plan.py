@@ -127,6 +127,19 @@ CASES: dict[str, tuple[Any, ...]] = {
     "nearest-exact": one(f"interpolate q=%0 {MEAN} size=13,3 mode=nearest-exact"),
     "nearest 1d": one(f"interpolate q=%0 {MEAN} size=7 mode=nearest", (2, 3, 5)),
     "cat": one("cat tensors=%0,%1 dim=1", FEATURES, (2, 3, 7, 5)),
+    "cat of other ranges": one(
+        "cat tensors=%0,%1,%0 dim=1 zero_points=3,120,0 multipliers=0.37,1.0,1.9 output_zero_point=120",
+        FEATURES, (2, 3, 7, 5),
+    ),
+    "cat of rows of other ranges": one(
+        "cat tensors=%0,%1 dim=-1 zero_points=3,200 multipliers=0.5,2.5 output_zero_point=7", (3, 70), (3, 131)
+    ),
+    "cat of a batch in another range": one(
+        "cat tensors=%0,%1 dim=0 zero_points=3,200 multipliers=0.5,1e-20 output_zero_point=255", FEATURES, FEATURES
+    ),
+    "cat of one value in ranges far apart": one(
+        "cat tensors=%0, dim=0 zero_points=128, multipliers=1e30, output_zero_point=9", (1, 70, 3, 3)
+    ),
     "cat of rows": one("cat tensors=%0,%1,%0 dim=-1", (3, 4), (3, 2)),
     "reshape": one("reshape x=%0 shape=%0.0,-1"),
     "reshape to three": one("reshape x=%0 shape=2,6,35"),

@@ -27,6 +27,7 @@ LINEAR_LINE = f"%9 = linear_u8s8_u8 {CONV} {CLAMPED}"
 POOL_LINE = "%9 = max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=False"
 AVG_LINE = f"%9 = avg_pool q=%0 kernel=3,3 {MEAN} stride=2 padding=1 ceil_mode=True"
 ADD_LINE, MUL_LINE, MEAN_LINE = f"%9 = add q_a=%0 {SUM}", f"%9 = mul q_a=%0 {PRODUCT}", f"%9 = mean q=%0 dim=2,3 {MEAN}"
+CAT_LINE = "%9 = cat tensors=%0,%1 dim=1 zero_points=3,200 multipliers=0.5,2.5 output_zero_point=7"
 SIZED = f"%9 = interpolate q=%0 {MEAN} mode=nearest"
 
 
@@ -75,6 +76,22 @@ BAD = {
     "a zero point of 256": (line(ADD_LINE, "b_zero_point=200", "b_zero_point=256", inputs=2), "expected 0 to 255"),
     "a negative zero point": (line(ADD_LINE, "a_zero_point=3", "a_zero_point=-1", inputs=2), "expected 0 to 255"),
     "an empty range": (line(ADD_LINE, "quant_min=90", "quant_min=251", inputs=2), "quant_min is above quant_max"),
+    "a joined zero point of 256": (line(CAT_LINE, "3,200", "3,256", inputs=2), "zero_points is 256, expected 0 to 255"),
+    "a joined multiplier of zero": (line(CAT_LINE, "0.5", "0.0", inputs=2), "expected a positive number"),
+    "a joined multiplier beyond float32": (line(CAT_LINE, "0.5", "1e39", inputs=2), "expected a positive number"),
+    "a zero point too few": (
+        line(CAT_LINE, "3,200", "3,", inputs=2),
+        "zero_points has 1 values, expected one for each",
+    ),
+    "a multiplier too many": (line(CAT_LINE, "0.5", "0.5,0.5", inputs=2), "multipliers has 3 values"),
+    "multipliers without zero points": (
+        line(CAT_LINE, "zero_points=3,200 ", inputs=2),
+        "multipliers and output_zero_point, or none of them",
+    ),
+    "an output zero point alone": (
+        line(CAT_LINE, "zero_points=3,200 multipliers=0.5,2.5 ", inputs=2),
+        "multipliers and output_zero_point, or none of them",
+    ),
     "a flag that is none": (text("%9 = attention q=%0 k=%0 v=%0 scale=- causal=1"), "expected True or False"),
     "a mask of what is causal": (text("%9 = attention q=%0 k=%0 v=%0 scale=- causal=True mask=%0"), "has a mask"),
     "a mode that is none": (line(PAD, "constant", "mirror"), "expected one of"),

@@ -259,9 +259,9 @@ def path(tmp_path: Path) -> Path:
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.1)), "no module matches"),
         (Holder(Small()), "no module matches"),
         (nn.LSTM(3, 4), "does not fit"),
-        (Small().half(), "does not fit"),
+        (Small().double(), "does not fit"),
     ],
-    ids=["width", "slope", "fewer layers", "inside another", "another class", "float16"],
+    ids=["width", "slope", "fewer layers", "inside another", "another class", "float64"],
 )
 def test_another_model_is_refused(path: Path, model: nn.Module, message: str) -> None:
     before = copy.deepcopy(model.state_dict())

@@ -52,7 +52,7 @@ def leaves(): raise SystemExit("bye")
 def returns_none(): return None
 def warns(): warnings.warn("mind the gap"); return make()
 def no_layer(): return nn.ReLU()
-def half(): return make().half()
+def double(): return make().double()
 def quantized():
     import quant
     return quant.quantize_dynamic(make())
@@ -188,7 +188,7 @@ def test_a_warning_is_one_line(cli: Cli, capsys: pytest.CaptureFixture[str]) -> 
         ("{}_broken:make", "_broken.py:2: two lines"),
         ("{}_wants:make", "a_package_that_nobody_has"),
         ("{}:no_layer", "no module was quantised. The model holds ReLU (1)"),
-        ("{}:half", "torch.float16, expected torch.float32"),
+        ("{}:double", "torch.float64, expected torch.float32"),
         ("{}:quantized", "already quantised"),
     ],
 )

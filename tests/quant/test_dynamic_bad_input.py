@@ -356,10 +356,9 @@ def test_on_the_meta_device_it_says_so(kind: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_turned_into_another_float_type_it_says_so(kind: str, dtype: torch.dtype) -> None:
+def test_turned_into_another_float_type_it_says_so(kind: str) -> None:
     make, shape = FLOATS[kind]
-    layer = int8(make()).to(dtype)
+    layer = int8(make()).to(torch.float64)
     with pytest.raises((TypeError, RuntimeError), match=r"layer 'net\.it|dtype"):
         call(layer, torch.ones(shape))
 

@@ -85,10 +85,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "compiled": (lambda: quant.prepare(torch.compile(linear()), X), TypeError, "is compiled .*compile the result"),
     "meta": (lambda: quant.prepare(linear().to("meta"), X), ValueError, "0.weight, 0.bias are on the meta device"),
-    "half": (
-        lambda: quant.prepare(linear().half(), X.half()),
+    "double": (
+        lambda: quant.prepare(linear().double(), X.double()),
         quant.NothingQuantized,
-        "its input is torch.float16, expected torch.float32",
+        "its input is torch.float64, expected torch.float32",
     ),
     "a dict for a recipe": (
         lambda: quant.prepare(linear(), X, {"0": None}),  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,65 @@ def test_loud_bands_alone_are_no_reason_to_stay_float() -> None:
     model, power = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(128, 64).exp() * decades()
     converted = static(model, power)
     assert noise(model(power), converted(power)) > 30
+
+
+class Outliers(nn.Module):
+    """A few channels of a layer norm that are `factor` times as large, and weights that make up for them."""
+
+    def __init__(self, factor: float, kind: str) -> None:
+        super().__init__()
+        self.norm, self.kind = nn.LayerNorm(64), kind
+        self.up = nn.Linear(64, 128) if kind == "linear" else nn.Conv1d(64, 128, 3, padding=1)
+        self.down = nn.Linear(128, 64)
+        with torch.no_grad():
+            self.norm.weight[:4] *= factor
+            self.up.weight[:, :4] /= factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        y = self.up(y) if self.kind == "linear" else self.up(y.transpose(1, 2)).transpose(1, 2)
+        return x + self.down(F.gelu(y))
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_a_scale_that_is_coarse_for_most_channels_is_said_and_the_layer_kept_in_float(kind: str) -> None:
+    """No column is so small that int8 rows would lose it; what is lost are the inputs of all the others."""
+    torch.manual_seed(0)
+    model, x = Outliers(60.0, kind).eval(), torch.randn(8, 20, 64)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    with pytest.warns(CalibrationWarning, match=r"layer 'up' stays float: .* cosine of 0\.9\d+ .* 1\.[89] decades"):
+        converted = convert(prepared)
+    assert {name: summary(converted)[name].outcome for name in ("up", "down")} == {"up": "float", "down": "int8"}
+    assert noise(model(x), converted(x)) > 38
+    assert parity(prepared, converted, [x]).holds
+
+
+def test_large_inputs_of_a_plain_layer_are_found_too() -> None:
+    torch.manual_seed(0)
+    sizes = torch.ones(64).index_fill(0, torch.arange(4), 100.0)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).eval(), torch.randn(64, 64) * sizes
+    even = static(copy.deepcopy(model), x)  # without weights that make up for them nothing is lost, and nothing said
+    assert noise(model(x), even(x)) > 28
+    with torch.no_grad():
+        model[0].weight.div_(sizes)
+    with pytest.warns(CalibrationWarning, match="layer '0' stays float"):
+        converted = static(model, x)
+    assert noise(model(x), converted(x)) > 38
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_channels_that_8_bits_hold_are_no_reason_to_stay_float(factor: float) -> None:
+    torch.manual_seed(0)
+    model, x = Outliers(factor, "linear").eval(), torch.randn(8, 20, 64)
+    assert summary(static(model, x))["up"].outcome == "int8"
+
+
+def test_only_weights_with_small_columns_are_watched() -> None:
+    torch.manual_seed(0)
+    for factor, watched in ((1.0, 0), (60.0, 1)):
+        [runner] = runners(prepare(Outliers(factor, "linear").eval(), torch.randn(8, 20, 64), RECIPE)).values()
+        assert len(runner.points) - len(runner.plan.slots) == watched
 
 
 def test_dead_channels_are_no_reason_to_stay_float() -> None:

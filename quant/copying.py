@@ -1,0 +1,187 @@
+"""Copies of a user's model, and weights that a hook or a parametrization computes: the copy can be taken and read.
+
+The older `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` recompute a weight before each forward and keep it
+as a plain attribute, which torch refuses to deep-copy, and which is stale where parameters were loaded since. A copy
+gets the same computation as a parametrization, which capture sees and training goes through.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
+from torch.nn.utils.weight_norm import WeightNorm
+
+
+def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
+    """A deep copy, in which weights that hooks computed are parametrizations, with the values of their parameters now.
+
+    Tensors with a history, as a forward may leave on a module, are copied as values.
+
+    Args:
+        training: keep the computation in recurrent layers too, which int8 has no form of: a mask must hold in training.
+            Else their weights become ordinary parameters.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in _held(vars(module)):
+            memo[id(value)] = value.detach().clone()
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        for key, hook in hooks_of(module):
+            del module._forward_pre_hooks[key]
+            _parametrize(module, hook)
+            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not training:
+                _unparametrize(module)
+    return copied
+
+
+def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
+    """The hooks of torch's that compute a tensor of the module before each forward, with their keys."""
+    known = (WeightNorm, SpectralNorm, prune.BasePruningMethod)
+    return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, known)]
+
+
+def name_of(hook: Any) -> str:
+    """The attribute that a hook computes."""
+    name: str = hook._tensor_name if isinstance(hook, prune.BasePruningMethod) else hook.name
+    return name
+
+
+@torch.no_grad()
+def settled(module: nn.Module) -> nn.Module:
+    """The module with ordinary parameters for what torch's hooks and parametrizations compute; itself without any."""
+    if not any(hooks_of(part) or parametrize.is_parametrized(part) for part in module.modules()):
+        return module
+    module = copy_model(module)
+    for part in module.modules():
+        if parametrize.is_parametrized(part):
+            _unparametrize(part)
+    return module
+
+
+def _unparametrize(module: nn.Module) -> None:
+    """Not by torch's `remove_parametrizations`: it changes the class, which is that of the module copied from too."""
+    values = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
+    del module._modules["parametrizations"]
+    module.__class__ = type(module).__base__  # type: ignore[assignment]
+    for name, value in values.items():
+        _set(module, name, nn.Parameter(value))
+
+
+def _held(tree: Any) -> Iterator[Tensor]:
+    """Tensors with a history in nested containers."""
+    if isinstance(tree, Tensor):
+        if tree.grad_fn is not None:
+            yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _held(value)
+    elif isinstance(tree, (list, tuple, set)):
+        for value in tree:
+            yield from _held(value)
+
+
+def _computed(module: nn.Module, hook: Any) -> Tensor:
+    """What a hook gives now, in eval mode."""
+    if isinstance(hook, WeightNorm):
+        value = hook.compute_weight(module)
+    elif isinstance(hook, SpectralNorm):
+        value = hook.compute_weight(module, do_power_iteration=False)
+    else:
+        value = hook.apply_mask(module)
+    found: Tensor = value.detach().clone()
+    return found
+
+
+def _forget(module: nn.Module, hook: Any) -> None:
+    """Take away a hook's parts: the computed tensor and what it was computed from."""
+    name = name_of(hook)
+    module.__dict__.pop(name, None)
+    for part in ("_g", "_v", "_orig", "_u", "_mask"):
+        module._parameters.pop(name + part, None)
+        module._buffers.pop(name + part, None)
+        module._non_persistent_buffers_set.discard(name + part)
+    if isinstance(hook, SpectralNorm):
+        _drop(module._state_dict_hooks, lambda one: isinstance(one, SpectralNormStateDictHook))
+        _drop(
+            module._load_state_dict_pre_hooks,
+            lambda one: isinstance(getattr(one, "hook", one), SpectralNormLoadStateDictPreHook),
+        )
+
+
+def _drop(hooks: dict[int, Any], which: Callable[[Any], bool]) -> None:
+    for key in [key for key, hook in hooks.items() if which(hook)]:
+        del hooks[key]
+
+
+def _set(module: nn.Module, name: str, value: nn.Parameter) -> None:
+    """Give a module a parameter; by setattr, in which recurrent layers note it among their flat weights."""
+    setattr(module, name, value)
+    if isinstance(module, nn.RNNBase):
+        flat: list[str] = module._flat_weights_names
+        module._flat_weights = [getattr(module, one, None) for one in flat]
+
+
+def _parametrize(module: nn.Module, hook: Any) -> None:
+    """The same computation as a parametrization, on the same parameters."""
+    name = name_of(hook)
+    held: dict[str, Any] = {**module._parameters, **module._buffers}
+    parts = {key.removeprefix(f"{name}_"): value for key, value in held.items() if key.startswith(f"{name}_")}
+    value = _computed(module, hook)
+    _forget(module, hook)
+    _set(module, name, nn.Parameter(value))
+    if isinstance(hook, WeightNorm):
+        parametrizations.weight_norm(module, name, hook.dim)
+        _originals(module, name, original0=parts["g"], original1=parts["v"])
+    elif isinstance(hook, SpectralNorm):
+        parametrizations.spectral_norm(module, name, hook.n_power_iterations, hook.eps, hook.dim)
+        _originals(module, name, original=parts["orig"])
+        norm: Any = module.parametrizations[name][0]  # type: ignore[index]
+        if "u" in parts and hasattr(norm, "_u"):
+            norm._u.copy_(parts["u"])
+            norm._v.copy_(parts["v"])
+    else:
+        parametrize.register_parametrization(module, name, Mask(parts["mask"]), unsafe=True)
+        _originals(module, name, original=parts["orig"])
+        module._register_load_state_dict_pre_hook(LoadsPruned(name))
+
+
+def _originals(module: nn.Module, name: str, **tensors: Any) -> None:
+    """Put the user's own parameters where the parametrization made its own."""
+    holder: Any = module.parametrizations[name]  # type: ignore[index]
+    for key, tensor in tensors.items():
+        holder._parameters[key] = tensor
+
+
+class Mask(nn.Module):
+    """A pruned weight: what the mask leaves of it."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight, zero where it is pruned."""
+        return weight * self.mask
+
+
+class LoadsPruned:
+    """Lets a checkpoint of the pruned float model load: `weight_orig` and `weight_mask` under their new names."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Rename the keys."""
+        new = f"{prefix}parametrizations.{self.name}"
+        for old, key in ((f"{self.name}_orig", f"{new}.original"), (f"{self.name}_mask", f"{new}.0.mask")):
+            if prefix + old in state_dict:
+                state_dict[key] = state_dict.pop(prefix + old)

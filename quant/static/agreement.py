@@ -1,0 +1,112 @@
+"""When the values of a concatenation take one range for all, although some of them have other readers too.
+
+With one range a concatenation is a copy, and what goes through several of them, as in ShuffleNet, is rounded once. What
+it costs is precision for those who read a narrow value elsewhere: its scale grows. So ranges agree while none grows to
+more than WIDEST times its own; the others stay apart, and the copy requantises (`lower.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from quant.kernels import QParams, choose_qparams
+from quant.observers import NoDataSeen, Observer
+
+WIDEST = 2.0
+"""What a scale may grow by: at most one bit of a value is lost."""
+
+Ends = tuple[Tensor, Tensor]
+"""Of a range, float32 ()."""
+
+
+def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> dict[str, QParams]:
+    """The ranges of the slots that agree with others, by slot; those that stay apart are not in it.
+
+    Args:
+        pairs: slots of concatenations, each with one of an input of it.
+        points: the calibrated observers of all these slots.
+
+    Raises:
+        NoDataSeen: an observer saw nothing.
+    """
+    ends = {slot: point.range() for slot, point in points.items()}
+    own = {slot: width([one]) for slot, one in ends.items()}
+    groups = {slot: [slot] for slot in ends}
+
+    def growth(slots: Iterable[str]) -> float:
+        together = list(dict.fromkeys(slots))
+        return width([ends[slot] for slot in together]) / max(min(own[slot] for slot in together), 1e-30)
+
+    for one, other in sorted(pairs, key=growth):
+        if groups[one] is groups[other] or points[one].scheme != points[other].scheme:
+            continue
+        if growth([*groups[one], *groups[other]]) <= WIDEST:
+            groups[one].extend(groups[other])
+            groups.update(dict.fromkeys(groups[one], groups[one]))
+    together = {slot: group for slot, group in groups.items() if len(group) > 1}
+    return {slot: _union([ends[one] for one in group], points[slot]) for slot, group in together.items()}
+
+
+def width(ranges: Sequence[Ends]) -> float:
+    """Of the smallest range with zero that holds all these."""
+    return max(0.0, *(float(high) for _, high in ranges)) - min(0.0, *(float(low) for low, _ in ranges))
+
+
+def _union(ranges: Sequence[Ends], point: Observer) -> QParams:
+    low, high = zip(*ranges, strict=True)
+    return choose_qparams(min(low), max(high), point.scheme)
+
+
+class Agreement:
+    """`agreed`, computed anew where an observer saw something since."""
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self.pairs = tuple(pairs)
+        self._state, self._known = b"", dict[str, QParams]()
+        self._settled: bool | None = None
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """Nothing is observed meanwhile, so that the observers are looked at once."""
+        before, self._settled = self._settled, self._settled or False
+        try:
+            yield
+        finally:
+            self._settled = before
+
+    def of(self, slot: str, point: Callable[[str], object]) -> QParams | None:
+        """The range of a slot; None where it has its own.
+
+        Args:
+            point: of each slot. Where one is no observer, as in training, or saw nothing, none agree.
+        """
+        if not any(slot in pair for pair in self.pairs):
+            return None
+        if self._settled:
+            return self._known.get(slot)
+        members = {name: point(name) for pair in self.pairs for name in pair}
+        observers = {name: one for name, one in members.items() if isinstance(one, Observer)}
+        if len(observers) < len(members):
+            return None
+        state = _state(observers.values())
+        if state != self._state:
+            try:
+                self._known = agreed(self.pairs, observers)
+            except NoDataSeen:
+                self._known = {}
+            self._state = state
+        self._settled = None if self._settled is None else True
+        return self._known.get(slot)
+
+
+def _state(observers: Iterable[Observer]) -> bytes:
+    """What observers have seen, in short."""
+    digest = hashlib.blake2b(digest_size=16)
+    for observer in observers:
+        for buffer in observer.buffers():
+            digest.update(buffer.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()
