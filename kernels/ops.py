@@ -101,10 +101,16 @@ def extension_problem() -> str:
                 f"{path.name} was built from other sources than these: it has no {', '.join(missing[:3])}{more}; "
                 "`quant build` builds it anew"
             )
-        wrong = torch.ops.octet_native.bad_isa_request()
-        if wrong:
-            raise ValueError(wrong)
     return ""
+
+
+@functools.cache
+def isa_problem() -> str:
+    """'' where QUANT_ISA is unset or an instruction set of this architecture, else what it is and may be.
+
+    Not an error yet: `quant doctor` has to say it.
+    """
+    return "" if extension_problem() else str(torch.ops.octet_native.bad_isa_request())
 
 
 def _register() -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant.cli.errors import UserError
+from quant.cli.errors import UserError, one_line, with_type
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
     try:
         return command.calibrate(options, verbs)
     except (CalibrationError, TypeError, ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
 
 
 def try_once(model: nn.Module, inputs: Any) -> None:
@@ -80,10 +80,7 @@ def try_once(model: nn.Module, inputs: Any) -> None:
         with torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
-        raise UserError(
-            f"the model fails on the first batch, {describe(inputs)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        raise UserError(f"the model fails on the first batch, {describe(inputs)}: {with_type(error)}") from error
 
 
 def check_backend(name: str) -> None:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from quant.cli.calibrate_command import add_arguments, check_backend, try_once
-from quant.cli.errors import UserError
+from quant.cli.errors import UserError, one_line
 
 COMPARED = 4
 """Batches to compare on: each runs four times, in float, in int8, and step by step in both."""
@@ -60,7 +60,7 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
         options.data = options.compare_data or options.data
         found = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
     except (CalibrationError, CheckpointError, TypeError, ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
     out.write_text(quant.report_html(converted, found, prepared=prepared), encoding="utf-8")
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     if not options.json:

@@ -12,13 +12,15 @@ from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.static import ops
+from quant.static.arguments import copied
+from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
 from quant.static.native import Schedule, schedule
 from quant.static.plannable import Planner
 from quant.static.region import Region
-from quant.static.runner import bound_values
+from quant.static.runner import bound_values, finished
 
 
 @dataclass
@@ -159,7 +161,8 @@ def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[In
     needed = registers_in(output)
     kept = []
     for instruction in reversed(instructions):
-        acts = instruction.op == "call" and graph.nodes[instruction.target].kind in ("guard", "module")
+        node = graph.nodes[instruction.target] if instruction.op == "call" else None
+        acts = node is not None and (node.writes or node.kind in ("guard", "module"))
         if acts or instruction.out in needed:
             kept.append(instruction)
             needed |= registers_in((instruction.args, instruction.kwargs))
@@ -188,6 +191,7 @@ class ProgramRunner(nn.Module):
         graph: what was captured; float calls are evaluated from it.
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
+        origin: the modules that the program was made of; set when the conversion is done.
     """
 
     root: nn.Module
@@ -204,23 +208,31 @@ class ProgramRunner(nn.Module):
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
         self._singles: dict[int, Region | None] = {}
+        self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
-        return self.execute(self.program, {2 * value: given for value, given in values.items()})
+        output = self.execute(self.program, {2 * value: given for value, given in values.items()})
+        return finished(output, self.root, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`."""
         return self.run(*args, **kwargs)
 
     def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
-        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1."""
-        values = bound_values(self.graph, self.root, args, kwargs)
+        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1.
+
+        Each as it was when it was filled: a float step after it may write into the tensor.
+        """
+        values = bound_values(self.graph, self.root, *copied((args, kwargs)))
         registers = {2 * value: given for value, given in values.items()}
-        self._steps(self.program.instructions, [[] for _ in self.program.drops], registers)
-        return registers
+        kept = {register: copied(given) for register, given in registers.items()}
+        for instruction in self.program.instructions:
+            self._steps([instruction], [[]], registers)
+            kept[instruction.out] = copied(registers[instruction.out])
+        return kept
 
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
@@ -285,6 +297,8 @@ class ProgramRunner(nn.Module):
         return self._singles[instruction.target]
 
     def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable, *, planned: bool) -> Any:
+        if self.origin is not None and self.origin.changed(instruction):
+            return self.origin.run(instruction, registers, self.ranges, table)
         if instruction.op == "call" or instruction.op == "move":
             node = self.graph.nodes[instruction.target]
             native = self._native(instruction) if instruction.op == "call" and not planned else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.plannable_reals import ModuleCall
@@ -21,6 +22,7 @@ class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
 
     root: nn.Module
+    origin: Origin | None
 
     def layer(self, key: str) -> StaticLayer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
@@ -58,8 +60,8 @@ class Region:
     def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
-        They have to where a float module is hooked or training, an input has other dimensions than what is checked, or
-        a mask is of booleans and was not when captured, or the other way round.
+        They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
+        than what is checked, or a mask is of booleans and was not when captured, or the other way round.
         """
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
@@ -67,7 +69,7 @@ class Region:
         if [one.dtype is torch.bool for one in inputs] != self.booleans:
             return False
         members = self._found(home)
-        if not all(call.holds(module) for call, module in members.calls):
+        if not members.whole or not all(call.holds(module) for call, module in members.calls):
             return False
         program, constants = self._current(members)
         # Of a mask of booleans the bytes are read.
@@ -101,17 +103,23 @@ class _Members:
         layers: by key. calls: of float modules, each with its module.
         edges: of all paths, in which parent's dictionary which name was which module. To compare them costs a tenth of
             following the paths anew.
+        whole: whether they are all those that the region was made of.
     """
 
     def __init__(self, region: Region, home: Home) -> None:
         self.layers: dict[str, StaticLayer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+        origin = home.origin
+        self.whole = origin is None or not any(map(origin.changed, region.instructions))
+        if not self.whole:
+            return
+        if origin is not None:
+            self.edges += [(edge.children, edge.name, edge.module) for edge in origin.edges_of(region.instructions)]
         paths: dict[str, None] = {}
         for piece in region.pieces:
             if isinstance(piece, Instruction):
                 self.layers[piece.target] = home.layer(piece.target)
-                paths.update({} if piece.target.startswith("/") else {piece.target: None})
             elif isinstance(piece, ModuleCall):
                 self.calls.append((piece, home.root.get_submodule(piece.path)))
                 paths[piece.path] = None
@@ -122,7 +130,7 @@ class _Members:
 
     def stand(self) -> bool:
         """Whether the paths lead to them still."""
-        return all(children.get(name) is module for children, name, module in self.edges)
+        return self.whole and all(children.get(name) is module for children, name, module in self.edges)
 
 
 def _ends(path: str) -> list[int]:

@@ -37,7 +37,21 @@ def loader():
     for value in range(4):
         yield torch.full((2, 3), float(value)), torch.tensor(value)
 
+class Picky(nn.Module):
+    def __init__(self, limit):
+        super().__init__()
+        self.limit, self.fc = limit, nn.Linear(3, 2)
+    def forward(self, x):
+        if x.max() > self.limit:
+            raise RuntimeError(f"more than {self.limit}")
+        return self.fc(x)
+
+def at_once(): return Picky(-1.0)
+def later(): return Picky(2.5)
 def fails(): raise OSError("the disk is away")
+def late():
+    yield torch.ones(2, 3)
+    raise ValueError("no more")
 def empty(): return []
 def activation(): return nn.ReLU()
 """
@@ -184,6 +198,24 @@ def test_what_the_user_can_put_right_is_one_line(arguments: tuple[str, ...], mes
     line = folder.fails(*(argument.replace("{nets}", folder.nets) for argument in (*arguments, *more)))
     assert message.replace("{nets}", folder.nets) in line
     assert not Path("o.q8").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message", "raised"),
+    [
+        ("at_once", "loader", "the model fails on the first batch", 'raise RuntimeError(f"more'),
+        ("later", "loader", "more than 2.5", 'raise RuntimeError(f"more'),
+        ("rows", "late", "no more", 'raise ValueError("no more")'),
+        ("rows", "fails", "the disk is away", "raise OSError"),
+    ],
+)
+def test_an_error_of_the_users_code_comes_with_its_line(
+    model: str, data: str, message: str, raised: str, folder: Folder
+) -> None:
+    line = folder.fails(model, f"{folder.nets}:{data}")
+    number = 1 + next(place for place, text in enumerate(MODELS.splitlines()) if raised in text)
+    assert message in line
+    assert f" at {folder.path / folder.nets}.py:{number}" in line.replace("(at ", " at ")
 
 
 def test_two_processes_write_what_one_writes(folder: Folder) -> None:
