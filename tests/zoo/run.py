@@ -94,6 +94,13 @@ def kept(path: Path) -> dict[tuple[str, str], Row]:
     return rows
 
 
+def end_line(path: Path) -> None:
+    """End a last line that was cut off, so that the next row begins its own."""
+    if path.exists() and path.read_text(encoding="utf-8")[-1:] not in ("", "\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+
 def preload(libraries: set[str], *, training: bool) -> dict[str, str]:
     """Import the libraries before the processes are forked, which then have them. Returns what is missing and why."""
     torch.set_num_threads(1)  # no pool of threads, which a fork would not take along
@@ -121,6 +128,7 @@ class Job:
 def run(todo: list[tuple[str, str]], options: argparse.Namespace, rows: dict[tuple[str, str], Row]) -> None:
     """Fill `rows`, writing each to the file as it comes."""
     queue, running = todo[::-1], []
+    end_line(options.out)
     with options.out.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="row", smoothing=0.05) as bar:
         while queue or running:
             while queue and len(running) < options.jobs:

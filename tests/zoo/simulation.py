@@ -20,6 +20,9 @@ from torch.overrides import TorchFunctionMode
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 WEIGHTED = (*LAYERS, nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
 
+MASKED = 1e4
+"""Values from here on are masks, inf or NaN, which no range is for."""
+
 
 def is_layer(module: nn.Module) -> bool:
     """A linear layer or convolution, Hugging Face's Conv1D counted."""
@@ -118,11 +121,11 @@ class _RoundResults(TorchFunctionMode):
         computed = isinstance(result, Tensor) and result.dtype == torch.float32 and result.numel() > 1
         if not computed or getattr(func, "__name__", "") in ("__get__", "__set__") or _moves(result, args):
             return result
-        finite = result[result.isfinite()]
-        if not finite.numel():
+        real = result.abs() < MASKED
+        if not real.any():
             return result
-        rounded = round_values(result, float(finite.min()), float(finite.max()))
-        rounded = torch.where(result.isfinite(), rounded, result)
+        seen = result[real]
+        rounded = torch.where(real, round_values(result, float(seen.min()), float(seen.max())), result)
         return result.copy_(rounded) if args and result is args[0] else rounded
 
 

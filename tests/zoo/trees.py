@@ -92,8 +92,10 @@ def _leaf_difference(one: Any, other: Any, lengths: bool) -> str:
 
 
 def sqnr(expected: Tensor, found: Tensor) -> float:
-    """Signal to quantisation noise in dB, of the values that are finite; EXACT at most."""
-    keep = expected.isfinite() & found.isfinite()
+    """Signal to quantisation noise in dB, of the values that float has finite; EXACT at most."""
+    keep = expected.isfinite()
+    if not found[keep].isfinite().all():
+        return -EXACT
     signal, noise = expected[keep], found[keep] - expected[keep]
     if signal.is_complex():
         signal, noise = torch.view_as_real(signal), torch.view_as_real(noise)
