@@ -28,7 +28,7 @@ from quant.nn import (
     QuantModule,
     RNNCell,
 )
-from quant.recipe import NO_RULE, QConfig, Recipe, RecipeError, Rule
+from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.report import own_bytes
 
 SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
@@ -205,12 +205,11 @@ def check_weights(plans: list[ModulePlan], recipe: Recipe) -> None:
         for name, tensor in plan.module.named_parameters():
             _check_tensor(f"{plan.where}: {name}", tensor)
         _, rule = _resolve(plan.module, plan.names, recipe)
-        asked = "the recipe's default" if rule == NO_RULE else f"rule {recipe.rules[rule]}"
+        asked = recipe.said(rule)
         if isinstance(plan.module, TABLES) and plan.qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(f"{plan.where}: tables have 8 or 4 bits, {asked} asks for {plan.qconfig.weight_bits}")
-        for setting in ("weight_observer", "activation_symmetric"):
-            value = getattr(plan.qconfig, setting)
-            if value != getattr(QConfig(), setting):
+        for setting, value in plan.qconfig.changed().items():
+            if setting in STATIC_SETTINGS:
                 raise RecipeError(f"{plan.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}")
 
 

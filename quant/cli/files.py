@@ -157,21 +157,21 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     return (tensor.data_ptr() or id(tensor), tensor.shape)
 
 
-def writable(path: Path, suffix: str | None = ".safetensors") -> Path:
+def writable(path: Path, suffix: str | None = ".safetensors", option: str = "--out") -> Path:
     """The path, if a file can be written there: known before the work rather than after.
 
     Raises:
         UserError: it cannot, or it has another suffix; None takes any.
     """
     if suffix is not None and path.suffix != suffix:
-        raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected {suffix}")
+        raise UserError(f"{option}: {path.name} ends in {path.suffix!r}, expected {suffix}")
     if path.is_dir():
-        raise UserError(f"--out: {path} is a folder")
+        raise UserError(f"{option}: {path} is a folder")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             return path
     except OSError as error:
-        raise UserError(f"--out: cannot write in {path.parent}: {error.strerror or error}") from error
+        raise UserError(f"{option}: cannot write in {path.parent}: {error.strerror or error}") from error
 
 
 def save(model: nn.Module, path: Path) -> None:

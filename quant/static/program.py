@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
-from quant.static import ops
+from quant.static import nonfinite, ops
 from quant.static.arguments import copied
 from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
@@ -266,8 +266,10 @@ class ProgramRunner(nn.Module):
                 self._steps(program.instructions, program.drops, given)
                 raise
         if type(program.output) is Ref:
-            return registers[program.output.index]
-        return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+            output = registers[program.output.index]
+        else:
+            output = map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+        return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
 
     def _steps(
         self,
@@ -309,6 +311,11 @@ class ProgramRunner(nn.Module):
                 return move(node, args, kwargs, self.root, registers)
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
+        if instruction.op == "quantize":
+            nonfinite.note(args[0], registers)
+        elif instruction.op == "recurrent":
+            (x, *states), named, _ = args
+            nonfinite.note_recurrent(self.root.get_submodule(instruction.target), x, (states, named), registers)
         try:
             found = self._integers(instruction, args, registers, table)
         except (TypeError, ValueError) as error:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.static import nonfinite
 from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
@@ -61,7 +62,8 @@ class Region:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
         They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
-        than what is checked, or a mask is of booleans and was not when captured, or the other way round.
+        than what is checked, a mask is of booleans and was not when captured, or the other way round, or where a value
+        that is quantised is NaN or inf.
         """
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
@@ -74,10 +76,21 @@ class Region:
         program, constants = self._current(members)
         # Of a mask of booleans the bytes are read.
         inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
-        made = torch.ops.octet.run_plan(inputs, constants, program, backend)
+        if nonfinite.in_a_graph():
+            nonfinite.note_inputs(inputs, self._quantized(), registers)
+            made = torch.ops.octet.run_plan(inputs, constants, program, backend)
+        else:
+            made = torch.ops.octet.run_plan_of_finite(inputs, constants, program, backend)
+            if not made and self.outputs:
+                return False
         for index, value in zip(self.outputs, made, strict=True):
             registers[index] = value
         return True
+
+    def _quantized(self) -> set[int]:
+        """The places of the inputs that are made integers as they come."""
+        read = {one.args[0].index for one in self.instructions if one.op == "quantize"}
+        return {place for place, index in enumerate(self.inputs) if index in read}
 
     def _found(self, home: Home) -> _Members:
         members = self._members
