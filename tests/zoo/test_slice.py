@@ -15,10 +15,10 @@ from .measure import measure
 OWN = (
     "own_conformer",
     "own_crnn_ctc",
-    "own_diffusion_unet",
     "own_early_exit",
     "own_flow_gridsample",
     "own_kan_custom",
+    "own_moe",
     "own_nn_transformer",
     "own_pyg_gcn",
     "own_rl_atari",
@@ -26,7 +26,7 @@ OWN = (
     "own_tabnet_like",
     "own_unet_odd",
 )
-TRANSFORMERS = ("hf_dinov2", "hf_patchtst", "hf_wav2vec2")
+TRANSFORMERS = ("hf_bert", "hf_dinov2", "hf_wav2vec2")
 
 
 @pytest.mark.parametrize("mode", ["static", "qat"])
