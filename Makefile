@@ -25,7 +25,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-random test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-random test-zoo test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -53,6 +53,10 @@ test: build ## All tests, on every backend of this machine
 test-random: build ## 500 random networks of each of two kinds through static quantisation, saving and loading (minutes)
 	@$(say) "drawing random networks"
 	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -n 0 -s -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
+
+test-zoo: build $(STAMPS)/zoo ## 160 architectures with random weights, static and trained for int8: tests/zoo/run.py --help (an hour)
+	@$(say) "quantising the zoo (installs some hundred megabytes of model libraries the first time)"
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/zoo/run.py $(ARGS)
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"
@@ -150,6 +154,12 @@ $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 $(STAMPS)/bench: pyproject.toml | $(STAMPS)/install
 	@$(say) "installing what the benchmarks compare with"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[bench]' \
+	    --config-settings editable_mode=strict
+	@touch $@
+
+$(STAMPS)/zoo: pyproject.toml | $(STAMPS)/install
+	@$(say) "installing the libraries of the zoo's architectures"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[zoo]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 

@@ -1,0 +1,310 @@
+"""One architecture measured: quantised, run on inputs that calibration has not seen, and held against float.
+
+    static    quantize_static, against float and against an independent simulation (simulation.py)
+    dynamic   quantize_dynamic, likewise
+    qat       prepare_qat, a few steps of training, convert; against the trained model in eval mode
+
+A row says "ok", "wrong: ..." where the structure or the numbers differ by more than they may, or "fails: ...".
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import quant
+
+from .entry import Batch, Entry
+from .simulation import WEIGHTED, everything_rounded, is_layer, layers_rounded
+from .trees import EXACT, Likeness, difference, likeness, matched_boxes, tensors_of
+
+MODES = ("static", "qat", "dynamic")
+
+SLACK = 1.5
+"""dB that an int8 model may lie below the simulation."""
+
+CLEAR = 45.0
+"""dB above which differences do not count: about what a single rounding to 8 bits leaves, as of an embedding's rows or
+of an output, which the simulation leaves float."""
+
+OVERLAP_SLACK = 0.15
+"""By which the boxes of a detector may be found again less well than the simulation's."""
+
+MOST = 6.0
+"""dB below the simulation that rounding of every value can be the reason for, however low that goes."""
+
+CHAOS = 6.0
+"""dB under which the simulation itself says nothing: rounding decides the outputs of a random network."""
+
+TRAINING_STEPS = 8
+CALIBRATION_BATCHES = 4
+SPEED_ROUNDS = 9
+
+Row = dict[str, Any]
+
+
+def measure(entry: Entry, mode: str, *, speed: bool = False) -> Row:
+    """The row of `entry` in one of MODES. What it raises is caught, and is the row's verdict."""
+    row: Row = {"name": entry.name, "mode": mode}
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _MEASURES[mode](entry, row, speed)
+        row["warnings"] = sorted({_head(str(w.message)) for w in caught if "quant" in w.filename})
+    except Exception as error:
+        row["verdict"] = f"fails: {type(error).__name__}: {_head(str(error))}"
+        row["traceback"] = traceback.format_exc()
+    row["seconds"] = round(time.perf_counter() - start, 1)
+    return row
+
+
+def _head(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:300]
+
+
+class Broken(Exception):
+    """The float model does not run: a fault of the catalogue, not of the library."""
+
+
+def _build(entry: Entry) -> nn.Module:
+    try:
+        return entry.build()
+    except Exception as error:
+        raise Broken(f"the float model: {type(error).__name__}: {error}") from error
+
+
+def _fresh(entry: Entry) -> list[Batch]:
+    """Inputs of other values than calibration had, of its batch size and of another."""
+    return [entry.draw(100, entry.size), entry.draw(101, entry.other_size)]
+
+
+def _run(entry: Entry, model: nn.Module, batches: list[Batch]) -> list[Any]:
+    with torch.inference_mode():
+        return [entry.run(model, batch) for batch in batches]
+
+
+def _static(entry: Entry, row: Row, speed: bool) -> None:
+    model = _build(entry)
+    calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
+    fresh = _fresh(entry)
+    expected = _run(entry, model, fresh)
+    q = quant.quantize_static(
+        model, [copy.deepcopy(batch) for batch in calibration], forward=entry.call, progress=False
+    )
+    note_report(row, model, q)
+    found = _run(entry, q, fresh)
+    with layers_rounded(model, lambda: _run(entry, model, calibration)):
+        simulated = _run(entry, model, fresh)
+    _judge(entry, row, expected, found, simulated, model)
+    if speed:
+        row["speed"] = speed_ratio(entry, model, q)
+
+
+def _dynamic(entry: Entry, row: Row, speed: bool) -> None:
+    model = _build(entry)
+    calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
+    fresh = _fresh(entry)
+    expected = _run(entry, model, fresh)
+    q = quant.quantize_dynamic(model)
+    note_report(row, model, q)
+    found = _run(entry, q, fresh)
+    with layers_rounded(model, lambda: _run(entry, model, calibration)):
+        simulated = _run(entry, model, fresh)
+    _judge(entry, row, expected, found, simulated, model)
+    if speed:
+        row["speed"] = speed_ratio(entry, model, q)
+
+
+def _qat(entry: Entry, row: Row, speed: bool) -> None:
+    model = _build(entry)
+    example = entry.draw(0, entry.size)
+    prepared = quant.prepare_qat(model, copy.deepcopy(entry.example(example) if entry.example else example))
+    row["losses"] = train(entry, prepared)
+    prepared.eval()
+    fresh = _fresh(entry)
+    expected = _run(entry, prepared, fresh)
+    q = quant.convert(prepared)
+    note_report(row, model, q)
+    found = _run(entry, q, fresh)
+    _judge_training(entry, row, expected, found, prepared, q, fresh)
+    if speed:
+        row["speed"] = speed_ratio(entry, model, q)
+
+
+_MEASURES = {"static": _static, "dynamic": _dynamic, "qat": _qat}
+
+
+def train(entry: Entry, prepared: nn.Module) -> list[float]:
+    """Some steps that make the outputs smaller, through all phases of the schedule."""
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-4)
+    schedule = quant.QATSchedule(prepared, steps=TRAINING_STEPS, optimizer=optimizer)
+    prepared.train()
+    losses = []
+    for step in range(TRAINING_STEPS):
+        batch = copy.deepcopy(entry.draw(200 + step, entry.size, training=True))
+        optimizer.zero_grad()
+        outputs = prepared(*batch) if entry.training_batch else entry.call(prepared, batch)
+        loss = loss_of(outputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_(prepared.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(round(float(loss.detach()), 4))
+    return losses
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The mean square of every output that a gradient comes from."""
+    parts = [
+        (t.abs() if t.is_complex() else t).float().square().mean()
+        for t in tensors_of(outputs).values()
+        if t.requires_grad and t.numel()
+    ]
+    if not parts:
+        raise RuntimeError("no output of the prepared model has a gradient")
+    return torch.stack(parts).sum()
+
+
+def note_report(row: Row, model: nn.Module, q: nn.Module) -> None:
+    """Which weighted modules became integers, which did not and why, and which modules run as they are."""
+    entries = {entry.name: entry for entry in quant.summary(q)}
+    attention = [name + "." for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    weighted = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, WEIGHTED) or is_layer(module)) and not name.startswith(tuple(attention))
+    ]
+    integer = [name for name in weighted if name in entries and entries[name].outcome != "float"]
+    row["weighted"], row["int8"] = len(weighted), len(integer)
+    row["float_layers"] = {
+        name: entries[name].detail[:200] if name in entries else "not in the report"
+        for name in weighted
+        if name not in integer
+    }
+    left = [entry for entry in entries.values() if entry.outcome == "float" and entry.name not in weighted]
+    row["islands"] = {entry.name or "(root)": entry.detail[:200] for entry in left if "island" in entry.detail}
+    row["float_steps"] = sum("island" not in entry.detail for entry in left)
+
+
+def _judge(entry: Entry, row: Row, expected: Any, found: Any, simulated: Any, model: nn.Module) -> None:
+    problem = difference(expected, found, lengths=not entry.detects)
+    if problem:
+        row["verdict"] = f"wrong: {problem}"
+        return
+    if entry.detects:
+        _judge_boxes(row, expected, found, simulated)
+        return
+    int8, simulation = likeness(expected, found), likeness(expected, simulated)
+    row["db"], row["sim_db"] = round(int8.first, 1), round(simulation.first, 1)
+    path, gap = shortfall(int8, simulation)
+    row["gap"] = round(gap, 1)
+    if gap <= SLACK:
+        row["verdict"] = "ok"
+        return
+    with everything_rounded(model):
+        bound = likeness(expected, _run(entry, model, _fresh(entry)))
+    limit = bound.decibels.get(path, bound.equal.get(path, EXACT))
+    row["all_db"] = round(limit, 1)
+    place = f"{gap:.1f} dB below the simulation at output{path}"
+    reached = int8.decibels.get(path, int8.equal.get(path, 0.0))
+    if simulation.decibels.get(path, EXACT) < CHAOS:
+        row["verdict"], row["reason"] = "ok", f"{place}; the simulation itself has under {CHAOS:.0f} dB"
+    elif (differing := choices(int8, simulation, path)) is not None:
+        row["verdict"], row["reason"] = (
+            "ok",
+            f"{place}; {differing} of its integers fell otherwise, which decide the rest",
+        )
+    elif limit >= CHAOS and reached >= limit - SLACK and gap <= MOST:
+        row["verdict"], row["reason"] = "ok", f"{place}; with every value in 8 bits the simulation has {limit:.1f} dB"
+    else:
+        row["verdict"] = f"wrong: {place}"
+
+
+def shortfall(int8: Likeness, simulation: Likeness) -> tuple[str, float]:
+    """By how many dB the output that lies deepest below the simulation does so, and its path. Equal integers count
+    as well: one in a hundred that differs where the simulation's agree counts as one dB."""
+    gaps = {path: min(CLEAR, simulation.decibels[path]) - min(CLEAR, db) for path, db in int8.decibels.items()}
+    gaps |= {path: 100 * (simulation.equal[path] - equal) for path, equal in int8.equal.items()}
+    path = max(gaps, key=lambda key: gaps[key], default="")
+    return path, gaps.get(path, 0.0)
+
+
+def choices(int8: Likeness, simulation: Likeness, path: str) -> str | None:
+    """The share of integers (codes, indices) that differ in the batch of `path`, where the model puts some out, few of
+    them differ, and the simulation's stay no more equal in all batches: what follows from them says nothing."""
+    shares = [share for key, share in int8.equal.items() if key.partition("]")[0] == path.partition("]")[0]]
+    if not shares or min(shares) == 1 or min(shares) < 0.9 or min(simulation.equal.values()) == 1:
+        return None
+    return f"{1 - min(shares):.1%}"
+
+
+def _judge_boxes(row: Row, expected: Any, found: Any, simulated: Any) -> None:
+    pairs = [(matched_boxes(e, f), matched_boxes(e, s)) for e, f, s in zip(expected, found, simulated, strict=True)]
+    row["overlap"], row["sim_overlap"] = (round(statistics.mean(values), 3) for values in zip(*pairs, strict=True))
+    short = row["sim_overlap"] - row["overlap"]
+    row["verdict"] = (
+        "ok" if short <= OVERLAP_SLACK else f"wrong: boxes overlap by {short:.2f} less than the simulation's"
+    )
+
+
+def _judge_training(
+    entry: Entry, row: Row, expected: Any, found: Any, prepared: nn.Module, q: nn.Module, fresh: list[Batch]
+) -> None:
+    problem = difference(expected, found, lengths=not entry.detects)
+    if problem:
+        row["verdict"] = f"wrong: {problem}"
+        return
+    like = likeness(expected, found)
+    if entry.detects:
+        row["overlap"] = round(statistics.mean(matched_boxes(e, f) for e, f in zip(expected, found, strict=True)), 3)
+    else:
+        row["db"] = round(like.first, 1)
+    try:
+        batches = [copy.deepcopy(entry.example(batch) if entry.example else batch) for batch in fresh]
+        parity = quant.parity(prepared, q, batches)
+    except Exception as error:
+        row["verdict"] = f"fails: parity: {type(error).__name__}: {_head(str(error))}"
+        row["traceback"] = traceback.format_exc()
+        return
+    row["unequal"] = round(parity.unequal, 6)
+    bad = [step for step in parity if not step.holds]
+    row["verdict"] = "ok"
+    if bad:
+        row["verdict"] = f"wrong: parity at {bad[0].name}: {bad[0].difference()} ({len(bad)} of {len(parity)} steps)"
+
+
+def speed_ratio(entry: Entry, model: nn.Module, q: nn.Module) -> float:
+    """Float time over int8 time of one sample: the median over rounds that time both."""
+    batch = entry.draw(300, 1)
+    ratios = []
+    with torch.inference_mode(), _one_thread():
+        for round_number in range(SPEED_ROUNDS + 2):
+            times = []
+            for one in (model, q):
+                inputs = copy.deepcopy(batch)
+                start = time.perf_counter()
+                entry.call(one, inputs)
+                times.append(time.perf_counter() - start)
+            if round_number >= 2:
+                ratios.append(times[0] / times[1])
+    return round(statistics.median(ratios), 2)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,244 @@
+"""The zoo: architectures of everyone's libraries and of our own, random weights, through int8. `make test-zoo`.
+
+    python tests/zoo/run.py                          # static and training, everything
+    python tests/zoo/run.py --only 'hf_|own_moe' --mode static --jobs 2
+    python tests/zoo/run.py --out zoo.jsonl          # stopped and started again, it goes on where it was
+
+Each model runs in a process of its own, so that a crash or a hang is a row. Rows are kept as lines of JSON as they
+come; at the end a table in Markdown lies beside them, and the sums are printed. measure.py says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is trained, so nothing is to be fetched
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `zoo` is a package
+
+import torch
+from tqdm import tqdm
+from zoo.catalogue import CATALOGUE, library
+from zoo.measure import MODES, Row, measure
+from zoo.torchvision_ops import import_library
+
+TIME_LIMIT = 300
+"""Seconds for one row."""
+
+
+def main() -> int:
+    options = _options()
+    names = [name for name in CATALOGUE if re.search(options.only, name)]
+    if not names:
+        print(f"no architecture's name matches {options.only!r}", file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(names))
+        return 0
+    wanted = [(name, mode) for mode in options.mode for name in names]
+    rows = {} if options.again else kept(options.out)
+    todo = [key for key in wanted if key not in rows]
+    missing = preload({library(CATALOGUE[name]) for name, _ in todo}, training=any(mode == "qat" for _, mode in todo))
+    for reason in missing.values():
+        print(f"left out: {reason}", file=sys.stderr)
+    todo = [(name, mode) for name, mode in todo if library(CATALOGUE[name]) not in missing]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.again:
+        options.out.unlink(missing_ok=True)
+    run(todo, options, rows)
+    shown = [rows[key] for key in wanted if key in rows]
+    table = options.out.with_suffix(".md")
+    table.write_text(markdown(shown), encoding="utf-8")
+    print(sums(shown))
+    print(f"rows: {options.out}, table: {table}")
+    return int(any(row["verdict"] != "ok" for row in shown))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="REGEX", help="architectures whose name it is found in")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=["static", "qat"], help="default: static qat")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each on one thread")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/zoo/results.jsonl"), help="rows that are there are kept"
+    )
+    parser.add_argument("--again", action="store_true", help="begin anew, without the rows that are there")
+    parser.add_argument("--speed", action="store_true", help="also time int8 against float, interleaved; use --jobs 1")
+    parser.add_argument("--time-limit", type=int, default=TIME_LIMIT, metavar="SECONDS", help="for one row")
+    parser.add_argument("--list", action="store_true", help="print the names and end")
+    return parser.parse_args()
+
+
+def kept(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows of an earlier run; a last line that was cut off does not count."""
+    rows = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            rows[row["name"], row["mode"]] = row
+    return rows
+
+
+def end_line(path: Path) -> None:
+    """End a last line that was cut off, so that the next row begins its own."""
+    if path.exists() and path.read_text(encoding="utf-8")[-1:] not in ("", "\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+
+def preload(libraries: set[str], *, training: bool) -> dict[str, str]:
+    """Import the libraries before the processes are forked, which then have them. Returns what is missing and why."""
+    torch.set_num_threads(1)  # no pool of threads, which a fork would not take along
+    if training:
+        importlib.import_module("torch._dynamo")  # every optimiser imports it, for seconds
+    missing = {}
+    for name in sorted(libraries - {"torch"}):
+        try:
+            import_library(name)
+        except ImportError as error:
+            missing[name] = f"{name}: {error}; install it with: pip install 'octet-quant[zoo]'"
+    return missing
+
+
+@dataclass
+class Job:
+    """One row in the making."""
+
+    key: tuple[str, str]
+    process: Any
+    answer: Connection
+    deadline: float
+
+
+def run(todo: list[tuple[str, str]], options: argparse.Namespace, rows: dict[tuple[str, str], Row]) -> None:
+    """Fill `rows`, writing each to the file as it comes."""
+    queue, running = todo[::-1], []
+    end_line(options.out)
+    with options.out.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="row", smoothing=0.05) as bar:
+        while queue or running:
+            while queue and len(running) < options.jobs:
+                running.append(_start(queue.pop(), options))
+            bar.set_postfix_str(", ".join(f"{job.key[0]} {job.key[1]}" for job in running))
+            multiprocessing.connection.wait([job.answer for job in running], timeout=1.0)
+            for job in list(running):
+                row = _finished(job, options.time_limit)
+                if row is None:
+                    continue
+                running.remove(job)
+                rows[job.key] = row
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                bar.update()
+                if row["verdict"] != "ok":
+                    bar.write(f"{row['name']} {row['mode']}: {row['verdict'][:160]}")
+
+
+def _start(key: tuple[str, str], options: argparse.Namespace) -> Job:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(key, options.speed, there), daemon=True)
+    process.start()
+    there.close()
+    return Job(key, process, here, time.monotonic() + options.time_limit)
+
+
+def _child(key: tuple[str, str], speed: bool, answer: Connection) -> None:
+    """Measure one row; what the model prints does not belong between the progress bars."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    answer.send(measure(CATALOGUE[key[0]], key[1], speed=speed))
+
+
+def _finished(job: Job, limit: int) -> Row | None:
+    """The row of a job that has ended, one way or the other; None while it runs."""
+    row: Row = {"name": job.key[0], "mode": job.key[1]}
+    if job.answer.poll():
+        try:
+            row = job.answer.recv()
+        except EOFError:
+            job.process.join()
+            row["verdict"] = f"fails: {_ending(job.process.exitcode)}"
+    elif time.monotonic() < job.deadline:
+        return None
+    else:
+        row["verdict"] = f"fails: no end after {limit} s"
+    job.process.kill()
+    job.process.join()
+    job.answer.close()
+    return row
+
+
+def _ending(code: int) -> str:
+    return f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+
+
+def markdown(rows: list[Row]) -> str:
+    """The rows as tables, one per mode."""
+    parts = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        of_mode = [row for row in rows if row["mode"] == mode]
+        parts += [f"# {mode.capitalize() if mode != 'qat' else 'Training (QAT)'}", "", LEGENDS[mode], ""]
+        parts += ["| model | int8 | dB | sim dB | speed | islands | outcome |", "|---|---|---|---|---|---|---|"]
+        parts += [_line(row) for row in sorted(of_mode, key=lambda row: row["name"])]
+        parts += ["", sums(of_mode), ""]
+    return "\n".join(parts)
+
+
+LEGENDS = {
+    "static": "int8: weighted modules in int8 of all. dB: SQNR of the first output against float, on inputs that "
+    "calibration has not seen, of two batch sizes; of a detector the mean overlap of its boxes with float's. sim: "
+    "the same of a float model whose linear layers and convolutions have int8 weights per channel and uint8 inputs per "
+    "tensor. output[0] and output[1] are those of the two batches.",
+    "dynamic": "As static; sim has static ranges.",
+    "qat": "dB: SQNR of the integers against the trained model in eval mode.",
+}
+
+
+def _line(row: Row) -> str:
+    layers = f"{row['int8']}/{row['weighted']}" if "weighted" in row else ""
+    numbers = [row.get(key, row.get(other, "")) for key, other in (("db", "overlap"), ("sim_db", "sim_overlap"))]
+    islands = ", ".join(row.get("islands", {}))
+    outcome = row["verdict"] + (f" ({row['reason']})" if "reason" in row else "")
+    cells = (row["name"], layers, *numbers, row.get("speed", ""), _short(islands), _short(outcome))
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+def _short(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def sums(rows: list[Row]) -> str:
+    """What came out, in a few lines."""
+    lines = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        of_mode = [row for row in rows if row["mode"] == mode]
+        kinds = Counter(row["verdict"].partition(":")[0] for row in of_mode)
+        layers, integer = (sum(row.get(key, 0) for row in of_mode) for key in ("weighted", "int8"))
+        line = f"{mode}: {len(of_mode)} architectures, {kinds['ok']} ok, {kinds['wrong']} wrong, {kinds['fails']} fail"
+        if layers:
+            line += f"; {100 * integer / layers:.1f} % of {layers} weighted layers in int8"
+        speeds = sorted(row["speed"] for row in of_mode if "speed" in row)
+        if speeds:
+            line += f"; median speed {speeds[len(speeds) // 2]}, {sum(speed < 1 for speed in speeds)} slower than float"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

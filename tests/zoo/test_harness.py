@@ -1,0 +1,176 @@
+"""The zoo's own parts: outputs of any type compared, 8 bits simulated, a child that dies kept as a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from . import measure as measuring
+from .entry import Entry, calibrate_norms, wake
+from .simulation import everything_rounded, layers_rounded, round_values, round_weight
+from .torchvision_ops import nms
+from .trees import EXACT, difference, likeness, matched_boxes, sqnr, tensors_of
+
+RUN = Path(__file__).with_name("run.py")
+
+
+@dataclass
+class Held:
+    """An output type of a user's own."""
+
+    first: Tensor
+    rest: dict[str, Any]
+
+
+def held(value: float = 1.0, length: int = 2) -> Held:
+    return Held(torch.full((length,), value), {"cache": [(torch.ones(2), None)], "count": 3})
+
+
+def test_equal_trees_have_no_difference() -> None:
+    assert difference(held(), held()) == ""
+    assert set(tensors_of(held())) == {".first", ".rest['cache'][0][0]"}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (held(length=3), "output.first: shape (3,) where float has (2,)"),
+        (Held(torch.ones(2).long(), held().rest), "torch.int64"),
+        (Held(torch.ones(2), {**held().rest, "count": 4}), "4 where float has 3"),
+        (Held(torch.ones(2), {"cache": [], "count": 3}), "list of 0"),
+        (Held(torch.tensor([1.0, float("nan")]), held().rest), "1 values are NaN"),
+        ({"first": torch.ones(2)}, "dict of 1"),
+    ],
+    ids=["shape", "dtype", "constant", "list", "nan", "class"],
+)
+def test_a_difference_is_named(other: Any, said: str) -> None:
+    assert said in difference(held(), other)
+
+
+def test_sqnr() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert sqnr(x, x) == EXACT
+    assert sqnr(x, x + torch.tensor([0.5, 0.0])) == pytest.approx(20.0)
+    assert likeness([x, torch.tensor([1, 2])], [x, torch.tensor([1, 3])]).equal == {"[1]": 0.5}
+
+
+def test_boxes_are_found_in_any_order() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [4.0, 4.0, 8.0, 8.0]])
+    assert matched_boxes([{"boxes": boxes}], [{"boxes": boxes.flip(0)}]) == 1
+    assert matched_boxes([{"boxes": boxes}], [{"boxes": boxes[:1]}]) == 0.5
+
+
+def test_rounding_keeps_zero_and_errs_by_half_a_step() -> None:
+    x = torch.linspace(-1, 3, 101)
+    assert (round_values(x, -1.0, 3.0) - x).abs().max() <= 0.5 * 4 / 255 + 1e-6
+    assert round_values(torch.zeros(1), -1.0, 3.0) == 0
+    weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    assert ((round_weight(weight, 0) - weight).abs() <= weight.abs().amax(1, keepdim=True) / 254 + 1e-7).all()
+
+
+def test_simulation_rounds_and_restores() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(64, 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        exact = model(x)
+        with layers_rounded(model, lambda: None):
+            weights_alone = sqnr(exact, model(x))
+        with layers_rounded(model, lambda: model(x)):
+            layers = sqnr(exact, model(x))
+        with everything_rounded(model):
+            everything = sqnr(exact, model(x))
+        assert torch.equal(model(x), exact)
+    assert 25 < everything < layers < weights_alone < 60
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_wake_and_norms() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.LayerNorm(64)).eval()
+    nn.init.normal_(model[0].weight, std=1e-3)
+    nn.init.zeros_(model[2].weight)
+    wake(model)
+    assert model[0].weight.std() > 0.1
+    assert model[2].weight.min() > 0.1
+    batch = 5 + torch.randn(256, 64)
+    calibrate_norms(model, [batch], lambda m, b: m(b))
+    assert not model[1].training
+    assert model[1](model[0](batch)).mean(0).abs().max() < 0.11  # its bias, which was zero, and no more
+
+
+def test_nms_keeps_the_best_of_what_overlaps() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 1.9], [5.0, 5.0, 6.0, 6.0]])
+    assert nms(boxes, torch.tensor([0.1, 0.9, 0.5]), 0.5).tolist() == [1, 2]
+
+
+def test_a_wrong_model_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An int8 model whose outputs are another input's."""
+
+    class Stale(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.model(torch.ones_like(x))
+            return out
+
+    entry = Entry(
+        "own_test", lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), lambda n: torch.randn(n, 8)
+    )
+    assert measuring.measure(entry, "static")["verdict"] == "ok"
+    quantise = measuring.quant.quantize_static
+
+    def stale(*args: Any, **options: Any) -> nn.Module:
+        q = quantise(*args, **options)
+        wrapped = Stale(q)
+        wrapped._quant_report = q._quant_report
+        return wrapped
+
+    monkeypatch.setattr(measuring.quant, "quantize_static", stale)
+    assert "below the simulation" in measuring.measure(entry, "static")["verdict"]
+
+
+ENDINGS = {
+    "crash": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process ended by SIGSEGV"),
+    "exit": ("import os; os._exit(3)", "the process ended with 3"),
+    "stuck": ("import time; time.sleep(60)", "no end after 3 s"),
+    "hang": ("import time; time.sleep(60)", "no end after 9 s"),
+    "error": ("raise KeyError('x')", "fails: Broken: the float model: KeyError"),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the zoo forks a process for each model, which this system cannot")
+def test_every_ending_is_a_row_and_kept(tmp_path: Path) -> None:
+    """And what an earlier run has kept is not done again."""
+    script = tmp_path / "run_two.py"
+    parts = "\n".join(f"def make_{name}():\n    {code}" for name, (code, _) in ENDINGS.items())
+    script.write_text(
+        f"import runpy, sys\nsys.path.append({str(RUN.parents[1])!r})\nimport torch\n{parts}\n"
+        "from zoo import catalogue\nfrom zoo.entry import Entry\ncatalogue.CATALOGUE.clear()\n"
+        f"for name in {list(ENDINGS)}:\n"
+        "    catalogue.CATALOGUE['own_' + name] = Entry('own_' + name, globals()['make_' + name], lambda n: None)\n"
+        f"runpy.run_path({str(RUN)!r}, run_name='__main__')\n"
+    )
+    out = tmp_path / "rows.jsonl"
+    earlier = {"name": "own_hang", "mode": "static", "verdict": "fails: no end after 9 s"}
+    out.write_text(json.dumps(earlier) + '\n{"name": "own_cr')  # and a line that was cut off
+    command = [sys.executable, str(script), "--mode", "static", "--time-limit", "3", "--jobs", "4", "--out", str(out)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1, ran.stderr
+    table = out.with_suffix(".md").read_text()
+    for name, (_, said) in ENDINGS.items():
+        assert f"own_{name} " in table
+        assert said in table, ran.stderr
+    assert "no end after 9 s" in table
+    assert "5 fail" in ran.stdout
