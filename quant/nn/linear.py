@@ -110,7 +110,7 @@ class Conv1D(Linear):
         """The int8 stand-in of a float Conv1D."""
         kept: Tensor = module.weight  # type: ignore[assignment]
         bias: Tensor | None = module.bias  # type: ignore[assignment]
-        return cls(QuantizedWeight.of(kept.t(), qconfig), bias, per_row=qconfig.per_row)
+        return cls(QuantizedWeight.of(kept.t(), qconfig), bias, per_row=qconfig.ranges_per_row)
 
     @property
     def weight(self) -> Tensor:
