@@ -121,11 +121,10 @@ def _drop(hooks: dict[int, Any], which: Callable[[Any], bool]) -> None:
 
 
 def _set(module: nn.Module, name: str, value: nn.Parameter) -> None:
-    """Give a module a parameter; by setattr, in which recurrent layers note it among their flat weights."""
+    """Give a module a parameter; recurrent layers keep a list of theirs as well."""
     setattr(module, name, value)
     if isinstance(module, nn.RNNBase):
-        flat: list[str] = module._flat_weights_names
-        module._flat_weights = [getattr(module, one, None) for one in flat]
+        module._init_flat_weights()  # type: ignore[no-untyped-call]
 
 
 def _parametrize(module: nn.Module, hook: Any) -> None:

@@ -25,7 +25,7 @@ from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners, runners
-from quant.static.signature import signature
+from quant.static.signature import same_call, signature
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
@@ -256,7 +256,7 @@ def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description
         where = ".".join((type(model).__name__, *([unit] if unit else [])))
         pairs = zip_longest(description["calls"][unit], signature(runner.graph, runner.root), fillvalue="nothing more")
         for index, (expected, got) in enumerate(pairs):
-            if expected != got:
+            if not same_call(expected, got):
                 raise CannotRebuild(f"{where}: call {index} is {got}, expected {expected}; {hint}")
         have, slots = set(runner.plan.slots), set(description["ranges"][unit])
         if have != slots:

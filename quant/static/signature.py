@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -17,6 +18,15 @@ IGNORED = {"inplace", "p"}
 def signature(graph: Graph, root: nn.Module) -> list[str]:
     """A line per call: what is called, with which settings and on which values. No shapes, which inputs decide."""
     return [f"{_target(node, root)}({_arguments(node)})" for node in graph.nodes]
+
+
+def same_call(line: str, other: str) -> bool:
+    """Whether two lines are one call: `2 * x` is recorded as `x * 2`; older descriptions have it as it was written."""
+    return _number_last(line) == _number_last(other)
+
+
+def _number_last(line: str) -> str:
+    return re.sub(r"^(add|mul)\(([^%(),]+), (%\d+)\)$", r"\1(\3, \2)", line)
 
 
 def _target(node: Node, root: nn.Module) -> str:
