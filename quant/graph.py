@@ -159,6 +159,7 @@ class Graph:
         path: dotted name of the captured module in the user's model, '' for the model itself.
         arguments: bound to forward's signature; Ref where a tensor goes in, else the value seen at capture.
         output: nested, with Ref; a `Result` where objects are to be built or something is to be written.
+        typed: whether the forward asked for dtypes, so that its inputs must have those of the captured ones.
     """
 
     path: str
@@ -166,6 +167,7 @@ class Graph:
     arguments: dict[str, Any]
     output: Any
     regions: list[Region]
+    typed: bool = False
 
     def users(self) -> dict[int, list[int]]:
         """For each value the nodes that read it, in order; the output reads as node len(nodes)."""

@@ -45,6 +45,7 @@ from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
+ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}
 CONSTANT, STORED, GIVEN = range(3)
 """What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
 
@@ -120,6 +121,7 @@ class Recorder(TorchFunctionMode):
         self._running: list[str] = []
         self._thread = threading.get_ident()
         self._recording = False
+        self._typed = False
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -148,7 +150,7 @@ class Recorder(TorchFunctionMode):
 
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
-        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions))
+        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, self._typed))
 
     def _end(self, before: dict[int, Any], attributes: dict[str, dict[str, Any]]) -> None:
         value = self._output_places(self.result)
@@ -342,6 +344,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kind, target, args, kwargs = canonical(func, args, kwargs)
         name = called_name(target, args)
+        self._typed = self._typed or (name in ASKS_DTYPE and self._follows_from(self.places(args)) == GIVEN)
         if name in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         if self.training and inside_autograd_function(sys._getframe(2), Recorder.run.__code__):

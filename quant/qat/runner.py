@@ -247,7 +247,7 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
     """
-    values = bound_values(runner.graph, runner.root, args, kwargs)
+    values = bound_values(runner.graph, runner.root, args, kwargs, runner.plan.slot_of)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
             if value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.sum())):

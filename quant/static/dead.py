@@ -31,7 +31,7 @@ def remove_dead(graph: Graph) -> Graph:
     for node in order:
         node.index = moved[node.index]
     arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
-    return Graph(graph.path, order, arguments, output, graph.regions)
+    return Graph(graph.path, order, arguments, output, graph.regions, graph.typed)
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:

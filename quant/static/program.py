@@ -242,7 +242,7 @@ class ProgramRunner(nn.Module):
         Raises:
             CaptureMismatch: it does not stand for such a call.
         """
-        values = bound_values(self.graph, self.root, args, kwargs)
+        values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
         output = self.execute(self.program, {2 * value: given for value, given in values.items()})
         return finished(output, self.root, args, kwargs)
 

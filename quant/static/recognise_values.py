@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from quant.graph import Attr, Node, Ref, TensorMeta
 from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments, own_shape
 from quant.static.meaning import Call, Handler, Meaning, StaysFloat, function_name, what
+
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+"""Functions of torch that are told whether to drop; those of `nn` ask their module."""
 
 SPLITTING = {"chunk", "split", "unbind", "tensor_split", "split_with_sizes"}
 
@@ -152,6 +156,8 @@ def cat(call: Call) -> Meaning:
 
 def moved(call: Call) -> Meaning:
     """What moves values or leaves some out, and changes none."""
+    if call.node.target in DROPOUTS and call.get(2, "training", True) is True:
+        raise StaysFloat("it drops values in eval mode too")
     found = call.get(0, "input")
     if not isinstance(found, Ref):
         raise StaysFloat("its input is no activation")

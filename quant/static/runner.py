@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import (
+    Attr,
     CaptureMismatch,
     Graph,
     Node,
@@ -84,7 +85,7 @@ class GraphRunner(Ranges):
         Raises:
             CaptureMismatch: it does not stand for such a call.
         """
-        values = bound_values(self.graph, self.root, args, kwargs)
+        values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
         if is_replaying():
             output = self._replay(values)
         elif not self.simulate:
@@ -247,8 +248,17 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
             runner.simulate = False
 
 
-def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+def bound_values(
+    graph: Graph,
+    root: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    quantized: Container[int] = (),
+) -> dict[int, Any]:
     """The tensors of a call, by the nodes that stand for them.
+
+    Args:
+        quantized: values that become integers, which only float32 does.
 
     Raises:
         CaptureMismatch: the call is not of the kind that was captured.
@@ -261,6 +271,12 @@ def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: d
                 f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
                 f"{said(value)} now; prepare the model with example_inputs like this call"
             )
+        meta = graph.nodes[index].meta
+        if meta is not None and value.dtype != meta.dtype and (graph.typed or index in quantized):
+            raise CaptureMismatch(
+                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was {meta.dtype} in example_inputs and "
+                f"is {value.dtype} now; prepare the model with example_inputs like this call"
+            )
         values[index] = value
 
     bound = bind(root, args, kwargs)
@@ -271,12 +287,20 @@ def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: d
 
 def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the caller of a captured module gets for its output: objects built, and everything written."""
+    output = with_attributes(output, root)
     return output if type(output) is not Result else settled(output, root, bind(root, args, kwargs))
 
 
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
     """The captured module's output from its nodes' values, before it is `finished`."""
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
+
+
+def with_attributes(output: Any, root: nn.Module) -> Any:
+    """An output with the parameters and buffers that it names."""
+    if type(output) is Tensor:
+        return output
+    return map_leaves(lambda leaf: attribute(root, leaf.path) if type(leaf) is Attr else leaf, output)
 
 
 def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:
