@@ -25,7 +25,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-random test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -53,6 +53,10 @@ test: build ## All tests, on every backend of this machine
 test-random: build ## 500 random networks of each of two kinds through static quantisation, saving and loading (minutes)
 	@$(say) "drawing random networks"
 	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -n 0 -s -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
+
+test-hostile: build ## Every hostile forward of the catalogue alone and as a child of another model, and the faults users reported
+	@$(say) "quantising hostile forwards"
+	@$(in_venv) OCTET_HOSTILE_NESTED=1 $(PYTEST) tests/quant/hostile $(ARGS)
 
 test-no-compiler: install ## The tests as on a machine without a compiler, on the reference backend alone
 	@$(say) "running the tests without the compiled kernels"

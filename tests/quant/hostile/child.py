@@ -7,6 +7,7 @@ prints a line of JSON before and after each check, by its number in `checks()`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from .cases import CATALOGUE, Case
 from .harness import CHECKS, Outcome
+from .nested import nested
 
 FOLDER = Path(__file__).resolve().parent
 TIME_LIMIT = 300
@@ -24,11 +26,10 @@ TIME_LIMIT = 300
 
 
 def checks() -> list[tuple[Case, str]]:
-    """Every case with every kind of quantisation."""
-    from . import catalogue
-
-    assert catalogue
-    return [(case, kind) for case in CATALOGUE.cases.values() for kind in CHECKS]
+    """Every case with every kind of quantisation; first all as they are, then all as children of another model."""
+    importlib.import_module(f"{__package__}.catalogue")
+    cases = list(CATALOGUE.cases.values())
+    return [(case, kind) for case in [*cases, *map(nested, cases)] for kind in CHECKS]
 
 
 def outcomes(numbers: Iterable[int]) -> dict[int, Outcome]:

@@ -1,36 +1,40 @@
-"""A table of all cases of the catalogue: what became of each, static and in training.
+"""A table of cases of the catalogue: what became of each, static and in training.
 
-PYTHONPATH=tests/quant python -m hostile.table [PART OF A TITLE]
+PYTHONPATH=tests/quant python -m hostile.table [--nested] [PART OF A TITLE]
 """
 
 from __future__ import annotations
 
 import sys
 
-from .cases import CATALOGUE
 from .child import checks, outcomes
 from .harness import Outcome
+from .nested import INSIDE
 
 
 def main() -> None:
-    part = " ".join(sys.argv[1:])
+    """Print a line for each case, failures first, and how many fail."""
+    words = [word for word in sys.argv[1:] if word != "--nested"]
     listed = checks()
-    numbers = [number for number, (case, _) in enumerate(listed) if part in case.title]
-    found: dict[str, dict[str, Outcome]] = {}
-    for number, outcome in outcomes(numbers).items():
-        case, kind = listed[number]
-        found.setdefault(case.title, {})[kind] = outcome
-    failed = 0
-    for title, both in sorted(found.items(), key=lambda item: list(CATALOGUE.cases).index(item[0])):
-        bad = [outcome for outcome in both.values() if not outcome.passes(CATALOGUE.cases[title])]
-        failed += bool(bad)
-        cells = " ".join(f"{_cell(both[kind]):14}" for kind in both)
-        print(f"{'FAIL' if bad else 'ok':5}{cells}{title}{': ' + bad[0].reason[:220] if bad else ''}")
-    print(f"{len(found)} cases, {failed} fail")
+    wanted = [
+        number
+        for number, (case, _) in enumerate(listed)
+        if " ".join(words) in case.title and (INSIDE in case.title) == ("--nested" in sys.argv)
+    ]
+    found = outcomes(wanted)
+    lines: dict[str, list[int]] = {}
+    for number in wanted:
+        lines.setdefault(listed[number][0].title, []).append(number)
+    failed = [title for title, numbers in lines.items() if any(not found[n].passes(listed[n][0]) for n in numbers)]
+    for title in [*failed, *(title for title in lines if title not in failed)]:
+        cells = " ".join(f"{_cell(found[number]):12}" for number in lines[title])
+        bad = [found[number].reason for number in lines[title] if not found[number].passes(listed[number][0])]
+        print(f"{'FAIL' if bad else 'ok':5}{cells}{title}{': ' + bad[0][:220] if bad else ''}")
+    print(f"{len(lines)} cases, {len(failed)} fail")
 
 
 def _cell(outcome: Outcome) -> str:
-    return f"{outcome.status} {outcome.sqnr:.0f} dB" if outcome.status == "ok" else outcome.status
+    return f"{outcome.sqnr:.0f} dB" if outcome.status == "ok" else outcome.status
 
 
 if __name__ == "__main__":
