@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from ..cases import WIDTH, TwoLayers, case, steps
+from ..cases import WIDTH, TwoLayers, case, rows, steps
 
 
 @case("weights in a ParameterList")
@@ -196,3 +196,32 @@ class LstmMethod(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.rnn(x, self.rnn.start(x.size(0)))[0])
+
+
+class TransposedLinear(nn.Module):
+    """As Hugging Face's Conv1D: the weight is (in, out), and the product an addmm."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.out = out
+        self.weight, self.bias = nn.Parameter(torch.randn(width, out) / width**0.5), nn.Parameter(torch.zeros(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.out)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(shape)
+
+
+@case("layers written as addmm with transposed weights", steps)
+def transposed() -> nn.Module:
+    return nn.Sequential(TransposedLinear(WIDTH, 32), nn.GELU(), TransposedLinear(32, WIDTH))
+
+
+@case("experts in one parameter, chosen by the input", rows)
+class StackedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(4, WIDTH, 32) / 4), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = x[:, :4].argmax(1)
+        return self.down(torch.einsum("bi,bio->bo", x, self.up[best]).relu())
