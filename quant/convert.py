@@ -66,6 +66,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
     model.eval()
+    _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
@@ -91,6 +92,13 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     attach_report(model, make_report(model, sizes, kinds, entries, info))
     return model
+
+
+def _forget_calibration(model: nn.Module, info: Prepared) -> None:
+    """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
+    for path, value in info.state.items():
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, copy.deepcopy(value))
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

@@ -18,6 +18,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.names import full_name
+from quant.objects import (
+    OPAQUE,
+    Given,
+    Instance,
+    Result,
+    Write,
+    at,
+    attributes_of,
+    built,
+    compares_itself,
+    fill,
+    has_own_form,
+    items_of,
+)
 
 Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
 
@@ -78,6 +92,7 @@ class Node:
         owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
         site: how many calls of the same module came before in this graph.
         meta: of the value, None where it is no tensor.
+        writes: whether it changes an argument of the graph or a buffer of the module, and so is needed for that.
     """
 
     index: int
@@ -88,6 +103,7 @@ class Node:
     owner: str = ""
     site: int = 0
     meta: TensorMeta | None = None
+    writes: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
@@ -142,6 +158,7 @@ class Graph:
     Attributes:
         path: dotted name of the captured module in the user's model, '' for the model itself.
         arguments: bound to forward's signature; Ref where a tensor goes in, else the value seen at capture.
+        output: nested, with Ref; a `Result` where objects are to be built or something is to be written.
     """
 
     path: str
@@ -164,9 +181,11 @@ class Graph:
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with fn applied to all that is no container; tuples (named too), lists, dicts, slices, dataclasses are."""
-    kind = type(tree)  # not isinstance: a value under capture claims the class of what it stands for
-    if kind in (Ref, Attr):
+    kind = type(tree)
+    if kind in (Ref, Attr, Given):
         return fn(tree)
+    if kind in (Instance, Result, Write):
+        return _map_object(fn, tree)
     if issubclass(kind, (tuple, list)):
         items = [map_leaves(fn, item) for item in tree]
         if kind is torch.Size:
@@ -184,14 +203,95 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     return fn(tree)
 
 
+def _map_object(fn: Callable[[Any], Any], tree: Any) -> Any:
+    if type(tree) is Instance:
+        return Instance(tree.kind, map_leaves(fn, tree.attributes), map_leaves(fn, tree.items))
+    if type(tree) is Write:
+        return Write(tree.target, map_leaves(fn, tree.value))
+    return Result(map_leaves(fn, tree.value), tuple(_map_object(fn, write) for write in tree.writes))
+
+
+def settled(output: Any, root: nn.Module, arguments: Mapping[str, Any]) -> Any:
+    """What the caller gets for an output whose leaves are real: objects built, and everything written.
+
+    Args:
+        root: the captured module, whose attributes may be written.
+        arguments: of the call, by name.
+    """
+    if type(output) is not Result:
+        return output
+    value = settle(output.value, arguments)
+    contents = [(write.target, settle(write.value, arguments)) for write in output.writes]
+    for target, content in contents:
+        if isinstance(target, Given):
+            fill(at(arguments, target), *content)
+        else:
+            owner, _, name = target.rpartition(".")
+            setattr(attribute(root, owner), name, content)
+    return value
+
+
+def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
+    """`tree` with objects in place of `Instance` and `Given`."""
+    kind = type(tree)
+    if kind is Given:
+        return at(arguments, tree)
+    if kind is Instance:
+        attributes, items = settle((tree.attributes, tree.items), arguments)
+        return built(Instance(tree.kind, attributes, items))
+    if kind in (tuple, list):
+        return kind([settle(item, arguments) for item in tree])
+    if kind is PackedSequence or kind is slice or isinstance(tree, Tensor):
+        return tree
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*[settle(item, arguments) for item in tree])
+    if has_own_form(kind) and dataclasses.is_dataclass(kind):
+        return kind(**{name: settle(getattr(tree, name), arguments) for name in _init_fields(tree)})
+    if issubclass(kind, Mapping):
+        pairs = {key: settle(value, arguments) for key, value in tree.items()}
+        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
+    return tree
+
+
+def holds_objects(tree: Any) -> bool:
+    """Whether nested places have objects that `settled` is to build."""
+    found = False
+
+    def look(leaf: Any) -> Any:
+        nonlocal found
+        found = found or type(leaf) is Given
+        return leaf
+
+    def walk(part: Any) -> None:
+        nonlocal found
+        if type(part) is Instance:
+            found = True
+        elif isinstance(part, (list, tuple)):
+            for item in part:
+                walk(item)
+        elif isinstance(part, Mapping):
+            for item in part.values():
+                walk(item)
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            for item in dataclasses.fields(part):
+                walk(getattr(part, item.name, None))
+
+    map_leaves(look, tree)
+    walk(tree)
+    return found
+
+
 def _packed(items: list[Any]) -> tuple[Any, ...]:
     real = isinstance(items[0], Tensor)
     return PackedSequence._make(items) if real else PackedParts._make(items)
 
 
 def _map_dataclass(fn: Callable[[Any], Any], tree: Any) -> Any:
-    fields = [item.name for item in dataclasses.fields(tree) if item.init]
-    return type(tree)(**{name: map_leaves(fn, getattr(tree, name)) for name in fields})
+    return type(tree)(**{name: map_leaves(fn, getattr(tree, name)) for name in _init_fields(tree)})
+
+
+def _init_fields(tree: Any) -> list[str]:
+    return [item.name for item in dataclasses.fields(tree) if item.init]
 
 
 def leaves(tree: Any) -> Iterator[Any]:
@@ -231,6 +331,11 @@ def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, 
             raise _mismatch(where, f"keys {list(expected)}", given)
         for key in expected:
             match_arguments(expected[key], given[key], f"{where}[{key!r}]", bind)
+    elif type(expected) is Instance:
+        if type(given) is not expected.kind:
+            raise _mismatch(where, expected.kind.__name__, given)
+        match_arguments(expected.attributes, attributes_of(given), where, bind)
+        match_arguments(expected.items, items_of(given), where, bind)
     elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
         if type(given) is not type(expected):
             raise _mismatch(where, type(expected).__name__, given)
@@ -238,14 +343,39 @@ def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, 
             match_arguments(getattr(expected, item.name), getattr(given, item.name), f"{where}.{item.name}", bind)
     elif isinstance(expected, Attr):
         return  # a parameter of the model's own, which the graph reads anew
-    elif isinstance(given, Tensor) or not _same(expected, given):
-        raise _mismatch(where, repr(expected), given)
+    elif isinstance(given, Tensor):
+        raise _mismatch(where, _shown(expected), given)
+    elif not _same(expected, given):
+        _match_objects(expected, given, where, bind)
+
+
+def _match_objects(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
+    """Two objects of a class that does not compare them are alike where all that they hold is."""
+    if (
+        compares_itself(type(expected))
+        or isinstance(expected, OPAQUE)
+        or type(expected) is not type(given)
+        or where.count(".") > 8
+    ):
+        raise _mismatch(where, _shown(expected), given)
+    one, other = attributes_of(expected), attributes_of(given)
+    if not one or set(one) != set(other):
+        raise _mismatch(where, _shown(expected), given)
+    for name in one:
+        match_arguments(one[name], other[name], f"{where}.{name}", bind)
+
+
+def _shown(expected: Any) -> str:
+    return repr(expected) if isinstance(expected, _PLAIN) else f"the same {type(expected).__name__}"
 
 
 def _same(expected: Any, given: Any) -> bool:
-    if isinstance(expected, Tensor):
+    if expected is given or isinstance(expected, Tensor):
         return expected is given
-    return type(expected) is type(given) and bool(expected == given)
+    try:
+        return type(expected) is type(given) and bool(expected == given)
+    except Exception:  # a comparison of the user's own class may raise, or give an array
+        return False
 
 
 def _mismatch(where: str, expected: str, given: Any) -> CaptureMismatch:
@@ -301,7 +431,8 @@ def arguments_of(node: Node, root: nn.Module, value: Callable[[int], Any]) -> tu
             return value(leaf.index)
         return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
 
-    return map_leaves(real, node.args), map_leaves(real, node.kwargs)
+    args, kwargs = map_leaves(real, node.args), map_leaves(real, node.kwargs)
+    return (settle(args, {}), settle(kwargs, {})) if node.kind == "module" else (args, kwargs)
 
 
 def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

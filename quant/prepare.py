@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,12 +39,14 @@ class Prepared:
         islands: why modules are no part of a graph, by dotted name.
         called: dotted names of the modules that ran on the example inputs.
         example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
+        state: what the forward changes of the model itself, as it was: calibration leaves its own there.
     """
 
     recipe: Recipe
     islands: dict[str, str]
     called: set[str]
     example: Any
+    state: dict[str, Any] = field(default_factory=dict)
 
 
 @torch.inference_mode(False)
@@ -111,12 +113,15 @@ def planned(
     recipe: Recipe,
     install: Callable[[nn.Module, Plan], None],
     verb: str,
+    *,
+    training: bool = False,
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
     Args:
         install: puts a runner of the plan into a captured module.
         verb: how errors call what the user called.
+        training: whether gradients will be taken through the graphs.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -131,7 +136,7 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy.deepcopy(model)
-    found = capture(prepared, example_inputs)
+    found = capture(prepared, example_inputs, training=training)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
     for path, reasons in one_range_each(plans, modules).items():
@@ -140,8 +145,17 @@ def planned(
     for path, plan in plans.items():
         install(modules[path], plan)
     refuse_nothing(prepared, found.islands, verb)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, encode(example_inputs))
+    # Training changes buffers for good; calibration only passes through them.
+    state = {} if training else {name: copy.deepcopy(attribute_or_none(model, name)) for name in sorted(found.state)}
+    example = encode(example_inputs)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
+
+
+def attribute_or_none(model: nn.Module, path: str) -> Any:
+    """An attribute by its dotted name; None where a forward is the first to set it."""
+    owner, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(owner), name, None)
 
 
 def install(module: nn.Module, plan: Plan) -> None:

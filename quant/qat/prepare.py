@@ -52,7 +52,7 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
     def install(module: nn.Module, plan: Plan) -> None:
         _install(module, plan, recipe)
 
-    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat")
+    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat", training=True)
     _name(prepared)
     return prepared
 

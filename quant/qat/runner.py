@@ -18,7 +18,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static.runner import GraphRunner, bound_values, output_of, seen_by
+from quant.static.runner import GraphRunner, bound_values, finished, output_of, seen_by
 from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -79,7 +79,7 @@ class TrainingRunner(GraphRunner):
             return super().run(*args, **kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
-        return self._train(bound_checked(self, args, kwargs))
+        return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
 
     def corrected(self) -> list[Step]:
         """None: training has seen the rounded weights, and made its biases for them."""

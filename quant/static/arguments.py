@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Ref, map_leaves, match_arguments
+from quant.graph import Ref, map_leaves, match_arguments, settle
+from quant.objects import OPAQUE, attributes_of, items_of, opened
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -75,8 +79,23 @@ def unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
 
 
 def copied(tree: Any) -> Any:
-    """Nested arguments with tensors of their own, so that a forward which writes into them changes nobody's."""
-    return map_leaves(lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf, tree)
+    """Nested arguments with tensors and objects of their own: a forward that writes into them changes nobody's."""
+    return rebuilt(tree, lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf)
+
+
+def rebuilt(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Nested arguments with other tensors, and copies of the objects that hold them or that may be written to."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None):
+            return value
+        with contextlib.suppress(Exception):  # not everything can be copied; such an object is shared
+            return copy.deepcopy(value)
+        return value
+
+    return settle(map_leaves(leaf, opened(tree, lambda value: isinstance(value, Tensor))), {})
 
 
 def alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
@@ -86,7 +105,8 @@ def alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
         if not isinstance(value, Tensor):
             raise ValueError("no tensor")
 
-    expected = map_leaves(lambda leaf: Ref(0) if isinstance(leaf, Tensor) else leaf, bind(module, *first))
+    arguments = opened(bind(module, *first), lambda leaf: isinstance(leaf, Tensor))
+    expected = map_leaves(lambda leaf: Ref(0) if isinstance(leaf, Tensor) else leaf, arguments)
     try:
         match_arguments(expected, bind(module, *other), "", tensor_or_raise)
     except Exception:

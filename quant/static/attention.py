@@ -25,21 +25,26 @@ HINTS: dict[type[nn.Module] | None, str] = {nn.TransformerEncoder: "is_causal", 
 """Arguments that say whether a mask is causal, which changes no result; None makes torch compare the mask's values."""
 
 
-def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """What capture goes through when `module` is called."""
+def forward_of(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What capture goes through when `module`, whose own forward is `forward`, is called."""
     if isinstance(module, nn.MultiheadAttention) and is_attention(module):
         return partial(multihead, module)
-    return partial(_unlooking, module) if base_layer(module) in HINTS else module.forward
+    return partial(_unlooking, module, forward) if base_layer(module) in HINTS else forward
 
 
-def _unlooking(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """An encoder's or decoder's forward without looks into masks; capture puts the attribute back."""
-    module.use_nested_tensor = False
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+def stop_nesting(module: nn.Module) -> None:
+    """Let torch's encoders compute on ordinary tensors, whatever the mask: to choose, they look into it."""
+    if base_layer(module) in HINTS:
+        module.__dict__["use_nested_tensor"] = False
+
+
+def _unlooking(module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An encoder's or decoder's forward without looks into masks."""
+    bound = inspect.signature(forward).bind(*args, **kwargs)
     bound.apply_defaults()
     hint = HINTS[base_layer(module)]
     bound.arguments[hint] = bool(bound.arguments[hint])
-    return module.forward(*bound.args, **bound.kwargs)
+    return forward(*bound.args, **bound.kwargs)
 
 
 def multihead(

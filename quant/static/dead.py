@@ -14,7 +14,7 @@ def remove_dead(graph: Graph) -> Graph:
     regions = {leaf.index for region in graph.regions for leaf in _refs((region.arguments, region.output))}
     for node in reversed(graph.nodes):
         needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in regions
-        if needed or node.kind in ("input", "guard", "module"):
+        if needed or node.writes or node.kind in ("input", "guard", "module"):
             keep.add(node.index)
     order = [node for node in graph.nodes if node.index in keep]
     moved = {node.index: place for place, node in enumerate(order)}

@@ -32,7 +32,7 @@ def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
     """The class of torch.nn whose computation the module does, unchanged; None where a subclass changes it."""
-    if "forward" in vars(module):
+    if "forward" in vars(module) and not hasattr(vars(module)["forward"], "watches"):
         return None
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.nn.modules"):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from quant.capture.calls import says_it_writes
 from quant.graph import Graph, Node, Ref, attribute
 from quant.kernels.reference_plan import Line, Register
-from quant.static.traced_calls import writes_first_argument
 
 if TYPE_CHECKING:
     from quant.static.plannable_moves import Made, Move
@@ -74,7 +74,7 @@ def writes_in_place(graph: Graph, root: nn.Module) -> bool:
     for node in graph.nodes:
         if node.kind in ("function", "method", "module"):
             module = attribute(root, node.target) if node.kind == "module" else None
-            writes = writes_first_argument(node.kind, node.target, node.kwargs, module)
+            writes = says_it_writes(node.kind, node.target, node.kwargs, module)
             if writes and not _fills_new(node, graph, users):
                 return True
     return False

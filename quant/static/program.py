@@ -18,7 +18,7 @@ from quant.static.meaning import what
 from quant.static.native import Schedule, schedule
 from quant.static.plannable import Planner
 from quant.static.region import Region
-from quant.static.runner import bound_values
+from quant.static.runner import bound_values, finished
 
 
 @dataclass
@@ -159,7 +159,8 @@ def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[In
     needed = registers_in(output)
     kept = []
     for instruction in reversed(instructions):
-        acts = instruction.op == "call" and graph.nodes[instruction.target].kind in ("guard", "module")
+        node = graph.nodes[instruction.target] if instruction.op == "call" else None
+        acts = node is not None and (node.writes or node.kind in ("guard", "module"))
         if acts or instruction.out in needed:
             kept.append(instruction)
             needed |= registers_in((instruction.args, instruction.kwargs))
@@ -209,7 +210,8 @@ class ProgramRunner(nn.Module):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
-        return self.execute(self.program, {2 * value: given for value, given in values.items()})
+        output = self.execute(self.program, {2 * value: given for value, given in values.items()})
+        return finished(output, self.root, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`."""

@@ -24,8 +24,10 @@ from quant.graph import (
     map_leaves,
     match_arguments,
     said,
+    settled,
 )
 from quant.kernels import QParams
+from quant.objects import Result
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
 from quant.static.ranges import Ranges, key_of
@@ -60,7 +62,8 @@ class GraphRunner(Ranges):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The captured module's forward."""
         values = bound_values(self.graph, self.root, args, kwargs)
-        return self._simulate(values) if self.simulate else self._observe(values)
+        output = self._simulate(values) if self.simulate else self._observe(values)
+        return finished(output, self.root, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`; a runner is called through the module it belongs to."""
@@ -172,8 +175,13 @@ def bound_values(graph: Graph, root: nn.Module, args: tuple[Any, ...], kwargs: d
     return values
 
 
+def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the caller of a captured module gets for its output: objects built, and everything written."""
+    return output if type(output) is not Result else settled(output, root, bind(root, args, kwargs))
+
+
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
-    """The captured module's output from its nodes' values."""
+    """The captured module's output from its nodes' values, before it is `finished`."""
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
 
 

@@ -14,6 +14,8 @@ import quant
 from quant.qat import observe_only
 from quant.recipe import QConfig, Recipe
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
 
 class Tagger(nn.Module):
     def __init__(self, encoder: nn.Module, width: int) -> None:

@@ -1,0 +1,99 @@
+"""Capture: run a model on example inputs, keep what it called as a graph, and hold the graph against the model.
+
+A module whose forward cannot be kept (it branches on a tensor's values, leaves torch and comes back, ...) becomes an
+island: one opaque call in its parent's graph, and the modules that it calls are captured each by itself. Decisions by
+sizes are kept together with a guard that checks them at every run. No hook of the user's runs during capture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from quant.capture.proof import record
+from quant.capture.recorder import Recorder
+from quant.capture.watched import Watched, watching
+from quant.graph import Graph
+from quant.static.arguments import Arguments, copied
+
+
+@dataclass
+class Capture:
+    """What was found of a model.
+
+    Attributes:
+        graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
+        islands: by dotted name, why a module is none of a graph's.
+        called: dotted names of every module that ran.
+        state: dotted names of the attributes and buffers that some forward changed.
+    """
+
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    islands: dict[str, str] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    state: set[str] = field(default_factory=set)
+
+
+def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) -> Capture:
+    """Capture `model` on one set of inputs.
+
+    Args:
+        model: left as it is; run in eval mode, without gradients.
+        example_inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        training: whether the graph is to be trained: it then has to have the backward of every function.
+
+    Raises:
+        TypeError: forward does not take these arguments.
+    """
+    found = Capture()
+    args, kwargs = as_arguments(example_inputs)
+    with watching(model) as watched, torch.no_grad():
+        _capture_unit(watched, model, "", args, kwargs, found, training)
+    found.state = watched.changed
+    return found
+
+
+def as_arguments(example_inputs: Any) -> Arguments:
+    """A tensor, a tuple or list, or a dict, as the positional and keyword arguments of a call."""
+    if isinstance(example_inputs, dict):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _capture_unit(
+    watched: Watched,
+    module: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: Capture,
+    training: bool,
+) -> None:
+    recorder = record(watched, module, path, (args, kwargs), found.islands, training=training)
+    found.called |= recorder.called
+    inside = [path] if path in found.islands else list(recorder.opaque)
+    if path not in found.islands:
+        found.graphs[path] = recorder.graph()
+    for island in inside:
+        for child in recorder.calls[island].children:
+            _capture_child(watched, recorder, child, found, training)
+
+
+def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Capture, training: bool) -> None:
+    """Capture a module that an island calls, or, where its calls do not look alike, the modules that it calls."""
+    if path in found.graphs or path not in recorder.calls:
+        return
+    call = recorder.calls[path]
+    if call.varies:
+        found.islands.setdefault(path, "it is called with different arguments each time")
+    if path in found.islands:
+        for child in call.children:
+            _capture_child(watched, recorder, child, found, training)
+        return
+    args, kwargs = call.example
+    _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)

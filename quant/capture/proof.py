@@ -1,0 +1,320 @@
+"""Recording until nothing is wrong with what was recorded: a second recording, and a run of the graph, must agree.
+
+The module is recorded again on other values and other sizes. Whatever is not a value of the graph (numbers, tensors
+made outside of torch, the calls themselves) must be the same in both; what differs by values makes the innermost module
+an island, what differs by a size holds that size fixed. Then the graph is run on the second inputs, and must give what
+the module gave, to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from quant.capture.recorder import Limit, Recorder, tensors_in
+from quant.capture.watched import Watched, snapshot
+from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
+from quant.names import full_name
+from quant.objects import Result, compares_itself
+from quant.static.arguments import Arguments, copied, rebuilt
+
+MOST_PASSES = 64
+"""Each pass makes at least one module an island or holds one size, and few models have that many to find."""
+
+Variation = Callable[[Tensor, int], Tensor]
+"""A tensor of a call, and its place among them, as another call might have it."""
+
+
+class CaptureError(RuntimeError):
+    """A model whose graph does not compute what the model computes, whatever is left out of it."""
+
+
+def record(
+    watched: Watched,
+    module: nn.Module,
+    path: str,
+    call: Arguments,
+    islands: MutableMapping[str, str],
+    *,
+    training: bool,
+) -> Recorder:
+    """The recording of one call of a module, with all islands in it known, and proved.
+
+    Args:
+        path: dotted name of the module.
+        islands: by dotted name, why a module runs as it is; those that are found are added.
+        training: as for `capture`.
+
+    Raises:
+        CaptureError: the graph's numbers are not the module's, and no island makes them so.
+    """
+    limits: tuple[Limit, ...] = ()
+    for _ in range(MOST_PASSES):
+        put_back = watched.snapshot()
+        try:
+            recorder = Recorder(module, path, islands, limits, training=training)
+            run(watched, recorder, call)
+            new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
+            if not new and path not in islands:
+                proof = _Proof(watched, recorder, call)
+                new, limits = proof.problems, (*limits, *proof.limits)
+                if not new and not proof.limits:
+                    return recorder
+            elif not new:
+                return recorder
+        finally:
+            put_back()
+        islands.update(new)
+    raise CaptureError(
+        f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
+        "quant.register_leaf(its class) runs it as it is"
+    )
+
+
+def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
+    """Record a call, on copies of its tensors."""
+    args, kwargs = copied(call[0]), copied(call[1])
+    recorder.tensors = tensors_in((args, kwargs))
+    with watched.telling(recorder):
+        if recorder.path in recorder.islands:
+            forward: Any = recorder.root.__dict__["forward"]
+            recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
+        else:
+            recorder.run(args, kwargs)
+
+
+class _Proof:
+    """One attempt to show that a recording stands for other calls too.
+
+    Attributes:
+        problems: by dotted name, why modules have to run as they are.
+        limits: sizes that have to be held.
+    """
+
+    def __init__(self, watched: Watched, recorder: Recorder, call: Arguments) -> None:
+        self.watched, self.recorder, self.call = watched, recorder, call
+        self.problems: dict[str, str] = {}
+        self.limits: tuple[Limit, ...] = ()
+        held = {(limit.place, limit.dim) for limit in recorder.limits}
+        groups = [group for group in _groups(recorder) if not held & {(one.place, one.dim) for one in group}]
+        every = [limit for group in groups for limit in group]
+        if self._agrees(_other_values, every) or (self.problems and not every):
+            return
+        # What differs by values is a module's own; what differs by one size alone is that size's.
+        self.problems = {}
+        values: Variation = _same_values
+        for change in (_other_values, _other_floats, _same_values):
+            agrees = self._agrees(change, [])
+            if agrees is False:
+                return
+            if agrees:
+                values = change
+                break
+        for group in groups:
+            if self._agrees(values, group) is False:
+                self.problems = {}
+                self.limits += tuple(group)
+
+    def _agrees(self, values: Variation, sizes: list[Limit]) -> bool | None:
+        """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
+        call = _varied(self.call, values, sizes)
+        other = Recorder(self.recorder.root, self.recorder.path, self.recorder.islands, self.recorder.limits,
+                         training=self.recorder.training)  # fmt: skip
+        before = snapshot(self.watched.model)
+        try:
+            run(self.watched, other, call)
+        except Exception:  # the module's own, or torch's: it does not take such a call
+            before()
+            return None
+        after = snapshot(self.watched.model)
+        if sizes and _decides_otherwise(self.recorder, other):
+            return None
+        fault = _difference(self.recorder, other) or _problem(self.recorder, other)
+        if fault is None:
+            before()
+            if _computes(self.recorder, other, call):
+                after()
+                return True
+            fault = ("", "gives other numbers than its captured calls")
+        after()
+        self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
+        return False
+
+
+def _problem(one: Recorder, other: Recorder) -> tuple[str, str] | None:
+    for name, reason in other.problems.items():
+        inner = name.removeprefix(one.path).removeprefix(".") if one.path else name
+        return inner, reason.removeprefix("its forward ")
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- other calls
+
+
+def _groups(recorder: Recorder) -> list[list[Limit]]:
+    """Sizes of the inputs that are likely to go together: the first of all, and others that are equal."""
+    shapes = [() if tensor.is_nested else tuple(tensor.shape) for tensor in recorder.tensors]
+    first = shapes[0][0] if shapes and shapes[0] else None
+    batch = [Limit(place, 0) for place, shape in enumerate(shapes) if shape and shape[0] == first]
+    rest: dict[int, list[Limit]] = {}
+    for place, shape in enumerate(shapes):
+        for dim, size in enumerate(shape):
+            if Limit(place, dim) not in batch:
+                rest.setdefault(size, []).append(Limit(place, dim))
+    return [group for group in [batch, *rest.values()] if group]
+
+
+def _larger(size: int) -> int:
+    """A size that models take which take this one: as often divisible by 2, up to 32."""
+    step = math.gcd(size, 32) if size else 1
+    return size + step
+
+
+def _varied(call: Arguments, values: Variation, sizes: list[Limit]) -> Arguments:
+    count = iter(range(1 << 30))
+    wanted = {(one.place, one.dim) for one in sizes}
+
+    def change(tensor: Tensor) -> Tensor:
+        place = next(count)
+        found = tensor.detach().clone()
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return found
+        for dim, size in enumerate(tensor.shape):
+            if (place, dim) in wanted:
+                larger = size + 1 if dim == 0 else _larger(size)
+                found = found.index_select(dim, torch.arange(larger) % max(size, 1)) if size else found
+        return values(found, place)
+
+    args, kwargs = call
+    return rebuilt(args, change), rebuilt(kwargs, change)
+
+
+def _other_floats(tensor: Tensor, place: int) -> Tensor:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
+        return tensor
+    return tensor.roll(1) * 0.75
+
+
+def _other_values(tensor: Tensor, place: int) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
+        return _other_floats(tensor, place)
+    return tensor.roll(1, -1) if tensor.dim() else tensor
+
+
+def _same_values(tensor: Tensor, place: int) -> Tensor:
+    return tensor
+
+
+# ---------------------------------------------------------------------------------------------------- comparing
+
+
+def _decides_otherwise(one: Recorder, other: Recorder) -> bool:
+    """Whether the first difference is a decision by a size, which a guard of the graph sees."""
+    place = _first_other_call(one, other)
+    if place is None or place >= min(len(one.nodes), len(other.nodes)):
+        return False
+    a, b = one.nodes[place], other.nodes[place]
+    return a.kind == b.kind == "guard" and _alike(a.args[0], b.args[0])
+
+
+def _difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
+    """The module at fault for the first difference that is none of values, and what it does."""
+    for (_, owner, a), (_, _, b) in zip(one.foreign, other.foreign, strict=False):
+        if a is not b:
+            return owner, "reads a tensor that was made outside of torch, or where no calls are seen"
+    place = _first_other_call(one, other)
+    for a, b in zip(one.regions, other.regions, strict=False):
+        if (place is None or a.end <= place) and not _alike(a.output, b.output):
+            return a.path, "gives a value that follows from its inputs unseen"
+    if place is not None:
+        owner = one.nodes[place].owner if place < len(one.nodes) else other.nodes[place].owner
+        return owner, "does something else for other values"
+    if not _alike(one.output, other.output):
+        writes = isinstance(one.output, Result) and isinstance(other.output, Result)
+        if writes and _alike(one.output.value, other.output.value):
+            return _writer(one.output, other.output), "changes its state in a way that no graph shows"
+        return "", "gives a value that follows from its inputs unseen"
+    return None
+
+
+def _writer(one: Result, other: Result) -> str:
+    """The module whose attribute is written otherwise in another call."""
+    targets = {write.target: write for write in other.writes if isinstance(write.target, str)}
+    for write in one.writes:
+        if isinstance(write.target, str):
+            twin = targets.pop(write.target, None)
+            if twin is None or not _alike(write.value, twin.value):
+                return write.target.rpartition(".")[0]
+    return next(iter(targets), "").rpartition(".")[0]
+
+
+def _first_other_call(one: Recorder, other: Recorder) -> int | None:
+    """The first place where two recordings are not the same call."""
+    for place, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=False)):
+        same_call = a.kind == b.kind and a.owner == b.owner and (a.target is b.target or a.target == b.target)
+        if not same_call or not _alike((a.args, a.kwargs), (b.args, b.kwargs)):
+            return place
+    return None if len(one.nodes) == len(other.nodes) else min(len(one.nodes), len(other.nodes))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two trees of places have the same constants at their leaves."""
+    first, second = list(leaves(one)), list(leaves(other))
+    return len(first) == len(second) and all(map(_same_leaf, first, second))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return False
+    if isinstance(one, numpy.ndarray):
+        return bool(numpy.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    try:
+        # Objects that compare by identity were made in the forward, and hold no value of the graph.
+        return not compares_itself(type(one)) or bool(one == other)
+    except Exception:  # a comparison of the user's own
+        return False
+
+
+def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
+    """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
+    again = Recorder(one.root, one.path, one.islands)
+    inputs = again.take_inputs(copied(call[0]), copied(call[1]))
+    values: dict[int, Any] = {}
+    with _seeded():
+        try:
+            for node in one.nodes:
+                values[node.index] = (
+                    inputs[node.index] if node.kind == "input" else evaluate(node, one.root, values.__getitem__)
+                )
+        except CaptureMismatch:
+            return True  # a guard says that this call is another one
+    real = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, one.output)
+    expected = map_leaves(lambda leaf: other.values[leaf.index] if isinstance(leaf, Ref) else leaf, other.output)
+    return all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
+
+
+def _seeded() -> Any:
+    return torch.random.fork_rng(devices=[])
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout != torch.strided or one.is_nested:
+        return True
+    return bool(torch.equal(one, other)) or bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))

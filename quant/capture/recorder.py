@@ -1,0 +1,734 @@
+"""The recorder: runs a module on real tensors, and notes the calls that it makes as a graph.
+
+Tensors are the user's own; torch says what is called (`TorchFunctionMode`), and each submodule what it is called with
+(`watched.py`). A tensor is known by its identity, a size by a subclass of int (`numbers.py`). What takes values out of
+torch is seen to do so, and the innermost module that does it is noted as an island; the run goes on, with the right
+values, to find all of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from quant.capture.calls import (
+    COUNTED,
+    METADATA,
+    RANDOM,
+    SIZED_BY_VALUES,
+    SIZES,
+    called_name,
+    canonical,
+    inside_autograd_function,
+    says_it_writes,
+    share_storage,
+    with_items,
+    write_items,
+)
+from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
+from quant.names import full_name
+from quant.objects import Given, Instance, Result, Write, containers, content, opened
+from quant.static.arguments import Arguments, alike, bind, copied, unbind
+from quant.static.attention import forward_of
+from quant.static.dead import remove_dead
+from quant.static.leaves import is_leaf
+
+WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
+CONSTANT, STORED, GIVEN = range(3)
+"""What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
+
+
+@dataclass
+class Called:
+    """A module as an island called it: with what first, whether later calls differ in kind, and what it calls."""
+
+    module: nn.Module
+    example: Arguments
+    varies: bool = False
+    children: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Limit:
+    """A size that is held to what it was, of a tensor by its place among those of the call (`tensors_in`)."""
+
+    place: int
+    dim: int
+
+
+class Recorder(TorchFunctionMode):
+    """Records one call of a module.
+
+    Attributes:
+        problems: by dotted name within the model, why a module is to run as it is; filled by `run`.
+        nodes, values: the calls, and what each gave.
+        regions: calls of submodules that were seen through.
+        opaque: islands that were called, in order.
+        calls: modules that islands called.
+        foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
+        tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
+        output: nested, with Ref; set by `run`.
+        result: what the module returned.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        path: str,
+        islands: Mapping[str, str],
+        limits: tuple[Limit, ...] = (),
+        *,
+        training: bool = False,
+    ) -> None:
+        super().__init__()
+        self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
+        self.names = {id(module): name for name, module in root.named_modules()}
+        self.attributes = _attributes(root)
+        self.nodes: list[Node] = []
+        self.values: list[Any] = []
+        self.regions: list[Region] = []
+        self.opaque: list[str] = []
+        self.calls: dict[str, Called] = {}
+        self.problems: dict[str, str] = {}
+        self.called: set[str] = set()
+        self.foreign: list[tuple[int, str, Any]] = []
+        self.output: Any = None
+        self.result: Any = None
+        self.arguments: dict[str, Any] = {}
+        self.expected: dict[str, Any] = {}
+        self.tensors: list[Tensor] = []
+        self._inputs: list[Tensor] = []
+        self._given: dict[int, tuple[Any, Given]] = {}
+        self._where: dict[int, Ref | Attr] = {}
+        self._sources: dict[int, int] = {}
+        self._sized_by_values: set[int] = set()
+        self._overwritten: set[int] = set()
+        self._by_storage: dict[int, list[int]] = {}
+        self._owners: list[str] = [""]
+        self._sites: dict[str, int] = {}
+        self._running: list[str] = []
+        self._thread = threading.get_ident()
+        self._recording = False
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call the root, and note what it does."""
+        self.take_inputs(args, kwargs)
+        for name, value in self.arguments.items():
+            containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
+        before = {key: content(value) for key, (value, _) in self._given.items()}
+        call_args, call_kwargs = unbind(self.root, self.arguments)
+        self._hold_sizes()
+        attributes = _state(self.root)
+        with self:
+            if is_leaf(self.root):
+                self.result = self._call_leaf(self.root, "", call_args, call_kwargs, type(self.root).forward)
+            else:
+                with self._switched(True):
+                    self.result = forward_of(self.root, self.root.forward)(*call_args, **call_kwargs)
+            self._end(before, attributes)
+        self.called.add(self.path)
+
+    def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
+        """The tensors of a call, by the nodes that stand for them."""
+        self.arguments = bind(self.root, args, kwargs)
+        self.expected = {name: self._take(name, value) for name, value in self.arguments.items()}
+        return dict(enumerate(self.values))
+
+    def graph(self) -> Graph:
+        """What was recorded, without what nobody needs."""
+        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions))
+
+    def _end(self, before: dict[int, Any], attributes: dict[str, dict[str, Any]]) -> None:
+        value = self._output_places(self.result)
+        writes = [*self._argument_writes(before), *self._attribute_writes(attributes)]
+        self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
+
+    def _output_places(self, result: Any) -> Any:
+        for leaf in leaves(self._opened(result)):
+            if _is_lazy(leaf):
+                self.problem("", f"returns a {type(leaf).__name__}, which runs after the call")
+        return self.places(result, own=True)
+
+    def _argument_writes(self, before: dict[int, Any]) -> Iterator[Write]:
+        for key, (value, given) in list(self._given.items()):
+            if not _same_content(before[key], content(value)):
+                attributes, items = content(value)
+                yield Write(given, (self.places(attributes, own=True), self.places(items, own=True)))
+
+    def _attribute_writes(self, before: dict[str, dict[str, Any]]) -> Iterator[Write]:
+        for path, attributes in _state(self.root).items():
+            if path not in before:
+                continue  # a new submodule is a change of its parent's
+            changed = {name for name in {*attributes, *before[path]} if _differs(before[path], attributes, name)}
+            for name in sorted(changed):
+                value = attributes.get(name)
+                if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, _Snapshot)):
+                    self.problem(path, f"changes its attribute '{name}'")
+                else:
+                    yield Write(full_name(path, name), self.places(value))
+
+    @contextlib.contextmanager
+    def _switched(self, on: bool) -> Iterator[None]:
+        """Record calls, or let them pass: those of a layer and of an island, and our own."""
+        before, self._recording = self._recording, on
+        try:
+            yield
+        finally:
+            self._recording = before
+
+    def problem(self, name: str, reason: str) -> None:
+        """Note that the module `name` (within the root) has to run as it is."""
+        self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
+
+    # ------------------------------------------------------------------------------------------------ values
+
+    def _take(self, name: str, value: Any) -> Any:
+        return map_leaves(lambda leaf: self._input(name, leaf), self._opened(value))
+
+    def _input(self, name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or id(leaf) in self.attributes:
+            return self._place(leaf) if isinstance(leaf, Tensor) else leaf
+        if id(leaf) in self._where:
+            return self._where[id(leaf)]
+        self._inputs.append(leaf)
+        index = self._append(Node(len(self.nodes), "input", name), leaf, GIVEN)
+        return Ref(index)
+
+    def _hold_sizes(self) -> None:
+        for limit in self.limits:
+            tensor = self.tensors[limit.place]
+            node = Node(len(self.nodes), "method", "size", (self._where[id(tensor)], limit.dim))
+            index = self._append(node, tensor.shape[limit.dim], GIVEN)
+            self._guard(Ref(index), tensor.shape[limit.dim])
+
+    def _append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
+        """Note a call; its tensor is known by this node from now on."""
+        if isinstance(value, Tensor):
+            node.meta = TensorMeta(tuple(value.shape), value.dtype)
+            self._where[id(value)] = Ref(node.index)
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                if value.layout == torch.strided:
+                    self._by_storage.setdefault(value.untyped_storage().data_ptr(), []).append(node.index)
+        self.nodes.append(node)
+        self.values.append(value)
+        self._sources[node.index] = source
+        if sized_by_values:
+            self._sized_by_values.add(node.index)
+        return node.index
+
+    def _opened(self, tree: Any) -> Any:
+        return opened(tree, lambda leaf: isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
+
+    def places(self, tree: Any, *, own: bool = False) -> Any:
+        """`tree` with Ref or Attr for what is known; with `own`, objects that the caller gave are `Given`."""
+        if own:
+            return map_leaves(self._place, self._with_given(tree))
+        return map_leaves(self._place, self._opened(tree))
+
+    def _with_given(self, tree: Any) -> Any:
+        def known(leaf: Any) -> bool:
+            return isinstance(leaf, Tensor) or type(leaf) in NUMBERS or self._is_given(leaf)
+
+        def swap(leaf: Any) -> Any:
+            return self._given[id(leaf)][1] if self._is_given(leaf) else leaf
+
+        if self._is_given(tree):
+            return swap(tree)
+        return _swapped(opened(tree, known), swap, self._is_given)
+
+    def _is_given(self, value: Any) -> bool:
+        return id(value) in self._given and self._given[id(value)][0] is value
+
+    def _place(self, leaf: Any) -> Any:
+        if type(leaf) in NUMBERS:
+            return Ref(leaf.index) if leaf.recorder is self else plain(leaf)
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = self._where.get(id(leaf)) or self.attributes.get(id(leaf))
+        if place is None:
+            self.foreign.append((len(self.nodes), self._owners[-1], leaf))
+            return leaf
+        if isinstance(place, Ref) and place.index in self._overwritten:
+            self.problem(self._owners[-1], WRITTEN)
+        return place
+
+    def _follows_from(self, tree: Any) -> int:
+        """The highest source of what nested places name."""
+        found = CONSTANT
+        for leaf in leaves(tree):
+            if isinstance(leaf, Attr):
+                found = max(found, STORED)
+            elif isinstance(leaf, Ref):
+                found = max(found, self._sources[leaf.index])
+        return found
+
+    def _is_sized_by_values(self, tree: Any) -> bool:
+        return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))
+
+    # ------------------------------------------------------------------------------------------------ numbers
+
+    def number(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
+        """The result of arithmetic with recorded numbers."""
+        if not self._recording:
+            return value
+        places = self.places(operands)
+        node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
+        index = self._append(node, value, self._follows_from(places))
+        static = all(one.static for one in operands if type(one) in NUMBERS)
+        return recorded(value, self, index, static)
+
+    def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
+        """Note that the forward went on by the verdict of a comparison."""
+        if not self._recording:
+            return
+        if not all(number.static for number in (one, other) if type(number) in NUMBERS):
+            self.problem(self._owners[-1], "branches on a tensor's values")
+            return
+        places = self.places((one, other))
+        node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
+        self._guard(Ref(self._append(node, verdict, self._follows_from(places))), verdict)
+
+    def decides(self, number: Any, what: str) -> None:
+        """Note that the forward went on by a number itself."""
+        if self._recording:
+            self._hold(number, what)
+
+    def _hold(self, number: Any, what: str) -> None:
+        if not number.static:
+            self.problem(self._owners[-1], f"{what} a tensor's values")
+            return
+        self._guard(Ref(number.index), plain(number))
+
+    def _guard(self, place: Any, expected: Any) -> None:
+        node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self._owners[-1])
+        self._append(node, expected, CONSTANT)
+
+    # ------------------------------------------------------------------------------------------------ functions
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._recording or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        with self._switched(False):
+            real_args, real_kwargs = _plain((args, kwargs))
+            known = _versions((real_args, real_kwargs))
+            value = func(*real_args, **real_kwargs)
+            try:
+                return self._note(func, args, kwargs, value, known)
+            except Exception as error:  # of tensors that torch itself cannot be asked about
+                said = str(error).splitlines()
+                name = getattr(func, "__name__", str(func))
+                self.problem(self._owners[-1], f"calls {name}, which cannot be followed: {said[0] if said else error}")
+                return value
+
+    def _note(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, known: Any
+    ) -> Any:
+        kind, target, args, kwargs = canonical(func, args, kwargs)
+        name = called_name(target, args)
+        if name in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            return value
+        if self.training and inside_autograd_function(sys._getframe(2), Recorder.run.__code__):
+            self.problem(self._owners[-1], "calls a torch.autograd.Function, whose backward no graph has")
+        places: tuple[Any, Any] = (self.places(args), self.places(kwargs))
+        follows = GIVEN if name in RANDOM else self._follows_from(places)
+        if name in SIZES and isinstance(value, (int, tuple)):
+            return self._sized(kind, target, places, value, follows)
+        tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+        changed = [tensor for tensor, version in known if _version(tensor) != version]
+        if name == "__setitem__":
+            return self._set_items(args, places)
+        if (value is None and not changed) or not (places[0] or places[1] or tensors):
+            return value
+        if not tensors and not changed:
+            return self._read(name, kind, target, places, value, follows)
+        node = Node(len(self.nodes), kind, target, *places, owner=self._owners[-1])  # type: ignore[arg-type]
+        sized = name in SIZED_BY_VALUES or (target is operator.getitem and _by_mask(args[1]))
+        sized = sized or (name == "where" and len(args) + len(kwargs) == 1) or self._is_sized_by_values(places)
+        if changed:
+            return self._written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
+        return self._results(node, value, follows, sized_by_values=sized)
+
+    def _results(self, node: Node, value: Any, follows: int, *, sized_by_values: bool = False) -> Any:
+        """Note a call with its results, each part of which is a value of its own."""
+        if isinstance(value, Tensor):
+            if id(value) in self._where or id(value) in self.attributes:
+                value = value.view_as(value) if value.layout == torch.strided else value.clone()
+            self._append(node, value, follows, sized_by_values=sized_by_values)
+            return value
+        index = self._append(node, value, follows)
+        if called_name(node.target, node.args) in COUNTED:
+            self._hold_count(node, len(value), sized_by_values)
+        return self._parts(value, index, node.owner, follows, sized_by_values)
+
+    def _hold_count(self, node: Node, count: int, sized_by_values: bool) -> None:
+        """The forward goes on with so many parts, which follows from a size."""
+        if sized_by_values:
+            self.problem(node.owner, "counts by a tensor's values")
+        length = Node(len(self.nodes), "function", len, (Ref(node.index),), owner=node.owner)
+        self._guard(Ref(self._append(length, count, GIVEN)), count)
+
+    def _parts(self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool) -> Any:
+        """`value`, the value of node `index`, with its tensors and numbers known as parts of it."""
+
+        def part(item: Any, function: Callable[..., Any], key: Any) -> Any:
+            if item is None or isinstance(item, (str, bool)) or (isinstance(item, Tensor) and id(item) in self._where):
+                return item
+            node = Node(len(self.nodes), "function", function, (Ref(index), key), owner=owner)
+            if isinstance(item, Tensor):
+                self._append(node, item, follows, sized_by_values=sized_by_values)
+                return item
+            if type(item) in (int, float):
+                return recorded(item, self, self._append(node, item, follows), False)
+            if not isinstance(item, (tuple, list, dict, Mapping)) and type(self._opened(item)) is not Instance:
+                return item
+            return self._parts(item, self._append(node, item, follows), owner, follows, sized_by_values)
+
+        if type(value) in (tuple, list):
+            return type(value)(part(item, operator.getitem, place) for place, item in enumerate(value))
+        if isinstance(value, (tuple, list)):
+            for place, item in enumerate(value):
+                part(item, operator.getitem, place)
+            return value
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                part(item, operator.getitem, key)
+            return value
+        instance = self._opened(value)
+        if type(instance) is Instance:
+            for name in instance.attributes:
+                part(getattr(value, name), getattr, name)
+        return value
+
+    def _sized(self, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+        node = Node(len(self.nodes), kind, target, *places, owner=self._owners[-1])  # type: ignore[arg-type]
+        static = not self._is_sized_by_values(places)
+        if not isinstance(value, tuple):
+            name = called_name(target, places[0])
+            if name == "__len__":  # `len` makes a number of its own of whatever it is given
+                node.kind, node.target, node.args = "method", "size", (places[0][0], 0)
+            number = recorded(int(value), self, self._append(node, value, follows), static)
+            if name == "__len__":
+                self._hold(number, "counts by")
+            return number
+        index = self._append(node, value, follows)
+        items = []
+        for place, size in enumerate(value):
+            item = Node(len(self.nodes), "function", operator.getitem, (Ref(index), place), owner=node.owner)
+            items.append(recorded(int(size), self, self._append(item, int(size), follows), static))
+        return type(value)(items)
+
+    def _read(self, name: str, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+        """A call that gives something that is no tensor: values leave torch, unless they are the same in every call."""
+        if follows == CONSTANT:
+            return value
+        stored = [leaf for leaf in leaves(places) if isinstance(leaf, Attr)]
+        buffers = not any(isinstance(attribute(self.root, one.path), nn.Parameter) for one in stored)
+        if follows == STORED and buffers and isinstance(value, (bool, int, float)) and math.isfinite(value):
+            node = Node(len(self.nodes), kind, target, *places, owner=self._owners[-1])  # type: ignore[arg-type]
+            self._guard(Ref(self._append(node, value, follows)), value)
+            return value
+        what = "branches on" if name in ("__bool__", "is_nonzero", "equal", "allclose") else "computes in Python with"
+        self.problem(self._owners[-1], f"{what} a tensor's values")
+        return value
+
+    # ------------------------------------------------------------------------------------------------ writes
+
+    def _set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
+        """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
+        x, outlives = args[0], self._outlives(args[0])
+        target = write_items if outlives else with_items
+        node = Node(len(self.nodes), "function", target, places[0], owner=self._owners[-1], writes=outlives)
+        self._overwrite([x], keep=x)
+        self._append(node, x, self._follows_from(places))
+
+    def _written(
+        self, node: Node, value: Any, changed: list[Tensor], args: tuple[Any, ...], follows: int, said: bool
+    ) -> Any:
+        """A call that changed tensors: readers of the first argument read the result, and of other views nothing."""
+        first = args[0] if args else next(iter(node.kwargs.values()), None)
+        alone = all(tensor is first for tensor in changed)
+        node.writes = any(self._outlives(tensor) for tensor in changed)
+        if not (alone and said and isinstance(value, Tensor) and (value is first or share_storage(value, first))):
+            self._overwrite(changed, keep=None)
+            return self._results(node, value, follows)
+        if isinstance(self.attributes.get(id(first)), Attr) and isinstance(first, nn.Parameter):
+            self.problem(self._owners[-1], "changes a parameter")
+        self._overwrite(changed, keep=first)
+        index = self._append(node, first, follows)
+        if value is not first and isinstance(value, Tensor):
+            self._where[id(value)] = Ref(index)
+        return value
+
+    def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
+        """What lies over the memory of changed tensors cannot be read by its old place any more."""
+        for tensor in changed:
+            place = self._where.get(id(tensor))
+            own = place.index if tensor is keep and isinstance(place, Ref) else None
+            found = self._by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+            for index in found:
+                # Whoever holds the tensor itself finds its new node, by identity.
+                if index != own and self.values[index] is not keep:
+                    self._overwritten.add(index)
+            if self._stores(tensor) and tensor is not keep:
+                self.problem(self._owners[-1], "changes a parameter or a buffer in place")
+
+    def _stores(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor is a parameter's or a buffer's."""
+        return any(share_storage(tensor, stored) for _, stored in _stored_tensors(self.root))
+
+    def _outlives(self, tensor: Any) -> bool:
+        """Whether the caller sees what is written to a tensor: it is an input's, a parameter's or a buffer's memory."""
+        return any(share_storage(tensor, one) for one in self._inputs) or self._stores(tensor)
+
+    # ------------------------------------------------------------------------------------------------ modules
+
+    def on_call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What happens instead of a submodule's forward."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        name = self.names.get(id(module))
+        if not self._recording:
+            return self._call_inside(module, name, forward, args, kwargs)
+        if name is None or module is self.root:
+            return forward(*args, **kwargs)
+        path = full_name(self.path, name)
+        self.called.add(path)
+        with self._switched(False):
+            if path in self.islands:
+                return self._call_island(module, name, args, kwargs, forward)
+            if is_leaf(module) or isinstance(module, torch.jit.ScriptModule):
+                return self._call_leaf(module, name, args, kwargs, forward)
+            return self._enter(module, name, forward, args, kwargs)
+
+    def _enter(self, module: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See through a container."""
+        start = len(self.nodes)
+        arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
+        self._owners.append(name)
+        try:
+            with self._switched(True):
+                output = forward_of(module, forward)(*args, **kwargs)
+            self.regions.append(Region(name, start, len(self.nodes), arguments, self.places(output)))
+        finally:
+            self._owners.pop()
+        return output
+
+    def _call_leaf(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """A layer is one call."""
+        node, known = self._module_node(name, args, kwargs), _versions((args, kwargs))
+        real_args, real_kwargs = _plain((args, kwargs))
+        if name == "":
+            real_args = (module, *real_args)
+        value = forward(*real_args, **real_kwargs)
+        return self._module_results(node, module, value, known, args, kwargs)
+
+    def _call_island(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """A module that runs as it is; what it calls is noted."""
+        node, known = self._module_node(name, args, kwargs), _versions((args, kwargs))
+        objects: dict[int, tuple[Any, Given]] = {}
+        containers((args, kwargs), Given(""), objects, lambda leaf: isinstance(leaf, Tensor))
+        before = {key: content(value) for key, (value, _) in objects.items()}
+        if any(key in self._given for key in objects):
+            self.problem(self._owners[-1], f"hands an object of its caller's to {name}, which runs as it is")
+        path = full_name(self.path, name)
+        real_args, real_kwargs = _plain((args, kwargs))
+        value = self.run_inside(path, module, real_args, real_kwargs, forward)
+        self.opaque.append(path)
+        if any(not _same_content(before[key], content(one)) for key, (one, _) in objects.items()):
+            self.problem(self._owners[-1], f"hands an object to {name}, which changes it")
+        if any(isinstance(leaf, bool) for leaf in leaves(self._opened(value))):
+            self.problem(self._owners[-1], f"calls {name}, which gives a bool")
+        return self._module_results(node, module, value, known, args, kwargs)
+
+    def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
+        node = Node(len(self.nodes), "module", name, self.places(args), self.places(kwargs), self._owners[-1])
+        node.site = self._sites.get(name, 0)
+        self._sites[name] = node.site + 1
+        return node
+
+    def _module_results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+        changed = [tensor for tensor, version in known if _version(tensor) != version]
+        places = (node.args, node.kwargs)
+        if changed:
+            said = says_it_writes("module", node.target, kwargs, module)
+            given = args or tuple(kwargs.values())
+            return self._written(node, value, changed, given, GIVEN, said)
+        return self._results(node, value, GIVEN, sized_by_values=self._is_sized_by_values(places))
+
+    def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """Run a module as it is, noting what it calls and with what."""
+        self.called.add(path)
+        call = self.calls.setdefault(path, Called(module, (copied(args), copied(kwargs))))
+        call.children = []
+        self._running.append(path)
+        try:
+            with self._switched(False):
+                return forward(*args, **kwargs)
+        finally:
+            self._running.pop()
+
+    def _call_inside(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A module called by an island, or inside of a layer."""
+        if not self._running or name is None:
+            return forward(*args, **kwargs)
+        path = full_name(self.path, name)
+        self.called.add(path)
+        parent = self.calls[self._running[-1]]
+        if path == self._running[-1]:
+            return forward(*args, **kwargs)
+        if path not in parent.children:
+            parent.children.append(path)
+        if path not in self.calls:
+            self.calls[path] = Called(module, (copied(args), copied(kwargs)))
+        elif not self.calls[path].varies:
+            self.calls[path].varies = not alike(module, self.calls[path].example, (args, kwargs))
+        self._running.append(path)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._running.pop()
+
+
+def tensors_in(call: Arguments) -> list[Tensor]:
+    """The tensors of a call, also of those in objects, in order."""
+    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _plain(tree: Any) -> Any:
+    """Arguments with numbers in place of recorded ones; the same objects where none is there."""
+    if any(type(leaf) in NUMBERS for leaf in leaves(tree)):
+        return map_leaves(plain, tree)
+    return tree
+
+
+def _version(tensor: Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors have none
+        return -1
+
+
+def _versions(tree: Any) -> list[tuple[Tensor, int]]:
+    return [(leaf, _version(leaf)) for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _by_mask(key: Any) -> bool:
+    keys = key if isinstance(key, tuple) else (key,)
+    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in keys)
+
+
+def _attributes(root: nn.Module) -> dict[int, Attr]:
+    """The places of the tensors that modules hold, by identity; the first name counts."""
+    found: dict[int, Attr] = {}
+    for attr, tensor in _stored_tensors(root):
+        found.setdefault(id(tensor), attr)
+    return found
+
+
+def _stored_tensors(root: nn.Module) -> Iterator[tuple[Attr, Tensor]]:
+    for path, module in root.named_modules():
+        for store in (module.__dict__.get("_parameters"), module.__dict__.get("_buffers"), module.__dict__):
+            for name, value in (store or {}).items():
+                if isinstance(value, Tensor):
+                    yield Attr(full_name(path, name)), value
+
+
+NO_STATE = {"_parameters", "_buffers", "_modules", "training", "forward"}
+"""Attributes of a module that are looked into, or that are ours during a capture."""
+
+
+def _state(root: nn.Module) -> dict[str, dict[str, Any]]:
+    """The attributes of every module, parameters, buffers and submodules included, as they are now."""
+    found = {}
+    for path, module in root.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        found[path] = {
+            name: _snapshot(value) if isinstance(value, (list, dict, set)) else value
+            for name, value in module.__dict__.items()
+            if name not in NO_STATE
+        }
+        for store in ("_parameters", "_buffers", "_modules"):
+            found[path].update(module.__dict__[store])
+    return found
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What a list, dict or set held, item by item."""
+
+    kind: type
+    held: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
+
+
+def _snapshot(value: Any) -> _Snapshot:
+    return _Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    if isinstance(one, _Snapshot):
+        return bool(one == other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return _all_same(one, other)
+    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str)) and one == other)
+
+
+def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(map(_same, one, other))
+
+
+def _differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
+    return name not in before or name not in after or not _same(before[name], after[name])
+
+
+def _same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:
+    def flat(part: Any) -> tuple[Any, ...]:
+        return tuple(part.items()) if isinstance(part, dict) else tuple(part or ())
+
+    return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
+
+
+def _is_lazy(value: Any) -> bool:
+    return hasattr(value, "__next__") or (callable(value) and not isinstance(value, (type, nn.Module, Tensor)))
+
+
+def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:
+    """`tree` with other leaves, where a leaf may be a container."""
+    if known(tree):
+        return swap(tree)
+    kind = type(tree)
+    if kind is Instance:
+        return Instance(tree.kind, _swapped(tree.attributes, swap, known), _swapped(tree.items, swap, known))
+    if kind in (tuple, list):
+        return kind(_swapped(item, swap, known) for item in tree)
+    if kind is dict:
+        return {key: _swapped(value, swap, known) for key, value in tree.items()}
+    if issubclass(kind, Mapping) and not isinstance(tree, Tensor):
+        with contextlib.suppress(TypeError):
+            return kind({key: _swapped(value, swap, known) for key, value in tree.items()})  # type: ignore[call-arg]
+    return tree

@@ -1,0 +1,165 @@
+"""A model whose submodules tell a recorder when they are called, and whose state is put back afterwards.
+
+Each module gets a forward of its own for the time of a capture; nothing of torch is changed, so that other models and
+other threads notice nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from quant.names import full_name
+from quant.static.attention import stop_nesting
+
+if TYPE_CHECKING:
+    from quant.capture.recorder import Recorder
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+         "_forward_pre_hooks_with_kwargs")  # fmt: skip
+
+
+class Watched:
+    """The modules of one model while they are watched.
+
+    Attributes:
+        recorder: is told of every call, where there is one.
+        changed: dotted names of the attributes and buffers that some forward changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.recorder: Recorder | None = None
+        self.changed: set[str] = set()
+
+    def snapshot(self) -> Callable[[], None]:
+        """What puts the model's state back to what it is now, and notes what had changed."""
+        put_back = snapshot(self.model)
+        return lambda: self.changed.update(put_back())
+
+    @contextlib.contextmanager
+    def telling(self, recorder: Recorder) -> Iterator[None]:
+        """Let calls go to a recorder."""
+        before, self.recorder = self.recorder, recorder
+        try:
+            yield
+        finally:
+            self.recorder = before
+
+    def _forward(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)  # forwards are asked for their signatures
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self.recorder is None:
+                return forward(*args, **kwargs)
+            return self.recorder.on_call(module, forward, args, kwargs)
+
+        if "forward" not in vars(module):  # what the class says is still so
+            watched.watches = module  # type: ignore[attr-defined]
+        return watched
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module) -> Iterator[Watched]:
+    """Watch the modules of a model, in eval mode, without the user's hooks; all is put back."""
+    watched = Watched(model)
+    with _evaluating(model), _keeping(model):
+        for module in model.modules():
+            for name in HOOKS:
+                hooks = module.__dict__.get(name)
+                if hooks and not _belongs_to_weight(hooks):
+                    module.__dict__[name] = type(hooks)()
+            stop_nesting(module)
+        forwards = [(module, module.forward) for module in model.modules()]
+        for module, forward in forwards:
+            module.__dict__["forward"] = watched._forward(module, forward)
+        yield watched
+
+
+def _belongs_to_weight(hooks: Any) -> bool:
+    """Whether hooks compute a weight before a call, as torch's own weight norm and pruning do."""
+    return all(type(hook).__module__.startswith("torch.nn.utils") for hook in hooks.values())
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _keeping(model: nn.Module) -> Iterator[None]:
+    """Put attributes, buffers and the state of random numbers back to what they were."""
+    put_back = snapshot(model)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+STORES = ("_parameters", "_buffers", "_modules")
+
+
+def snapshot(model: nn.Module) -> Callable[[], set[str]]:
+    """What puts a model's state, and that of random numbers, back to what it is now, and says what differed."""
+    kept = [_ModuleState(name, module) for name, module in model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)]  # fmt: skip
+    chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+    def put_back() -> set[str]:
+        changed = {name for state in kept for name in state.put_back()}
+        torch.set_rng_state(chance[0])
+        random.setstate(chance[1])
+        numpy.random.set_state(chance[2])
+        return changed
+
+    return put_back
+
+
+class _ModuleState:
+    """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module = name, module
+        self.attributes = {key: value for key, value in vars(module).items() if key not in STORES}
+        self.stores = {key: dict(vars(module)[key]) for key in STORES}
+        self.held = {key: (value, copy.copy(value)) for key, value in self.attributes.items()
+                     if isinstance(value, (list, dict, set))}  # fmt: skip
+        self.tensors = {key: (tensor, tensor._version, tensor.detach().clone())
+                        for key, tensor in {**self.attributes, **self.stores["_buffers"]}.items()
+                        if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())}  # fmt: skip
+
+    def put_back(self) -> list[str]:
+        own = vars(self.module)
+        now = {**{key: value for key, value in own.items() if key not in STORES}, **own["_buffers"]}
+        before = {**self.attributes, **self.stores["_buffers"]}
+        changed = {key for key in {*now, *before} if now.get(key, self) is not before.get(key, self)}
+        for key in set(own) - set(STORES) - set(self.attributes):
+            del own[key]
+        own.update(self.attributes)
+        for key, content in self.stores.items():
+            own[key].clear()
+            own[key].update(content)
+        for key, (held, items) in self.held.items():
+            if held != items or list(map(id, held)) != list(map(id, items)):
+                changed.add(key)
+                held.clear()
+                held.extend(items) if isinstance(held, list) else held.update(items)
+        for key, (tensor, version, values) in self.tensors.items():
+            if tensor._version != version:
+                changed.add(key)
+                with torch.no_grad():
+                    tensor.copy_(values)
+        return [full_name(self.name, key) for key in changed - {"forward", "training"}]

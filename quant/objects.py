@@ -1,0 +1,230 @@
+"""Values of any class as trees: what a forward may take, change and return, with a place for each tensor in it.
+
+`opened` turns a user's value into nested tuples, lists, dicts, dataclasses and, for objects of other classes that hold
+tensors, `Instance`. `built` turns such a tree back. Neither knows what stands at the leaves.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An object by its class, its attributes, and its items where the class is a list, tuple or dict besides.
+
+    Attributes:
+        kind: its class.
+        attributes: of its `__dict__` and its slots, by name; nested.
+        items: of a subclass of list, tuple or deque its items, of a dict its pairs; None of others.
+    """
+
+    kind: type
+    attributes: dict[str, Any]
+    items: Any = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """An object that the caller gave: the argument it came in, and the steps from there to it.
+
+    Attributes:
+        argument: name of the argument.
+        path: of each step whether it is an attribute, and its name, index or key.
+    """
+
+    argument: str
+    path: tuple[tuple[bool, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Write:
+    """What a forward left in something that outlives the call.
+
+    Attributes:
+        target: an object that the caller gave, or the dotted name of a module's attribute.
+        value: of an attribute its new value; of an object its new content, as `content` gives it. Nested.
+    """
+
+    target: Given | str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output that is more than nested tensors: it holds objects to build, or comes with writes."""
+
+    value: Any
+    writes: tuple[Write, ...] = ()
+
+
+PLAIN_CONTAINERS = (tuple, list, dict, collections.OrderedDict, torch.Size, PackedSequence)
+OPAQUE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+          enum.Enum, weakref.ReferenceType, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
+          torch.layout, torch.memory_format, torch.Generator)  # fmt: skip
+"""What is never looked into."""
+
+
+def has_own_form(kind: type) -> bool:
+    """Whether `map_leaves` takes values of this class apart and makes them again by itself."""
+    if kind in PLAIN_CONTAINERS or kind is slice or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return True
+    if not dataclasses.is_dataclass(kind):
+        return False
+    fields = dataclasses.fields(kind)
+    # What a constructor computes anew may not be what the object held.
+    simple = all(field.init for field in fields) and not hasattr(kind, "__slots__")
+    return issubclass(kind, Mapping) or (simple and not hasattr(kind, "__post_init__"))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, of its slots too."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
+
+
+def items_of(value: Any) -> Any:
+    """The items of a list, tuple or deque, the pairs of a dict; None of anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (list, tuple, collections.deque)) else None
+
+
+def opened(value: Any, wanted: Callable[[Any], bool]) -> Any:
+    """`value` with `Instance` for objects in which, at any depth, something is wanted; other objects stay leaves."""
+    return _open(value, wanted, ())
+
+
+def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) -> Any:
+    kind = type(value)
+    if wanted(value) or isinstance(value, OPAQUE) or id(value) in around:
+        return value
+    inside = (*around, id(value))
+    if kind in (tuple, list, torch.Size):
+        return kind(_open(item, wanted, inside) for item in value)
+    if kind in (dict, collections.OrderedDict):
+        return kind((key, _open(item, wanted, inside)) for key, item in value.items())
+    if kind is slice or kind is PackedSequence or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return value
+    if not hasattr(value, "__dict__") and not hasattr(kind, "__slots__") and items_of(value) is None:
+        return value
+    if has_own_form(kind) and not _holds(value, wanted, around, deep=True):
+        return value
+    attributes = {name: _open(item, wanted, inside) for name, item in attributes_of(value).items()}
+    items = _open(items_of(value), wanted, inside)
+    if not any(map(wanted, _leaves((attributes, items)))):
+        return value
+    return Instance(kind, attributes, items)
+
+
+def _holds(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...], *, deep: bool) -> bool:
+    """Whether a value that `map_leaves` takes apart by itself holds an object that it would not look into."""
+    inside = (*around, id(value))
+    parts = [*attributes_of(value).values(), *(_values(items_of(value)))]
+    return any(type(_open(part, wanted, inside)) is Instance for part in parts)
+
+
+def _values(items: Any) -> list[Any]:
+    return list(items.values()) if isinstance(items, dict) else list(items or ())
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Instance):
+        yield from _leaves((tree.attributes, tree.items))
+    elif isinstance(tree, PackedSequence) or (isinstance(tree, (list, tuple)) and type(tree) is not torch.Size):
+        for item in tree:
+            yield from _leaves(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from _leaves(item)
+    elif isinstance(tree, slice):
+        yield from (tree.start, tree.stop, tree.step)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from _leaves(getattr(tree, field.name, None))
+    elif type(tree) is torch.Size:
+        yield from tree
+    else:
+        yield tree
+
+
+def built(instance: Instance) -> Any:
+    """The object that an `Instance` without open places describes."""
+    kind: Any = instance.kind
+    if issubclass(kind, tuple):
+        made = tuple.__new__(kind, instance.items)
+    else:
+        made = kind.__new__(kind)
+    fill(made, instance.attributes, None if issubclass(kind, tuple) else instance.items)
+    return made
+
+
+def fill(target: Any, attributes: Mapping[str, Any], items: Any) -> None:
+    """Make an object's attributes and items these and no others."""
+    own = getattr(target, "__dict__", None)
+    if own is not None:
+        for name in set(own) - set(attributes):
+            del own[name]
+    for name, value in attributes.items():
+        if own is not None and not isinstance(getattr(type(target), name, None), types.MemberDescriptorType):
+            own[name] = value
+        else:
+            object.__setattr__(target, name, value)
+    if isinstance(target, dict):
+        dict.clear(target)
+        dict.update(target, items)
+    elif isinstance(target, list):
+        list.__setitem__(target, slice(None), items)
+    elif isinstance(target, collections.deque):
+        target.clear()
+        target.extend(items)
+
+
+def containers(value: Any, given: Given, found: dict[int, tuple[Any, Given]], wanted: Callable[[Any], bool]) -> None:
+    """Collect the lists, dicts and objects in an argument that a forward might change, by id, with their places."""
+    if isinstance(value, OPAQUE) or id(value) in found or wanted(value):
+        return
+    if not isinstance(value, tuple):
+        if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__") and items_of(value) is None:
+            return
+        found[id(value)] = (value, given)
+    for name, item in attributes_of(value).items():
+        containers(item, Given(given.argument, (*given.path, (True, name))), found, wanted)
+    items = items_of(value)
+    pairs = items.items() if isinstance(items, dict) else enumerate(items or ())
+    for key, item in pairs:
+        containers(item, Given(given.argument, (*given.path, (False, key))), found, wanted)
+
+
+def content(value: Any) -> tuple[dict[str, Any], Any]:
+    """What `fill` sets: an object's attributes and its items."""
+    return attributes_of(value), items_of(value)
+
+
+def at(arguments: Mapping[str, Any], given: Given) -> Any:
+    """The object in a call's arguments."""
+    found = arguments[given.argument]
+    for is_attribute, key in given.path:
+        found = getattr(found, key) if is_attribute else found[key]
+    return found
+
+
+def compares_itself(kind: type) -> bool:
+    """Whether a class says when two of its objects are equal, rather than being equal to themselves alone."""
+    return any("__eq__" in vars(one) for one in kind.__mro__[:-1])
