@@ -172,7 +172,7 @@ class NotContiguous(TwoLayers):
         return self.last(self.first(x).relu())
 
 
-@case("an input expanded from one row", lambda b, n, i: (uniform(1, WIDTH).expand(b, -1),))
+@case("an input expanded over a dimension", lambda b, n, i: (uniform(b, 1, WIDTH).expand(b, 4, -1),))
 class Expanded(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).relu())

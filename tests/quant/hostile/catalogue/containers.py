@@ -128,7 +128,7 @@ class ReturnsParameter(TwoLayers):
         return self.last(self.first(x).relu()) * self.scale, self.scale
 
 
-@case("returns a generator")
+@case("returns a generator", refusal="a generator runs after the call")
 class ReturnsGenerator(TwoLayers):
     def forward(self, x: Tensor) -> Iterator[Tensor]:
         y = self.first(x).relu()

@@ -159,7 +159,7 @@ class Messages(TwoLayers):
 class MinusInfinity(TwoLayers):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         weights = x.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
-        return self.last(self.first(x * weights * 8).relu())
+        return self.last(self.first(x * (weights + 0.5)).relu())
 
 
 @case("an output with infinities where a mask says so")
@@ -209,7 +209,7 @@ class OddOperators(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         y += 0.5
-        y = (y**2 % 1.0) - (y // 0.5) * 0.25 + abs(y)
+        y = (y**2 % 16.0) - (y + 4.0) // 8.0 + abs(y)
         y @= torch.eye(32)
         return self.last(divmod(y, 2.0)[1] if isinstance(y, Tensor) and hasattr(y, "__divmod__") else -y)
 

@@ -45,7 +45,7 @@ class LayerDrop(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            if random.random() < 0.5:
+            if random.random() < 0.8:
                 x = x + layer(x)
         return x
 
@@ -123,7 +123,7 @@ class SetsSeed(TwoLayers):
 @case("a Gumbel softmax")
 class Gumbel(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.gumbel_softmax(self.first(x), tau=2.0) * 8)
+        return self.last(F.gumbel_softmax(self.first(x), tau=4.0) * 8)
 
 
 @case("normal_ into an empty tensor")

@@ -96,7 +96,7 @@ class Causal(TwoLayers):
 
 
 def one_or_all(batch: int, length: int, index: int) -> Inputs:
-    return uniform(batch if index % 2 else 1, WIDTH), uniform(batch, WIDTH)
+    return uniform(1 if index % 2 else batch, WIDTH), uniform(batch, WIDTH)
 
 
 @case("broadcasting that depends on whether the batch is one", one_or_all)

@@ -22,7 +22,7 @@ class RingBuffer(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         self.ring[self.at] = x.detach().mean(0) * 4
         self.at = (self.at + 1) % 4
-        return self.last(self.first(x + self.ring.sum(0)).relu())
+        return self.last(self.first(x + self.ring.sum(0) / 4).relu())
 
 
 @case("a key-value cache in preallocated buffers", lambda b, n, i: (uniform(2, 1, WIDTH),), other=None)
@@ -40,8 +40,7 @@ class StaticCache(nn.Module):
         self.values[:, self.length : self.length + 1] = v.detach()
         self.length += 1
         keys, values = self.keys[:, : self.length], self.values[:, : self.length]
-        out: Tensor = self.out(F.scaled_dot_product_attention(q, keys, values))
-        return out
+        return x + self.out(F.scaled_dot_product_attention(q, keys, values))
 
 
 @case("statistics in a dict on the module", other=None, state=lambda m: dict(m.statistics))

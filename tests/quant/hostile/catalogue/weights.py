@@ -224,4 +224,4 @@ class StackedExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         best = x[:, :4].argmax(1)
-        return self.down(torch.einsum("bi,bio->bo", x, self.up[best]).relu())
+        return self.down(torch.einsum("bi,bio->bo", x, self.up[best]).tanh())
