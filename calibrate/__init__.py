@@ -5,6 +5,7 @@ from __future__ import annotations
 from quant.calibrate.distributed import sync
 from quant.calibrate.driver import Calibration, run
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError, DataError
+from quant.calibrate.ranges_file import load_ranges, save_ranges, set_ranges
 from quant.calibrate.readers import read
 from quant.calibrate.report import Row, ranges
 
@@ -15,8 +16,11 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "Row",
+    "load_ranges",
     "ranges",
     "read",
     "run",
+    "save_ranges",
+    "set_ranges",
     "sync",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quant.calibrate import distributed, readers, report
+from quant.calibrate import distributed, ranges_file, readers, report
 from quant.calibrate.batches import Caller
 from quant.calibrate.driver import CHECKPOINT_SECONDS, run
 from quant.calibrate.errors import DataError
@@ -29,13 +29,13 @@ class Verbs:
 
     Attributes:
         load_model: (--model, --weights) -> the float model.
-        prepare: (model, example inputs, observer's name) -> the model with observers.
+        prepare: (model, example inputs, observer's name, its options) -> the model with observers.
         convert: prepared -> int8 model.
         save: (int8 model, path).
     """
 
     load_model: Callable[[str, str | None], nn.Module]
-    prepare: Callable[[nn.Module, Any, str], nn.Module]
+    prepare: Callable[[nn.Module, Any, str, dict[str, float]], nn.Module]
     convert: Callable[[nn.Module], nn.Module]
     save: Callable[[nn.Module, str], None]
 
@@ -61,6 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="histogram",
         choices=[name for name in OBSERVERS if name != "fixed"],
         help="how ranges of activations are chosen (default: histogram)",
+    )
+    parser.add_argument(
+        "--observer-option",
+        type=_option,
+        metavar="NAME=NUMBER",
+        action="append",
+        default=[],
+        help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be given several "
+        "times",
+    )
+    parser.add_argument("--save-ranges", metavar="FILE", help="write every range there, as JSON to look at and to edit")
+    parser.add_argument(
+        "--ranges",
+        metavar="FILE",
+        help="take the ranges of this file, which --save-ranges wrote, not those of the data",
     )
     parser.add_argument("--limit", type=_positive, metavar="N", help="take N samples; of a loader, N batches")
     parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
@@ -99,12 +114,15 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
     """
     with _process_group():
         rank, ranks = distributed.world()
-        if options.out is not None and not Path(options.out).resolve().parent.is_dir():
-            raise DataError(f"--out {options.out}: there is no such folder")  # said before the work, not after
+        for option, path in (("--out", options.out), ("--save-ranges", options.save_ranges)):
+            if path is not None and not Path(path).resolve().parent.is_dir():
+                raise DataError(f"{option} {path}: there is no such folder")  # said before the work, not after
         model = verbs.load_model(options.model, options.weights)
         batches = read(options, (rank, ranks))
         inputs, batches = example(model, options, batches)
-        prepared = verbs.prepare(model, inputs, options.observer)
+        prepared = verbs.prepare(model, inputs, options.observer, dict(options.observer_option))
+        if options.ranges is not None:
+            ranges_file.load_ranges(prepared, options.ranges)
         done = run(
             prepared,
             batches,
@@ -122,6 +140,10 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
             for line in report.warnings_of(rows):
                 print(f"warning: {line}", file=sys.stderr)
             print(f"{done.samples} samples in {done.batches} batches, {done.seconds:.1f} s")
+        if options.save_ranges is not None:
+            ranges_file.save_ranges(prepared, options.save_ranges)
+            if not options.json:
+                print(f"wrote {options.save_ranges}")
         if options.out is not None:
             verbs.save(verbs.convert(prepared), options.out)
             if not options.json:
@@ -209,6 +231,14 @@ def _number(text: str) -> float:
         return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+
+
+def _option(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=NUMBER, as in percentile=99.9")
+    number = _number(value)
+    return name, int(number) if number.is_integer() else number
 
 
 def _numbers(text: str) -> list[float]:

@@ -46,7 +46,7 @@ class Row:
 
     Attributes:
         layer: the observer's `name` where it was given one, else its module's.
-        observer: class name.
+        observer: class name; "Given" where the range was given by hand.
         channels: how many ranges; 1 per tensor.
         low, high: extremes of the finite values seen; NaN where there were none.
         chosen_low, chosen_high: the real values of the smallest and largest integer; NaN where there is no range.
@@ -83,11 +83,16 @@ def _has_range(module: nn.Module) -> bool:
     return isinstance(module, Observer) and not isinstance(module, ChannelMean)
 
 
+def _is_given(observer: Observer) -> bool:
+    """Whether somebody gave a range in place of the observer's own."""
+    return observer.given is not None and not isinstance(observer, FixedObserver)
+
+
 def unseen(observers: Mapping[str, Observer]) -> list[str]:
     """The layers whose observer cannot give a range, as it (or some of its channels) saw no finite value."""
     found = []
     for name, observer in observers.items():
-        if not _has_range(observer) or (isinstance(observer, FixedObserver) and observer.scheme.axis is None):
+        if not _has_range(observer) or not observer.needs_data:
             continue
         empty = observer.low > observer.high
         if observer.low.numel() == 0 or bool(empty.all()):
@@ -129,7 +134,7 @@ def _row(name: str, observer: Observer) -> Row:
     chosen = _ends(qparams) if qparams is not None else low.new_tensor([[math.nan, math.nan]])
     return Row(
         layer=observer.name or name,
-        observer=type(observer).__name__,
+        observer="Given" if _is_given(observer) else type(observer).__name__,
         channels=max(observer.low.numel(), 1),
         low=low.min().item(),
         high=high.max().item(),
@@ -157,9 +162,29 @@ def _suspicions(observer: Observer, qparams: QParams | None) -> list[str]:
         )
     if qparams is None:
         return [*found, "saw no finite value and has no range: the data never reaches it; give data that does"]
-    if isinstance(observer, FixedObserver):
+    found += _of_given(observer, qparams)
+    if isinstance(observer, FixedObserver) or not bool((observer.low <= observer.high).any()):
         return found
     return [*found, *_of_extremes(observer, qparams), *_of_histogram(observer, qparams)]
+
+
+def _of_given(observer: Observer, qparams: QParams) -> list[str]:
+    """Data that a range by hand does not hold, by a step and more; a histogram knows the share, and says that instead.
+
+    An observer's own range may clip, with reason.
+    """
+    seen = observer.low <= observer.high
+    if observer.given is None or isinstance(observer, HistogramStore) or not bool(seen.any()):
+        return []
+    low, high = observer.low[seen].min().item(), observer.high[seen].max().item()
+    ends, step = _ends(qparams), qparams.scale.max().item()
+    first, last = ends[:, 0].min().item(), ends[:, 1].max().item()
+    if low >= first - step and high <= last + step:
+        return []
+    return [
+        f"values reach from {low:.4g} to {high:.4g}, and the range that was given ends at {first:.4g} and {last:.4g}: "
+        "what lies beyond is clipped"
+    ]
 
 
 def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
@@ -201,7 +226,7 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
         row = RowView(observer.counts[index].cpu(), 2.0**exponent, low, high)
         half_step = scales[index].item() / 2
         where = f"channel {index}: " if observer.scheme.axis is not None else ""
-        said = _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step)
+        said = _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step, given=_is_given(observer))
         suspicious += bool(said)
         if suspicious <= SHOWN:
             found += [where + text for text in said]
@@ -210,7 +235,7 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
     return found
 
 
-def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float) -> list[str]:
+def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float, *, given: bool) -> list[str]:
     """Suspicions about one histogram whose integers reach from chosen_low to chosen_high."""
     found = []
     total = int(row.counts.sum())
@@ -229,7 +254,7 @@ def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: floa
         if share > CLIPPED:
             found.append(
                 f"{share:.1%} of the values lie {end} the range [{chosen_low:.4g}, {chosen_high:.4g}] and are clipped: "
-                "try the minmax observer"
+                f"{'widen it' if given else 'try the minmax observer'}"
             )
     lost = _lost(row, half_step)
     if lost:

@@ -109,20 +109,34 @@ def sources(target: Target) -> list[Path]:
 
 
 def fingerprint(target: Target) -> str:
-    """A digest of everything the output depends on: sources, flags, compiler and torch."""
+    """Everything the output depends on, as two digests: of sources, flags and torch, and of the compiler."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run([target.cxx, "--version"], capture_output=True, text=True, check=True).stdout
     torch_version = (target.torch_dir / "version.py").read_text()
-    digest.update(repr((COMMON_FLAGS, FILE_FLAGS, target.arch, version, torch_version)).encode())
-    return digest.hexdigest()
+    digest.update(repr((COMMON_FLAGS, FILE_FLAGS, target.arch, torch_version)).encode())
+    version = subprocess.run([target.cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    return f"{digest.hexdigest()} {hashlib.sha256(version.encode()).hexdigest()}"
 
 
 def is_current(target: Target) -> bool:
     """Whether the output was built from exactly what would be built now."""
+    return target.output.exists() and _stamp(target) == fingerprint(target)
+
+
+def is_foreign(target: Target) -> bool:
+    """Whether the output says that it was built from other sources, or for another torch, than are here.
+
+    By another compiler it may have been: that of the machine where a wheel was built.
+    """
+    stamp = _stamp(target)
+    return bool(stamp) and stamp.split()[0] != fingerprint(target).split()[0]
+
+
+def _stamp(target: Target) -> str:
+    """The fingerprint that was written beside the output, '' where there is none."""
     stamp = target.output.with_suffix(".stamp")
-    return target.output.exists() and stamp.exists() and stamp.read_text() == fingerprint(target)
+    return stamp.read_text() if stamp.exists() else ""
 
 
 def build(target: Target, *, jobs: int | None = None) -> Path:

@@ -39,7 +39,7 @@ _BACKENDS: Mapping[str, Backend] = MappingProxyType(
 _IN_GRAPH = CompiledBackend("")
 _is_compiling = torch.compiler.is_compiling
 _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
-_HAS_EXTENSION = not ops.extension_problem()
+_HAS_EXTENSION = not (ops.extension_problem() or ops.isa_problem())
 
 _usable: dict[str, Backend] = {}
 """Backends that `find` has found usable, '' for the one where no one chose: what a CPU can do does not change."""
@@ -112,7 +112,13 @@ def is_direct(name: str = "") -> bool:
 
 @functools.cache
 def default_name() -> str:
-    """The fastest backend that is exact here. Says once why, where that is only the reference."""
+    """The fastest backend that is exact here. Says once why, where that is only the reference.
+
+    Raises:
+        BackendUnavailable: QUANT_ISA names no instruction set of this architecture.
+    """
+    if ops.isa_problem():
+        raise BackendUnavailable(ops.isa_problem())
     problem = ops.extension_problem()
     if not problem:
         return str(torch.ops.octet_native.default_backend())

@@ -46,6 +46,7 @@ SCHEMAS = {
     "conv_u8s8_u8": f"({_CONV}, Tensor multiplier, int output_zero_point, int quant_min, int quant_max, str backend) "
     "-> Tensor",
     "run_plan": "(Tensor[] inputs, Tensor[] constants, str program, str backend) -> Tensor[]",
+    "run_plan_of_finite": "(Tensor[] inputs, Tensor[] constants, str program, str backend) -> Tensor[]",
     "linear_dynamic": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias, Tensor? columns, int activation_bits, "
     "bool per_row, bool relu, str backend) -> Tensor",
     # The same as nearly every layer calls it. An argument costs 0.05 to 0.1 microseconds, even one left to its default.
@@ -101,10 +102,16 @@ def extension_problem() -> str:
                 f"{path.name} was built from other sources than these: it has no {', '.join(missing[:3])}{more}; "
                 "`quant build` builds it anew"
             )
-        wrong = torch.ops.octet_native.bad_isa_request()
-        if wrong:
-            raise ValueError(wrong)
     return ""
+
+
+@functools.cache
+def isa_problem() -> str:
+    """'' where QUANT_ISA is unset or an instruction set of this architecture, else what it is and may be.
+
+    Not an error yet: `quant doctor` has to say it.
+    """
+    return "" if extension_problem() else str(torch.ops.octet_native.bad_isa_request())
 
 
 def _register() -> None:
@@ -123,6 +130,7 @@ def _register() -> None:
     torch.library.register_fake("octet::conv_u8s8_f32", _fake_conv(torch.float32), lib=_library)
     torch.library.register_fake("octet::conv_u8s8_u8", _fake_conv(torch.uint8), lib=_library)
     torch.library.register_fake("octet::run_plan", _fake_run_plan, lib=_library)
+    torch.library.register_fake("octet::run_plan_of_finite", _fake_run_plan, lib=_library)
     torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
     torch.library.register_fake("octet::linear_dynamic_plain", _fake_linear_dynamic, lib=_library)
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
@@ -173,7 +181,7 @@ def _fake_quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 
 def _fake_dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
-    return torch.empty_like(q, dtype=torch.float32)
+    return q.new_empty(q.shape, dtype=torch.float32)
 
 
 def _fake_requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:

@@ -42,8 +42,9 @@ def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 
 def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
-    """uint8 -> float32 of the same shape (equation 1)."""
-    return (q.to(torch.int32) - zero_point).to(torch.float32) * torch.tensor(scale, dtype=torch.float32)
+    """uint8 -> float32 of the same shape, contiguous (equation 1)."""
+    plain = q.contiguous().to(torch.int32)
+    return (plain - zero_point).to(torch.float32) * torch.tensor(scale, dtype=torch.float32)
 
 
 def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int, quant_max: int) -> Tensor:

@@ -14,12 +14,14 @@ The extension runs the same text as one call in csrc/plan*.cpp, and gives the sa
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from quant.kernels import plan_check, plan_shapes
 from quant.kernels.reference_ops import OPS, OpTable
 from quant.kernels.reference_reals import REALS
 from torch import Tensor
@@ -91,24 +93,80 @@ def format_value(value: Any) -> str:
 
 @functools.lru_cache(64)
 def parse(text: str) -> PlanText:
-    """The inverse of str(PlanText).
+    """The inverse of str(PlanText); all that can be known without shapes is checked (`plan_check`).
 
     Raises:
-        ValueError: the text is none, or of another version.
+        ValueError: the text is none, or of another version; with the line at fault.
     """
     rows = text.split("\n")
     if rows[0] != HEADER:
         raise ValueError(f"expected {HEADER!r}, got {rows[0]!r}: the plan was written by another version")
-    registers = {"inputs": (), "outputs": ()}  # type: dict[str, tuple[int, ...]]
+    if len(rows) < 3:
+        raise ValueError(f"plan: expected {HEADER!r}, inputs, operations and outputs")
+    inputs, outputs = _registers(rows[1], "inputs"), _registers(rows[-1], "outputs")
+    written = set(inputs)
+    if len(written) < len(inputs):
+        raise ValueError(f"plan line {rows[1]!r}: names an input twice")
     lines = []
-    for row in rows[1:]:
-        first, *rest = row.split(" ")
-        if first in registers:
-            registers[first] = tuple(int(word[1:]) for word in rest)
-        else:
-            pairs = (word.split("=", 1) for word in rest[2:])
-            lines.append(Line(int(first[1:]), rest[1], {name: _value(value) for name, value in pairs}))
-    return PlanText(registers["inputs"], tuple(lines), registers["outputs"])
+    for row in rows[2:-1]:
+        with _named(row):
+            line, read = _parse_line(row)
+            for index in read:
+                if index not in written:
+                    raise ValueError(f"%{index} is not there yet")
+            if line.out in written:
+                raise ValueError(f"%{line.out} is there already")
+            written.add(line.out)
+            lines.append(line)
+    for index in outputs:
+        if index not in written:
+            raise ValueError(f"the plan gives out %{index}, which it does not make")
+    return PlanText(inputs, tuple(lines), outputs)
+
+
+@contextlib.contextmanager
+def _named(row: str) -> Iterator[None]:
+    """Errors quote the line, as the extension's do."""
+    try:
+        yield
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        if type(error) not in (TypeError, ValueError, IndexError, RuntimeError):
+            raise  # of torch's own machinery
+        raise ValueError(f"plan line '{row}': {error}") from error
+
+
+def _registers(row: str, word: str) -> tuple[int, ...]:
+    first, *rest = row.split(" ")
+    with _named(row):
+        if first != word:
+            raise ValueError(f"expected '{word} ...'")
+        return tuple(plan_check.index(one, "%") for one in rest)
+
+
+def _parse_line(row: str) -> tuple[Line, list[int]]:
+    """A line, and the registers it reads."""
+    words = row.split(" ")
+    if "" in words:
+        raise ValueError("expected words with one space between them")
+    if len(words) < 3 or words[1] != "=":
+        raise ValueError("expected '%register = operation name=value ...'")
+    fields: dict[str, str] = {}
+    for word in words[3:]:
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise ValueError(f"expected name=value, got '{word}'")
+        if name in fields:
+            raise ValueError(f"has {name} twice")
+        fields[name] = value
+    plan_check.check(words[2], fields)
+    read = [
+        plan_check.index(part.partition(".")[0], "%")
+        for value in fields.values()
+        for part in value.split(",")
+        if part.startswith("%")
+    ]
+    settings = {name: _value(value) for name, value in fields.items()}
+    return Line(plan_check.index(words[0], "%"), words[2], settings), read
 
 
 def _value(word: str) -> Any:
@@ -130,6 +188,25 @@ def _value(word: str) -> Any:
 
 
 _WORDS = {"-": None, "True": True, "False": False}
+
+
+def _check_tensors(op: str, settings: Mapping[str, Any]) -> None:
+    """What torch would take, or take otherwise, and the kernels do not."""
+    for name, setting in plan_check.table()[op].items():
+        kind, value = setting.kind.removeprefix("$"), settings.get(name)
+        for one in value if isinstance(value, tuple) else (value,):
+            wanted = DTYPES.get(kind)
+            if isinstance(one, Tensor) and wanted is not None and one.dtype != wanted:
+                raise ValueError(f"{name} is {one.dtype}, expected {wanted}")
+    if op in plan_shapes.CHECKS:
+        plan_shapes.CHECKS[op](settings)
+
+
+INPUTS = (torch.float32, torch.uint8)
+CONSTANTS = (torch.int8, torch.uint8, torch.int32, torch.float32)
+DTYPES = {"u8": torch.uint8, "u8s": torch.uint8, "f32": torch.float32, "int8": torch.int8, "int32": torch.int32,
+          "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
+"""Of the kinds of registers and constants in the table of settings."""
 
 
 def _clamp(x: Tensor, low: float, high: float) -> Tensor:
@@ -174,6 +251,10 @@ def run_plan(
     plan = parse(program)
     if len(inputs) != len(plan.inputs):
         raise ValueError(f"the plan has {len(plan.inputs)} inputs, got {len(inputs)}")
+    for kind, values, dtypes in (("an input", inputs, INPUTS), ("a constant", constants, CONSTANTS)):
+        for one in values:
+            if one.dtype not in dtypes:
+                raise TypeError(f"{kind} is {one.dtype}, expected one of {', '.join(map(str, dtypes))}")
     registers = dict(zip(plan.inputs, inputs, strict=True))
 
     def filled(value: Any) -> Any:
@@ -182,12 +263,37 @@ def run_plan(
         if isinstance(value, Register):
             found = registers[value.index]
             return found if value.dim is None else found.shape[value.dim]
-        return constants[value.index] if isinstance(value, Constant) else value
+        if not isinstance(value, Constant):
+            return value
+        if value.index >= len(constants):
+            raise ValueError(f"there are {len(constants)} constants")
+        return constants[value.index]
 
     for line in plan.lines:
-        operator = MOVES.get(line.op) or REALS.get(line.op) or table[line.op]
-        registers[line.out] = operator(**{name: filled(value) for name, value in line.settings.items()})
+        with _named(str(line)):
+            operator = MOVES.get(line.op) or REALS.get(line.op) or table[line.op]
+            settings = {name: filled(value) for name, value in line.settings.items()}
+            _check_tensors(line.op, settings)
+            registers[line.out] = operator(**settings)
     return [_as_promised(registers[index]) for index in plan.outputs]
+
+
+class _NotFinite(Exception):
+    """A value that is to be quantised is NaN or inf."""
+
+
+def _quantize_finite(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    if not bool(torch.isfinite(x).all()):
+        raise _NotFinite
+    return OPS["quantize"](x, scale, zero_point)
+
+
+def run_plan_of_finite(inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str) -> list[Tensor]:
+    """`run_plan`, or an empty list where a value that is quantised on the way is NaN or inf, which no integer says."""
+    try:
+        return run_plan(inputs, constants, program, table={**OPS, "quantize": _quantize_finite})
+    except _NotFinite:
+        return []
 
 
 def _as_promised(value: Tensor) -> Tensor:

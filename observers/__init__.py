@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -35,6 +37,40 @@ LEARNED: dict[str, type[FakeQuantizeBase]] = {
     "pact": PACTFakeQuantize,
 }
 """Fake quantisers that learn their range, by name. FakeQuantize(observer) is the one that observes it."""
+
+_SET_BY_TRAINING = {"channels", "per_sample", "distributed"}
+"""Keywords of constructors that follow from the layer or the process group, and that no recipe sets."""
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """The options that a recipe may give to the observer or learned fake quantiser of that name."""
+    return tuple(each for each in _keywords(name) if each not in _SET_BY_TRAINING)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError, with the legal ones, for options that the observer of that name does not know or take."""
+    known = option_names(name)
+    unknown = [each for each in options if each not in known]
+    if unknown:
+        takes = ", ".join(known) if known else "none"
+        raise ValueError(f"observer {name!r} has no option {', '.join(map(repr, unknown))}; its options: {takes}")
+    missing = [each for each, parameter in _keywords(name).items() if parameter.default is parameter.empty]
+    missing = [each for each in missing if each not in options]
+    if missing:
+        raise ValueError(f"observer {name!r} needs the options {', '.join(map(repr, missing))}")
+    if options:
+        (make_observer if name in OBSERVERS else make_learned)(name, **options)  # which checks their values
+
+
+def trains(name: str) -> bool:
+    """Whether activations in training can have the observer of that name: it learns, or needs no search."""
+    return name in LEARNED or issubclass(OBSERVERS[name], (RangeObserver, FixedObserver))
+
+
+def _keywords(name: str) -> dict[str, inspect.Parameter]:
+    kind: Any = OBSERVERS[name] if name in OBSERVERS else LEARNED[name]
+    parameters = inspect.signature(kind).parameters
+    return {each: one for each, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
 
 
 def make_observer(name: str, scheme: QScheme = ACTIVATION_U8, **options: Any) -> Observer:
@@ -82,6 +118,9 @@ __all__ = [
     "PercentileObserver",
     "RangeObserver",
     "ScaleCollapsed",
+    "check_options",
     "make_learned",
     "make_observer",
+    "option_names",
+    "trains",
 ]

@@ -42,11 +42,16 @@ class Observer(Stateful, ABC):
         low, high: (rows,), the statistics' smallest and largest value; low > high where nothing was seen.
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
 
+    Attributes:
+        given: the range (low, high) that somebody gave instead of the one that statistics would choose; None lets
+            them. A setting, not a statistic: no part of state_dict.
+
     Args:
         scheme: the integers to choose parameters for; `scheme.axis` says per tensor or along which axis.
 
     Raises:
-        NoDataSeen: from `range` and `qparams`, when nothing finite was seen, by any row.
+        NoDataSeen: from `range` and `qparams`, when nothing finite was seen, by any row. A range that was given needs
+            no data, except with `scheme.axis`, where the number of rows is unknown before.
         TypeError: from `forward`, for a tensor that is not real floating point.
         ValueError: from `forward`, when the axis is absent or its size changes.
     """
@@ -55,6 +60,7 @@ class Observer(Stateful, ABC):
     high: Tensor
     nan_count: Tensor
     inf_count: Tensor
+    given: tuple[float, float] | None = None
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8) -> None:
         super().__init__()
@@ -76,22 +82,34 @@ class Observer(Stateful, ABC):
             self._observe(x)
         return x
 
+    def give(self, low: float, high: float) -> None:
+        """Answer with this range from now on, whatever is seen; statistics go on all the same.
+
+        Raises:
+            ValueError: an end is not finite in float32, or low is above high.
+        """
+        largest = torch.finfo(torch.float32).max
+        if not -largest <= low <= high <= largest:
+            raise ValueError(f"{self._where()}: range is [{low}, {high}], expected finite ends, low <= high")
+        self.given = (float(low), float(high))
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether its range waits for statistics: not where one was given for the whole tensor."""
+        return self.given is None or self.scheme.axis is not None
+
     def range(self) -> tuple[Tensor, Tensor]:
-        """The chosen (low, high): float32, shape () or (channels,), finite, low <= high.
+        """The chosen or given (low, high): float32, shape () or (channels,), finite, low <= high.
 
         Raises:
             NoDataSeen: nothing finite was seen, or one channel saw nothing finite.
         """
-        empty = self.low > self.high
-        if self.low.numel() == 0 or bool(empty.all()):
-            raise NoDataSeen(
-                f"{self._where()}: no finite value was seen{self._non_finite()}; run calibration data through the "
-                "model before asking for its parameters"
-            )
-        if bool(empty.any()):
-            rows = empty.nonzero().flatten().tolist()
-            raise NoDataSeen(f"{self._where()}: channels {rows} saw no finite value{self._non_finite()}")
-        low, high = self._range()
+        if self.needs_data:
+            self._check_seen()
+        if self.given is None:
+            low, high = self._range()
+        else:
+            low, high = torch.full_like(self.low, self.given[0]), torch.full_like(self.high, self.given[1])
         return (low[0], high[0]) if self.scheme.axis is None else (low, high)
 
     def qparams(self) -> QParams:
@@ -140,6 +158,18 @@ class Observer(Stateful, ABC):
     def _range(self) -> tuple[Tensor, Tensor]:
         """The chosen (low, high), each (rows,), from statistics in which every row has data."""
         return self.low.clone(), self.high.clone()
+
+    def _check_seen(self) -> None:
+        """Raise NoDataSeen where some row has no statistics."""
+        empty = self.low > self.high
+        if self.low.numel() == 0 or bool(empty.all()):
+            raise NoDataSeen(
+                f"{self._where()}: no finite value was seen{self._non_finite()}; run calibration data through the "
+                "model before asking for its parameters"
+            )
+        if bool(empty.any()):
+            rows = empty.nonzero().flatten().tolist()
+            raise NoDataSeen(f"{self._where()}: channels {rows} saw no finite value{self._non_finite()}")
 
     @abstractmethod
     def _merge(self, other: Observer) -> None:

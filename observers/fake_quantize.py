@@ -188,8 +188,8 @@ class FakeQuantize(FakeQuantizeBase):
         shape = () if self.scheme.axis is None else (0,)
         self.register_buffer("scale", torch.full(shape, torch.nan))
         self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32))
-        if not isinstance(observer, RangeObserver):
-            self._refresh()  # a fixed range is known without data
+        if not isinstance(observer, RangeObserver) or observer.given is not None:
+            self._refresh()  # a range by hand is known without data
 
     def forward(self, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round as the switches say; x's dtype, shape and device.
@@ -264,7 +264,7 @@ class FakeQuantize(FakeQuantizeBase):
     def _refresh(self) -> None:
         """Take the range that the observer has now, if it has one."""
         with torch.no_grad():
-            if isinstance(self.observer, RangeObserver):
+            if isinstance(self.observer, RangeObserver) and self.observer.given is None:
                 # Not range(): its checks wait for values and would break torch.compile's graph.
                 low, high = self.observer.low, self.observer.high
                 if low.numel() == 0:

@@ -1,13 +1,11 @@
 """A range known beforehand: what a function can return, whatever it is given (TensorFlow Lite's 8-bit specification).
 
 Sigmoid and softmax give [0, 1], tanh [-1, 1]. TensorFlow Lite and QNNPACK use the scales 1/256 and 1/128 there, which
-leave out the largest value by one step: FixedObserver(high=255 / 256) and FixedObserver(low=-1, high=127 / 128) are
-exactly those.
+leave out the largest value by one step: FixedObserver(low=0, high=255 / 256) and FixedObserver(low=-1, high=127 / 128)
+are exactly those.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -18,18 +16,17 @@ from torch import Tensor
 class FixedObserver(Observer):
     """low and high are given. What is seen is kept in the buffers for the report, and changes nothing.
 
-    The only observer that answers before it saw data, except with `scheme.axis`, where the number of channels is
-    unknown.
+    It answers before it saw data, except with `scheme.axis`, where the number of channels is unknown. The ends have no
+    default: a range that nobody chose would clip in silence.
 
     Args:
         scheme: as for Observer.
         low, high: finite, low <= high.
     """
 
-    def __init__(self, scheme: QScheme = ACTIVATION_U8, *, low: float = 0.0, high: float = 1.0) -> None:
+    def __init__(self, scheme: QScheme = ACTIVATION_U8, *, low: float, high: float) -> None:
         super().__init__(scheme)
-        if not -math.inf < low <= high < math.inf:
-            raise ValueError(f"FixedObserver: range is [{low}, {high}], expected finite ends, low <= high")
+        self.give(low, high)
         self.fixed = (low, high)
 
     @classmethod
@@ -46,15 +43,6 @@ class FixedObserver(Observer):
     def softmax(cls, scheme: QScheme = ACTIVATION_U8) -> FixedObserver:
         """[0, 1]."""
         return cls(scheme, low=0.0, high=1.0)
-
-    def range(self) -> tuple[Tensor, Tensor]:
-        if self.scheme.axis is not None:
-            return super().range()
-        low, high = self._range()
-        return low[0], high[0]
-
-    def _range(self) -> tuple[Tensor, Tensor]:
-        return torch.full_like(self.low, self.fixed[0]), torch.full_like(self.high, self.fixed[1])
 
     def _update(self, rows: Tensor, seen: FiniteRange) -> None:
         self.low.copy_(torch.minimum(self.low, seen.low))

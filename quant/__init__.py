@@ -1,6 +1,6 @@
 """Octet: int8 for PyTorch models on the CPUs people really have."""
 
-from quant import calibrate, kernels, observers
+from quant import calibrate, kernels, observers, types
 from quant.artefact import load, save
 from quant.artefact_file import ArtefactError
 from quant.compare import compare
@@ -44,4 +44,7 @@ __all__ = [
     "report_html",
     "save",
     "summary",
+    "types",
 ]
+
+__version__ = "0.1.0.dev0"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
-from quant.static.runner import runners
+from quant.static.runner import RESERVED, runners
+from quant.static.state import without_ranges
 
 TABLE = "_quant_table/"
 """Begins the names of look-up tables, which are tensors of the file and of no module's."""
@@ -49,10 +51,12 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     static = _static_models(model)
     if not modules and not static:
         raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
+    report = summary(model)
     manifest = {
         "static": {name: describe(part) for name, part in static.items()},
         "modules": {name: _describe(module) for name, module in modules.items()},
-        "report": summary(model).to_dict()["modules"],
+        "report": report.to_dict()["modules"],
+        "float_bytes": report.float_bytes,
     }
     write(Path(path), _state(model, static), manifest)
 
@@ -94,17 +98,28 @@ def load(
     return result
 
 
+def read_report(path: str | os.PathLike[str]) -> Report:
+    """The report in a file that `save` wrote, without the model; raises as `load` does where the file is damaged."""
+    manifest, tensors = read(Path(path))
+    report = Report(tuple(ReportEntry(**entry) for entry in manifest["report"]))
+    left = manifest.get("float_bytes")
+    if left is None:  # of an older version: what the tensors have beyond the quantised ones
+        own = {name: one for name, one in tensors.items() if not (name.startswith(TABLE) or name in manifest["same"])}
+        left = max(sum(one.numel() * one.element_size() for one in own.values()) - report.bytes_after, 0)
+    return replace(report, float_bytes=left)
+
+
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
     name = type(result).__name__
-    wanted, given = set(result.state_dict()), set(tensors)
+    wanted, given = set(without_ranges(result.state_dict())), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
         raise ArtefactError(
             f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
             f"and the file has {extra or 'nothing'} that the model lacks"
         )
-    for key, own in result.state_dict().items():
+    for key, own in without_ranges(result.state_dict()).items():
         if own.dtype != tensors[key].dtype:
             raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
     # With the versions of the model's own modules: without, some take it for a state of long ago.
@@ -130,6 +145,17 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
     if runners(model):
         raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
     found = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
+    replaced = [
+        full_name(name, path)
+        for name, module in model.named_modules()
+        if isinstance(module, ProgramRunner) and module.origin is not None
+        for path in module.origin.replaced()
+    ]
+    if replaced:
+        raise ArtefactError(
+            f"{', '.join(name.replace(f'{RESERVED}.', '') for name in replaced[:8])} was replaced after quant.convert, "
+            "and the float model given to quant.load would not have it; replace it in the float model and convert that"
+        )
     for name, module in model.named_modules(remove_duplicate=False):
         inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in found)
         if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:
@@ -142,7 +168,7 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
 
 def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """All that a loaded model needs to have the same numbers."""
-    state = dict(model.state_dict())
+    state = without_ranges(model.state_dict())
     odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if odd:
         raise ArtefactError(f"the state_dict holds {', '.join(odd[:8])}, and safetensors holds tensors alone")

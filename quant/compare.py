@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from quant.graph import Graph, Node, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
+from quant.static.arguments import copied
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
@@ -111,19 +112,22 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     settings = _settings(converted)
     sums: Sums = {}
     caller = Caller(model)
-    modes = {module: module.training for module in model.modules()}
-    with torch.no_grad(), calls_of(model.eval(), units) as of_float, calls_of(converted, units) as of_int8:
+    with (
+        torch.no_grad(),
+        evaluating(model, converted),
+        calls_of(model, units) as of_float,
+        calls_of(converted, units) as of_int8,
+    ):
         for batch in batches:
-            args, kwargs = caller.arguments(batch)
+            arguments = caller.arguments(batch)
             of_float.clear()
             of_int8.clear()
-            model(*args, **kwargs)
-            converted(*args, **kwargs)
+            for form in (model, converted):  # each with arguments of its own, which its forward may write into
+                args, kwargs = copied(arguments)
+                form(*args, **kwargs)
             for path, unit in units.items():
                 for one, other in zip(of_float.get(path, ()), of_int8.get(path, ()), strict=False):
                     _add_unit(path, model.get_submodule(path), unit, one, other, sums, settings)
-    for module, mode in modes.items():
-        module.training = mode
     if not sums:
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
@@ -132,7 +136,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module, as a forward hook sees it."""
+    """One call of a module: what it got and gave, before anything after it wrote into these tensors."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -158,16 +162,41 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
 def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
     """The calls of the named submodules while the context lasts."""
     found: dict[str, list[Call]] = {}
+    handles = []
 
-    def hook(path: str) -> Callable[..., None]:
-        return lambda _, args, kwargs, output: found.setdefault(path, []).append(Call(args, kwargs, output))
+    def watch(path: str) -> None:
+        begun: list[Any] = []  # a module may call itself
 
-    handles = [model.get_submodule(path).register_forward_hook(hook(path), with_kwargs=True) for path in paths]
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            begun.append(copied((args, kwargs)))
+
+        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            found.setdefault(path, []).append(Call(*begun.pop(), copied(output)))
+
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+
     try:
+        for path in paths:
+            watch(path)
         yield found
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Models in eval mode while the context lasts, each of their modules in its own mode again after it."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _settings(converted: nn.Module) -> dict[str, QConfig]:
@@ -191,7 +220,8 @@ def _add_unit(
         return
     kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
-    own = _first(model.forward(*other.args, **other.kwargs))
+    args, kwargs = copied((other.args, other.kwargs))
+    own = _first(model.forward(*args, **kwargs))
     known, expected, found = None, _first(one.output), _first(other.output)
     if expected is None or own is None or found is None or expected.shape != found.shape:
         return
@@ -240,18 +270,21 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
-    return runner.layer(instruction.target).op if instruction.op == "layer" else instruction.op
+    layer: nn.Module | None = runner.layer(instruction.target) if instruction.op == "layer" else None
+    if layer is None:
+        return instruction.op
+    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
-    values = bound_values(graph, model, call.args, call.kwargs)
+    """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
+    values = bound_values(graph, model, *copied((call.args, call.kwargs)))
+    seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
         if node.kind != "input":
             values[node.index] = evaluate(node, model, values.__getitem__)
-            # A later call may change it in place.
-            if isinstance(values[node.index], Tensor):
-                values[node.index] = values[node.index].clone()
-    return values
+            seen[node.index] = copied(values[node.index])
+    return seen
 
 
 def _own(node: Node, runner: ProgramRunner, model: nn.Module, registers: dict[int, Any]) -> Tensor:
@@ -266,8 +299,7 @@ def _own(node: Node, runner: ProgramRunner, model: nn.Module, registers: dict[in
             known = Range(*runner.ranges[index])
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, registers[2 * index + 1])
         if 2 * index in registers:
-            held = registers[2 * index]
-            return held.clone() if isinstance(held, Tensor) else held  # the call may change it in place
+            return copied(registers[2 * index])  # the call may change it in place
         return evaluate(runner.graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)

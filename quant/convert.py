@@ -21,9 +21,10 @@ from quant.observers import NoDataSeen
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
-from quant.report import attach_report, own_bytes
+from quant.report import attach_report, own_tensors
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
+from quant.static.exchanged import Origin
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.lower import Context
 from quant.static.notes import silenced
@@ -34,6 +35,7 @@ from quant.static.replaced import remove_folded, remove_parametrizations, remove
 from quant.static.rest import make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.signature import signature
+from quant.static.state import keep_ranges
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -69,7 +71,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
-    sizes = {name: own_bytes(module) for name, module in model.named_modules(remove_duplicate=False)}
+    tensors = {name: own_tensors(module) for name, module in model.named_modules(remove_duplicate=False)}
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = runners(model)
     hooked = silenced(found)
@@ -90,7 +92,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
-    attach_report(model, make_report(model, sizes, kinds, entries, info))
+    for module in model.modules():
+        if isinstance(module, ProgramRunner):
+            module.origin = Origin(module.root, module.graph, module.program.instructions)
+    keep_ranges(model)
+    attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import glob
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -253,8 +253,8 @@ class StepSums:
         widest = int(self.peaks.argmax())
         rms = math.sqrt(float(self.squares[widest]) / max(self.count / self.peaks.numel(), 1))
         largest = float(self.peaks[widest])
-        other = {"activation_observer": "histogram"}
-        histogram = self.qconfig is not None and self.qconfig.activation_observer == "histogram"
+        other = {"activation_observer": "auto"}
+        histogram = self.qconfig is not None and self.qconfig.activation_observer in ("auto", "histogram")
         advice = "leave it float" if histogram else "choose its range by the histogram, or leave it float"
         change = None if histogram else other
         if largest > OUTLIERS * rms:
@@ -282,9 +282,9 @@ def _rule(module: str, qconfig: QConfig | None, change: dict[str, Any] | None) -
     pattern = json.dumps(glob.escape(module), ensure_ascii=False)
     if change is None:
         return f"{pattern}: None"
-    wanted, usual = {**qconfig.to_dict(), **change}, QConfig().to_dict()
-    settings = ", ".join(f"{key}={value!r}" for key, value in wanted.items() if value != usual[key])
-    return f"{pattern}: quant.QConfig({settings})"
+    if "activation_observer" in change:
+        change = {**change, "activation_options": {}}  # of the observer that was
+    return f"{pattern}: quant.{replace(qconfig, **change)}"
 
 
 def percent(share: float) -> str:

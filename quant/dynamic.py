@@ -132,7 +132,7 @@ def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:
     if isinstance(first, Linear):
         weight = QuantizedWeight(first.q_weight, first.scale, first.columns, first.activation_bits)
         if isinstance(module, nn.Linear):
-            return Linear(weight, module.bias, per_row=qconfig.per_row)
+            return Linear(weight, module.bias, per_row=qconfig.ranges_per_row)
         return TiedEmbedding(module, weight) if isinstance(module, nn.Embedding) else None
     if isinstance(first, (Embedding, EmbeddingBag)):
         if isinstance(module, nn.Embedding):
@@ -183,7 +183,7 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     if isinstance(module, TiedEmbedding):
         return f"int{bits}", "reads int8 rows"
     routes = sorted({used.route(weight) for weight in _weights(module)})
-    ranges = "per row" if qconfig is None or qconfig.per_row else "per tensor"
+    ranges = "per row" if qconfig is None or qconfig.ranges_per_row else "per tensor"
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"
     text = f"weights {scales}, activation ranges {ranges}, {used.name} ({', '.join(routes)})"
     unusual = [

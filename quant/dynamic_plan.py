@@ -6,7 +6,7 @@ A module is replaced where its type is one of SUPPORTED and its forward is that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ from quant.nn import (
     QuantModule,
     RNNCell,
 )
-from quant.recipe import NO_RULE, QConfig, Recipe, RecipeError, Rule
+from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.report import own_bytes
 
 SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
@@ -63,7 +63,7 @@ class ModulePlan:
     names: list[str]
     qconfig: QConfig | None
     reason: str
-    bytes_before: int
+    bytes_before: int = 0
     replacement: QuantModule | None = None
     tied_to: str | None = None
 
@@ -77,7 +77,6 @@ def plan_modules(model: nn.Module, recipe: Recipe) -> list[ModulePlan]:
     """Decide for every module; children of a module that is replaced go with it."""
     plans: dict[int, ModulePlan] = {}
     inside: list[str] = []
-    counted: set[int] = set()
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -86,14 +85,21 @@ def plan_modules(model: nn.Module, recipe: Recipe) -> list[ModulePlan]:
             continue
         qconfig, rule = _resolve(module, names[id(module)], recipe)
         reason = _why_float(module, qconfig, rule, recipe)
-        parts = [module] if reason else list(module.modules())
-        size = sum(own_bytes(part, counted) for part in parts)
-        plans[id(module)] = ModulePlan(module, names[id(module)], None if reason else qconfig, reason, size)
+        plans[id(module)] = ModulePlan(module, names[id(module)], None if reason else qconfig, reason)
         if not reason or isinstance(module, QuantModule):
             inside.append(f"{name}." if name else "")
             if not name:
                 break
+    _count(plans.values())
     return list(plans.values())
+
+
+def _count(plans: Iterable[ModulePlan]) -> None:
+    """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
+    counted: set[int] = set()
+    for plan in sorted(plans, key=lambda plan: plan.reason == ""):
+        parts = [plan.module] if plan.reason else plan.module.modules()
+        plan.bytes_before = sum(own_bytes(part, counted) for part in parts)
 
 
 def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
@@ -199,12 +205,11 @@ def check_weights(plans: list[ModulePlan], recipe: Recipe) -> None:
         for name, tensor in plan.module.named_parameters():
             _check_tensor(f"{plan.where}: {name}", tensor)
         _, rule = _resolve(plan.module, plan.names, recipe)
-        asked = "the recipe's default" if rule == NO_RULE else f"rule {recipe.rules[rule]}"
+        asked = recipe.said(rule)
         if isinstance(plan.module, TABLES) and plan.qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(f"{plan.where}: tables have 8 or 4 bits, {asked} asks for {plan.qconfig.weight_bits}")
-        for setting in ("weight_observer", "activation_symmetric"):
-            value = getattr(plan.qconfig, setting)
-            if value != getattr(QConfig(), setting):
+        for setting, value in plan.qconfig.changed().items():
+            if setting in STATIC_SETTINGS:
                 raise RecipeError(f"{plan.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}")
 
 

@@ -350,7 +350,8 @@ def _slot(
     paths = {path for path, _ in inner}
     configs = [step.qconfig for step in steps if step.integer and graph.nodes[step.nodes[0]].target in paths]
     configs += [makers[value].qconfig for value in observed]
-    configs += [step.qconfig for step in steps if step.integer and set(step.inputs) & set(values)]
+    readers = [step for step in steps if step.integer and set(step.inputs) & set(values)]
+    configs += [step.qconfig.for_inputs() for step in readers if step.qconfig is not None]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
     name = full_name(*inner[-1]) if inner else makers[observed[0]].name
     return Slot(name, values, observed, qconfig, known, inner)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
-from quant.compare import calls_of
+from quant.compare import calls_of, evaluating
 from quant.fuse import Step, is_recurrent
 from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
@@ -18,6 +18,7 @@ from quant.names import full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
+from quant.static.arguments import copied
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
@@ -127,7 +128,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     by ranges of each call, which nothing simulates: they are not compared.
 
     Args:
-        prepared: calibrated, from `prepare`.
+        prepared: calibrated, from `prepare`, or trained, from `prepare_qat`; taken in eval mode, and left in its own.
         converted: from `convert(prepared)`.
         batches: as for `quant.calibrate.run`.
 
@@ -141,9 +142,9 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
-    with torch.no_grad(), calls_of(converted, found) as calls:
+    with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, found) as calls:
         for batch in batches:
-            args, kwargs = caller.arguments(batch)
+            args, kwargs = copied(caller.arguments(batch))  # a forward may write into them
             calls.clear()
             converted(*args, **kwargs)
             for path, runner in found.items():

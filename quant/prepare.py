@@ -21,6 +21,7 @@ from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name
 from quant.observers import FixedObserver, Observer, make_observer
 from quant.recipe import Recipe, RecipeError
+from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
 from quant.static.beyond import suspects
 from quant.static.examples import encode
@@ -61,10 +62,27 @@ def prepare(model: nn.Module, example_inputs: Any, recipe: Recipe | None = None)
 
     Raises:
         TypeError: `model` is not a module.
-        RecipeError: a rule matches no module.
+        RecipeError: a rule matches no module, or asks for what calibration, or no layer of the rule, can use.
         NothingQuantized: no layer of the model can be, or may be, quantised; with the reasons.
     """
-    return planned(model, example_inputs, recipe or Recipe(), _install_watching, "quant.prepare")
+    return checked(model, example_inputs, recipe or Recipe(), install_watching, "quant.prepare", training=False)
+
+
+def checked(
+    model: nn.Module,
+    example_inputs: Any,
+    recipe: Recipe,
+    install: Callable[[nn.Module, Plan], None],
+    verb: str,
+    *,
+    training: bool,
+) -> nn.Module:
+    """As `planned`, with errors for settings of the recipe that would not be used."""
+    if isinstance(recipe, Recipe):  # `planned` words the error
+        check_observers(recipe, verb, training=training)
+    prepared = planned(model, example_inputs, recipe, install, verb, training=training)
+    check_settings(prepared, recipe, prepared.__dict__[RESERVED + "_prepared"].called, verb)
+    return prepared
 
 
 def _check_model(model: nn.Module, verb: str) -> None:
@@ -169,7 +187,8 @@ def install(module: nn.Module, plan: Plan) -> None:
     module.__dict__["forward"] = runner.run
 
 
-def _install_watching(module: nn.Module, plan: Plan) -> None:
+def install_watching(module: nn.Module, plan: Plan) -> None:
+    """As `install`, with observers per channel where a weight only fits inputs of many decades."""
     install(module, plan)
     _watch_suspects(module)
 
@@ -187,7 +206,8 @@ def make_point(slot: Slot) -> Observer:
     scheme = scheme_of(slot)
     if slot.fixed is not None:
         return FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1])
-    return make_observer(slot.qconfig.activation_observer, scheme)
+    kind = slot.qconfig.activation_observer
+    return make_observer("histogram" if kind == "auto" else kind, scheme, **slot.qconfig.activation_options)
 
 
 def scheme_of(slot: Slot) -> QScheme:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
+
+from quant.observers import LEARNED, OBSERVERS, check_options, option_names
 
 Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool]"
 """A module name with shell wildcards (``encoder.*``), a module type (subclasses match), or a predicate of both."""
@@ -21,45 +24,125 @@ NO_RULE = -1
 """The rule index of a module that no rule matched, so that the recipe's default decided."""
 
 
+STATIC_SETTINGS = (
+    "weight_observer", "weight_options", "activation_observer", "activation_options", "activation_symmetric",
+)  # fmt: skip
+"""Fields of a QConfig that layers with static ranges use, and dynamic ones do not have."""
+
+DYNAMIC_SETTINGS = ("per_row",)
+"""The other way round."""
+
+
 class RecipeError(ValueError):
     """A recipe that cannot mean what it says: a rule that hits nothing, or asks for what does not exist."""
 
 
-@dataclass(frozen=True)
+class Options(Mapping[str, float]):
+    """What an observer is told, by name: a mapping that cannot change, so that settings can be hashed."""
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self._values = dict(values or {})
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+NO_OPTIONS = Options()
+
+
+@dataclass(frozen=True, repr=False)
 class QConfig:
     """How one layer is quantised. Plain data: comparable, and JSON through `to_dict` / `from_dict`.
+
+    "auto" leaves a choice to the phase. Whatever else is written is meant, and a phase that cannot do it raises
+    RecipeError.
 
     Attributes:
         weight_bits: 2 to 8; stored as int8 with a narrower range (embeddings: 8 or 4, packed per row).
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
-        weight_observer: how the weight's range is chosen, a name in `quant.observers`.
+        weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
+            "lsq+", "pact".
+        weight_options: of that observer, by name, as in {"percentile": 99.9}.
         activation_bits: 8; 16 multiplies a high and a low byte in two passes, for inputs whose range 8 bits cannot
             hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
-        activation_observer: how a calibrated range is chosen, a name in `quant.observers`.
+        activation_observer: how the range of what the layer puts out (and of inputs that no other layer makes) is
+            chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
+            in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and
+            those that learn ("lsq", "lsq+", "pact"). "fixed" is a range by hand, for what the layer puts out alone.
+        activation_options: of that observer, by name: {"percentile": 99.9}, {"momentum": 0.1}, or the ends that "fixed"
+            must have, {"low": 0.0, "high": 6.0}.
         activation_symmetric: fix the zero point of activations at 128.
         bias_correction: static quantisation takes the mean error that rounding a weight makes on the calibration data
             into the layer's bias (Nagel et al., arXiv:1906.04721, section 4.2).
-        per_row: dynamic quantisation takes a range per row (sample, time step) instead of one for the whole tensor.
+        per_row: dynamic quantisation takes a range per row (sample, time step), which "auto" is too, or one for the
+            whole tensor. Static ranges are always per tensor, so there it is refused.
     """
 
     weight_bits: int = 8
     per_channel: bool = True
     weight_observer: str = "minmax"
+    weight_options: Mapping[str, float] = NO_OPTIONS
     activation_bits: int | Literal["auto"] = "auto"
-    activation_observer: str = "histogram"
+    activation_observer: str = "auto"
+    activation_options: Mapping[str, float] = NO_OPTIONS
     activation_symmetric: bool = False
     bias_correction: bool = True
-    per_row: bool = True
+    per_row: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if type(self.weight_bits) is not int or not 2 <= self.weight_bits <= 8:
             raise RecipeError(f"QConfig: weight_bits is {self.weight_bits!r}, expected a whole number from 2 to 8")
         if type(self.activation_bits) not in (int, str) or self.activation_bits not in (8, 16, "auto"):
             raise RecipeError(f"QConfig: activation_bits is {self.activation_bits!r}, expected 8, 16 or 'auto'")
+        for name in ("per_channel", "activation_symmetric", "bias_correction"):
+            if type(getattr(self, name)) is not bool:
+                raise RecipeError(f"QConfig: {name} is {getattr(self, name)!r}, expected True or False")
+        if type(self.per_row) is not bool and self.per_row != "auto":
+            raise RecipeError(f"QConfig: per_row is {self.per_row!r}, expected True, False or 'auto'")
+        if self.weight_observer == "moving_average":
+            raise RecipeError(
+                "QConfig: weight_observer is 'moving_average', which averages over batches, and a weight is looked at "
+                "once; 'minmax' is what it would be"
+            )
+        for kind in ("weight", "activation"):
+            checked = _checked_options(kind, getattr(self, f"{kind}_observer"), getattr(self, f"{kind}_options"))
+            object.__setattr__(self, f"{kind}_options", checked)
+
+    @property
+    def ranges_per_row(self) -> bool:
+        """`per_row` as dynamic quantisation takes it."""
+        return self.per_row is not False
+
+    def for_inputs(self) -> QConfig:
+        """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
+        if self.activation_observer != "fixed":
+            return self
+        return dataclasses.replace(self, activation_observer="auto", activation_options=NO_OPTIONS)
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults, in the order of the fields."""
+        fields = dataclasses.fields(self)
+        return {one.name: getattr(self, one.name) for one in fields if getattr(self, one.name) != one.default}
+
+    def __repr__(self) -> str:
+        return f"QConfig({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary of every field."""
-        return dataclasses.asdict(self)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: dict(value) if isinstance(value, Options) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
@@ -69,6 +152,40 @@ class QConfig:
         if unknown:
             raise RecipeError(f"QConfig: unknown fields {unknown}, expected some of {sorted(known)}")
         return cls(**data)
+
+
+def _checked_options(kind: str, observer: Any, options: Any) -> Options:
+    """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
+    where, names = f"QConfig: {kind}_observer", [*OBSERVERS, *LEARNED]
+    if kind == "activation":
+        names.insert(0, "auto")
+    else:
+        names.remove("moving_average")
+    if not isinstance(observer, str) or observer not in names:
+        raise RecipeError(f"{where} is {observer!r}, expected one of {', '.join(names)}")
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
+    found = Options({str(name): _number(kind, name, value) for name, value in options.items()})
+    if observer == "auto":
+        if found:
+            takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in names[1:] if option_names(name)]
+            raise RecipeError(
+                f"QConfig: {kind}_options are {found} without an {kind}_observer to take them; name one: "
+                f"{'; '.join(takers)}"
+            )
+        return found
+    try:
+        check_options(observer, found)
+    except ValueError as error:
+        hint = f", as in {kind}_options={{'low': 0.0, 'high': 6.0}}" if observer == "fixed" else ""
+        raise RecipeError(f"{where}: {error}{hint}") from error
+    return found
+
+
+def _number(kind: str, name: Any, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise RecipeError(f"QConfig: {kind}_options has {name!r}: {value!r}, expected a number")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 @dataclass(frozen=True)
@@ -140,6 +257,10 @@ class Recipe:
             if rule.matches(name, module):
                 return rule.qconfig, index
         return self.default, NO_RULE
+
+    def said(self, rule: int) -> str:
+        """How errors call the rule of that index, or the default."""
+        return "the recipe's default" if rule == NO_RULE else f"rule {self.rules[rule]}"
 
     def unmatched(self, modules: Iterable[tuple[str, nn.Module]]) -> list[Rule]:
         """The rules that match none of `modules` (as `named_modules()` yields them), shadowed ones not included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -37,9 +37,15 @@ class ReportEntry:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did, module by module. Printable, iterable, and JSON through `to_dict`."""
+    """What a conversion did, module by module. Printable, iterable, and JSON through `to_dict`.
+
+    Attributes:
+        entries: one per module.
+        float_bytes: of all parameters and buffers of the model that no quantised module holds; they stay as they are.
+    """
 
     entries: tuple[ReportEntry, ...]
+    float_bytes: int = 0
 
     def __iter__(self) -> Iterator[ReportEntry]:
         return iter(self.entries)
@@ -68,12 +74,24 @@ class Report:
         """Bytes of the quantised modules' weights, scales and biases after."""
         return sum(entry.bytes_after for entry in self.quantized)
 
+    @property
+    def model_bytes_before(self) -> int:
+        """Bytes of all parameters and buffers of the float model, each once."""
+        return self.bytes_before + self.float_bytes
+
+    @property
+    def model_bytes_after(self) -> int:
+        """Bytes of all parameters and buffers of the model now, each once."""
+        return self.bytes_after + self.float_bytes
+
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary: `modules`, `bytes_before`, `bytes_after`."""
+        """A JSON-ready dictionary: `modules`, and the bytes of the quantised ones and of the whole model."""
         return {
             "modules": [asdict(entry) for entry in self.entries],
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
+            "model_bytes_before": self.model_bytes_before,
+            "model_bytes_after": self.model_bytes_after,
         }
 
     def __str__(self) -> str:
@@ -99,16 +117,21 @@ class Report:
             return "  ".join([*cells, row[-1]]).rstrip()
 
         lines = [line(head), line(tuple("-" * width for width in [*widths, len(head[-1])])), *map(line, rows)]
-        before, after = self.bytes_before, self.bytes_after
-        ratio = f", {after / before:.3f} of float" if before else ""
+        whole = self.model_bytes_before
+        ratio = f", {self.model_bytes_after / whole:.3f} of float" if whole else ""
         owners = [entry.outcome != "float" for entry in self.entries if entry.bytes_before]
         others = [entry.outcome != "float" for entry in self.entries if not entry.bytes_before]
         rest = f", {sum(others)} of {len(others)} entries without any of their own" if others else ""
         lines.append(
             f"{sum(owners)} of {len(owners)} modules with parameters quantised{rest}; "
-            f"{before / 1024:.1f} KiB -> {after / 1024:.1f} KiB{ratio}"
+            f"{_change(self.bytes_before, self.bytes_after)} of them, "
+            f"{_change(whole, self.model_bytes_after)} of the whole model{ratio}"
         )
         return "\n".join(lines)
+
+
+def _change(before: int, after: int) -> str:
+    return f"{before / 1024:.1f} KiB -> {after / 1024:.1f} KiB"
 
 
 def own_bytes(module: nn.Module, counted: set[int] | None = None) -> int:
@@ -118,13 +141,19 @@ def own_bytes(module: nn.Module, counted: set[int] | None = None) -> int:
         module: any; lazy parameters that are not initialised have no bytes.
         counted: ids of the tensors that count no more, because they are shared; those counted here are added.
     """
-    counted = set() if counted is None else counted
-    size = 0
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        if id(tensor) in counted or nn.parameter.is_lazy(tensor):
-            continue
-        counted.add(id(tensor))
-        size += tensor.numel() * tensor.element_size()
+    return bytes_of(own_tensors(module), set() if counted is None else counted)
+
+
+def own_tensors(module: nn.Module) -> dict[int, int]:
+    """The bytes of a module's own parameters and buffers by the tensors' ids."""
+    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return {id(one): one.numel() * one.element_size() for one in tensors if not nn.parameter.is_lazy(one)}
+
+
+def bytes_of(tensors: Mapping[int, int], counted: set[int]) -> int:
+    """The sum of `own_tensors`, but for those that were counted before; these are counted now."""
+    size = sum(tensors[one] for one in tensors.keys() - counted)
+    counted.update(tensors)
     return size
 
 
@@ -144,7 +173,9 @@ def summary(model: nn.Module) -> Report:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quant.summary: expected an nn.Module, got {type(model).__name__}")
-    return Report(tuple(_entries(model, "", set())))
+    entries, counted = tuple(_entries(model, "", set())), set[int]()
+    every = sum(own_bytes(module, counted) for module in model.modules())
+    return Report(entries, every - Report(entries).bytes_after)
 
 
 def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEntry]:
@@ -155,7 +186,12 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
     report = getattr(module, REPORT_ATTRIBUTE, None)
     if isinstance(report, Report):
         modules = dict(module.named_modules(remove_duplicate=False))
+        replaced = _replaced(modules)
         for entry in report:
+            if entry.name in replaced:
+                size = sum(bytes_of(own_tensors(part), set()) for part in modules[entry.name].modules())
+                detail = f"replaced by a {type(modules[entry.name]).__name__} after the conversion; called in float"
+                entry = replace(entry, outcome="float", detail=detail, bytes_before=size, bytes_after=size)
             detail = entry.detail + _chosen_backend(entry, modules.get(entry.name))
             yield replace(entry, name=full_name(name, entry.name), detail=detail)
         return
@@ -168,6 +204,15 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
         yield ReportEntry(name, type(module).__name__, "float", "never quantised", size, size)
     for child_name, child in module.named_children():
         yield from _entries(child, f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Names of the modules that the user has put into converted ones (`static/exchanged.py`)."""
+    found = set()
+    for path, module in modules.items():
+        origin = getattr(module._modules.get("_quant"), "origin", None)
+        found |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
+    return found & modules.keys()
 
 
 def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:

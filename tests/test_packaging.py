@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import quant
+
 CHECKOUT = Path(__file__).parents[1]
 FOLDERS = {"quant": "quant", "kernels": "quant/kernels", "observers": "quant/observers", "calibrate": "quant/calibrate"}
 """Where each folder of packages stands in a wheel."""
 EXTENSION = "quant/kernels/_octet.so"
+STAMP = "quant/kernels/_octet.stamp"
 NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.so", "*.stamp")
 
 
@@ -151,7 +154,23 @@ def test_a_wheel_built_with_a_compiler_has_the_extension(pure_wheel: Path, fake_
     wheel = build_wheel(sources, tmp_path / "wheel", CXX=str(fake_compiler))
     assert "-py3-none-linux_" in wheel.name
     dist_info = {name for name in names(wheel) if ".dist-info/" in name}
-    assert names(wheel) - dist_info == expected_files() | {EXTENSION}
+    assert names(wheel) - dist_info == expected_files() | {EXTENSION, STAMP}
+
+
+def test_an_installed_wheel_with_kernels_needs_no_build(fake_compiler: Path, tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources")
+    (tmp_path / "wheel").mkdir()
+    target = install(build_wheel(sources, tmp_path / "wheel", CXX=str(fake_compiler)), tmp_path / "packages")
+    code = "import sys\nfrom quant.cli import main\nsys.exit(main(['build']))"
+    said = run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
+    assert said == f"kernels are up to date: {target / EXTENSION}\n"
+    with open(target / "quant/kernels/csrc/cpu.cpp", "a", encoding="utf-8") as source:
+        source.write("// changed\n")
+    assert "compiling" in run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
+
+
+def test_the_version_is_one(pure_wheel: Path) -> None:
+    assert pure_wheel.name.split("-")[1] == quant.__version__
 
 
 def test_a_wheel_takes_the_checkouts_extension_where_it_is_current(fake_compiler: Path, tmp_path: Path) -> None:

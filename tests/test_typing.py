@@ -42,6 +42,16 @@ assert_type([entry.outcome for entry in report], list[str])
 assert_type(report["head"].bytes_after, int)
 assert_type(report.to_dict(), dict[str, Any])
 
+assert_type(report["head"], quant.types.ReportEntry)
+assert_type(quant.compare(model, q, []), quant.types.Comparison)
+assert_type(quant.parity(model, q, []).holds, bool)
+assert_type(quant.__version__, str)
+
+
+def worst(comparison: quant.types.Comparison) -> quant.types.StepError:
+    return comparison.steps[0]
+
+
 assert_type(quant.kernels.available(), dict[str, str])
 with quant.kernels.use("reference"):
     q(torch.zeros(1, 2))

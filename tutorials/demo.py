@@ -78,7 +78,7 @@ def demo_g2p(count: int, repeats: int) -> Result:
         Measure("phoneme errors", before.phoneme_error, after.phoneme_error, True),
     )
     latencies = interleaved([lambda i: model(inputs[i % 50]), lambda i: quantized(inputs[i % 50])], repeats, "g2p-en")
-    return result("g2p-en, a word", model, quantized, latencies, measures)
+    return result("g2p-en, a word", quantized, latencies, measures)
 
 
 def demo_silero(recordings: Sequence[str], repeats: int) -> Result:
@@ -99,7 +99,7 @@ def demo_silero(recordings: Sequence[str], repeats: int) -> Result:
     with torch.inference_mode():
         _, state = model(inputs[0])
     calls = [lambda i: model(inputs[i % 50], state), lambda i: quantized(inputs[i % 50], state)]
-    return result("silero-vad, 32 ms", model, quantized, interleaved(calls, repeats, "silero-vad"), measures)
+    return result("silero-vad, 32 ms", quantized, interleaved(calls, repeats, "silero-vad"), measures)
 
 
 def interleaved(calls: Sequence[Callable[[int], object]], repeats: int, label: str) -> list[float]:
@@ -117,12 +117,9 @@ def interleaved(calls: Sequence[Callable[[int], object]], repeats: int, label: s
     return [statistics.median(times) for times in seconds]
 
 
-def result(
-    name: str, model: nn.Module, quantized: nn.Module, latencies: Sequence[float], measures: tuple[Measure, ...]
-) -> Result:
+def result(name: str, quantized: nn.Module, latencies: Sequence[float], measures: tuple[Measure, ...]) -> Result:
     report = quant.summary(quantized)
-    whole = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-    after = whole - report.bytes_before + report.bytes_after
+    whole, after = report.model_bytes_before, report.model_bytes_after
     return Result(name, whole, after, report.bytes_before, report.bytes_after, latencies[0], latencies[1], measures)
 
 

@@ -24,7 +24,7 @@ class CompiledBackend(Backend):
             setattr(self, operator, _bound(operator, name))
 
     def why_not(self) -> str:
-        problem = ops.extension_problem()
+        problem = ops.extension_problem() or ops.isa_problem()
         return problem or str(torch.ops.octet_native.why_not(self.name))
 
     def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:

@@ -11,6 +11,7 @@
 #include "drivers.h"
 #include "operands.h"
 #include "packed.h"
+#include "transpose.h"
 
 namespace octet {
 namespace {
@@ -104,9 +105,32 @@ Tensor quantize_op(const Tensor& x, double scale, int64_t zero_point) {
   return q;
 }
 
+bool all_finite_op(const Tensor& x) {
+  const Tensor input = dense(x, at::kFloat, "input");
+  return row_kernels().all_finite(input.const_data_ptr<float>(), input.numel());
+}
+
+// One sample's channels, side by side, put apart and made real.
+void dequantize_planes(const uint8_t* q, int64_t channels, int64_t pixels, float scale, int32_t zero_point, float* out) {
+  uint8_t rows[kTileChannels * kTilePixels];
+  each_tile(pixels, channels, [&](int64_t begin, int64_t n, int64_t first, int64_t count) {
+    transpose(q + begin * channels + first, channels, n, count, rows, kTilePixels);
+    for (int64_t c = 0; c < count; ++c)
+      row_kernels().dequantize(rows + c * kTilePixels, n, scale, zero_point, out + (first + c) * pixels + begin);
+  });
+}
+
 Tensor dequantize_op(const Tensor& q, double scale, int64_t zero_point) {
-  const Tensor input = dense(q, at::kByte, "q");
-  Tensor x = at::empty_like(input, input.options().dtype(at::kFloat));
+  TORCH_CHECK_TYPE(q.scalar_type() == at::kByte, "q is ", q.scalar_type(), ", expected Byte");
+  const Tensor input = q.dim() >= 4 && q.movedim(1, -1).is_contiguous() ? q : q.contiguous();
+  Tensor x = at::empty(q.sizes(), q.options().dtype(at::kFloat));
+  if (!input.is_contiguous()) {
+    const int64_t sample = q.numel() / q.size(0), pixels = sample / q.size(1);
+    for (int64_t n = 0; n < q.size(0); ++n)
+      dequantize_planes(input.const_data_ptr<uint8_t>() + n * sample, q.size(1), pixels, static_cast<float>(scale),
+                        static_cast<int32_t>(zero_point), x.mutable_data_ptr<float>() + n * sample);
+    return x;
+  }
   row_kernels().dequantize(input.const_data_ptr<uint8_t>(), input.numel(), static_cast<float>(scale),
                            static_cast<int32_t>(zero_point), x.mutable_data_ptr<float>());
   return x;
@@ -152,6 +176,7 @@ TORCH_LIBRARY(octet_native, m) {
   m.def("bad_isa_request() -> str", &bad_isa_request);
   m.def("why_not(str backend) -> str", &why_not_op);
   m.def("default_backend() -> str", &default_backend);
+  m.def("all_finite(Tensor x) -> bool", &all_finite_op);
   m.def("route(Tensor q_weight, str backend) -> str", &route_op);
   m.def("packed_count() -> int", &packed_count);
 }

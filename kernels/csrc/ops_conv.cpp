@@ -6,6 +6,7 @@
 
 #include "conv.h"
 #include "packed.h"
+#include "transpose.h"
 
 namespace octet {
 namespace {
@@ -25,6 +26,22 @@ void spread(at::IntArrayRef values, int64_t dims, int64_t fill, const char* name
   TORCH_CHECK_VALUE(static_cast<int64_t>(values.size()) == dims, name, " has ", values.size(), " values, expected ", dims);
   std::fill(out, out + 3, fill);
   std::copy(values.begin(), values.end(), out + 3 - dims);
+}
+
+// Contiguous, with the channels innermost; no copy where they are.
+Tensor channels_last(const Tensor& q_x) {
+  Tensor moved = q_x.movedim(1, -1);
+  if (moved.is_contiguous() || !q_x.is_contiguous() || q_x.numel() == 0) return moved.contiguous();
+  Tensor out = at::empty(moved.sizes(), q_x.options());
+  const int64_t channels = q_x.size(1), sample = q_x.numel() / q_x.size(0), pixels = sample / channels;
+  for (int64_t n = 0; n < q_x.size(0); ++n) {
+    const uint8_t* from = q_x.const_data_ptr<uint8_t>() + n * sample;
+    uint8_t* to = out.mutable_data_ptr<uint8_t>() + n * sample;
+    each_tile(pixels, channels, [&](int64_t begin, int64_t count, int64_t first, int64_t rows) {
+      transpose(from + first * pixels + begin, pixels, rows, count, to + begin * channels + first, channels);
+    });
+  }
+  return out;
 }
 
 ConvCall conv_call(const Tensor& q_x, const Tensor& q_weight, const std::optional<Tensor>& q_bias,
@@ -58,8 +75,7 @@ ConvCall conv_call(const Tensor& q_x, const Tensor& q_weight, const std::optiona
     if (axis >= 3 - dims) call.out_sizes.push_back(shape.out[axis]);
   }
   call.out_sizes.push_back(outputs);
-  // Channels last inside; no copy where the tensor is in that memory format already.
-  call.input = q_x.movedim(1, -1).contiguous();
+  call.input = channels_last(q_x);
   if (q_bias && q_bias->defined()) {
     TORCH_CHECK_VALUE(q_bias->dim() == 1 && q_bias->size(0) == outputs && q_bias->scalar_type() == at::kInt,
                       "q_bias must be Int of shape (", outputs, ",), got ", q_bias->scalar_type(), " ", q_bias->sizes());

@@ -143,8 +143,12 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
   return made->plan;
 }
 
-std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
-                                c10::string_view backend) {
+struct Outcome {
+  std::vector<Tensor> outputs;
+  bool finite;
+};
+
+Outcome run(at::TensorList inputs, at::TensorList constants, c10::string_view program, c10::string_view backend) {
   const std::shared_ptr<const Plan> plan = find_or_build(inputs, constants, program, backend);
   std::vector<Tensor> outputs;
   c10::SmallVector<const void*, 8> from;
@@ -154,8 +158,20 @@ std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants,
     to.push_back(outputs.back().mutable_data_ptr());
   }
   for (const Tensor& input : inputs) from.push_back(input.const_data_ptr());
-  plan->run(from.data(), to.data());
-  return outputs;
+  const bool finite = plan->run(from.data(), to.data());
+  return {std::move(outputs), finite};
+}
+
+std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+                                c10::string_view backend) {
+  return run(inputs, constants, program, backend).outputs;
+}
+
+// Nothing where a value that is quantised is NaN or inf.
+std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+                                          c10::string_view backend) {
+  Outcome outcome = run(inputs, constants, program, backend);
+  return outcome.finite ? std::move(outcome.outputs) : std::vector<Tensor>{};
 }
 
 int64_t plan_count() {
@@ -166,7 +182,10 @@ int64_t plan_count() {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(octet, CPU, m) { m.impl("run_plan", &run_plan_op); }
+TORCH_LIBRARY_IMPL(octet, CPU, m) {
+  m.impl("run_plan", &run_plan_op);
+  m.impl("run_plan_of_finite", &run_plan_of_finite_op);
+}
 
 TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("plan_count() -> int", &plan_count); }
 

@@ -17,7 +17,7 @@ Arena& arena() {
 
 }  // namespace
 
-void Plan::run(const void* const* inputs, void* const* outputs) const {
+bool Plan::run(const void* const* inputs, void* const* outputs) const {
   Arena& space = arena();
   uint8_t* const base = space.bytes.get(arena_bytes_);
   space.buffers.resize(buffers_.size());
@@ -29,8 +29,10 @@ void Plan::run(const void* const* inputs, void* const* outputs) const {
       space.buffers[i] = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[buffer.place]));
     if (buffer.home == Home::kOutput) space.buffers[i] = static_cast<uint8_t*>(outputs[buffer.place]);
   }
-  const PlanFrame frame{space.buffers.data()};
+  std::atomic<bool> finite{true};
+  const PlanFrame frame{space.buffers.data(), &finite};
   for (const PlanStep& step : steps_) step.run(frame);
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace octet

@@ -3,6 +3,7 @@
 // it at once, each in its own arena; a run allocates nothing. No tensors here.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,9 +31,15 @@ struct PlanTensor {
   bool real;                            // float32, else uint8
 };
 
-// Where a run's buffers are: the arena's, the inputs' and the outputs'.
+// Where a run's buffers are: the arena's, the inputs' and the outputs'; and what it met.
 struct PlanFrame {
   uint8_t* const* buffers;
+  std::atomic<bool>* finite;
+
+  // What a row that was quantised says of itself. Threads only ever write false.
+  void met(bool all_finite) const {
+    if (!all_finite) finite->store(false, std::memory_order_relaxed);
+  }
 };
 
 // One operation, with all it needs to know but where the buffers are.
@@ -50,7 +57,8 @@ class Plan {
                                            const std::vector<PlanTensor>& inputs);
 
   const std::vector<PlanTensor>& outputs() const { return outputs_; }
-  void run(const void* const* inputs, void* const* outputs) const;
+  // False where a value that was quantised is NaN or inf, which no integer says: then the outputs mean nothing.
+  bool run(const void* const* inputs, void* const* outputs) const;
 
  private:
   friend class PlanBuilder;

@@ -5,7 +5,9 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "plan_check.h"
 #include "plan_operators.h"
+#include "transpose.h"
 #include "workspace.h"
 
 namespace octet {
@@ -25,9 +27,10 @@ void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inp
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
     registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
   }
+  check_plan(text);
   text_ = &text;
   for (const PlanLine& line : text.lines) {
-    if (registers_.contains(line.out)) continue;
+    if (registers_.contains(line.out)) continue;  // another line's step computes it too
     if (std::optional<PlanPad> pad = pad_of(*this, line))
       pads_[line.out] = std::move(*pad);
     else
@@ -92,8 +95,41 @@ void copy_rows(const PlanLoops& loops, const T* from, T* to) {
 
 }  // namespace
 
+namespace {
+
+// Squares of a copy between views whose innermost dimensions differ: how the rest is gone through, and the two dimensions.
+template <class T>
+void copy_turned(const PlanLoops& outer, const PlanTurn& turn, const T* from, T* to) {
+  const int64_t tiles = (turn.columns + kTilePixels - 1) / kTilePixels, rows = outer.rows() * outer.length();
+  each_part(rows * tiles, rows * turn.rows * turn.columns, [&](int64_t first, int64_t count) {
+    for (int64_t tile = first; tile < first + count; ++tile) {
+      const int64_t begin = tile % tiles * kTilePixels, n = std::min(kTilePixels, turn.columns - begin);
+      const T* in = from + begin * turn.from_step;
+      T* out = to + begin;
+      outer.each(tile / tiles / outer.length(), 1, [&](const int64_t* at) {
+        const int64_t place = tile / tiles % outer.length();
+        in += at[1] + place * outer.step(1), out += at[0] + place * outer.step(0);
+      });
+      for (int64_t r = 0; r < turn.rows; r += kTileChannels)
+        transpose(in + r, turn.from_step, n, std::min(kTileChannels, turn.rows - r), out + r * turn.to_step, turn.to_step);
+    }
+  });
+}
+
+}  // namespace
+
 void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
   const PlanLoops loops(from.sizes, {to.strides, from.strides});
+  if (const std::optional<PlanTurn> turn = loops.turned()) {
+    const PlanLoops outer(turn->sizes, turn->strides);
+    emit({&from}, to, [=, turn = *turn](const PlanFrame& frame) {
+      if (to.real)
+        copy_turned(outer, turn, from.reals(frame), to.reals_out(frame));
+      else
+        copy_turned(outer, turn, from.bytes(frame), to.bytes_out(frame));
+    });
+    return;
+  }
   emit({&from}, to, [=](const PlanFrame& frame) {
     if (to.real)
       copy_rows(loops, from.reals(frame), to.reals_out(frame));
@@ -144,8 +180,12 @@ int64_t mentions(const PlanLine& line, int64_t reg) {
 
 }  // namespace
 
+bool PlanBuilder::given_out(int64_t reg) const {
+  return std::find(text_->outputs.begin(), text_->outputs.end(), reg) != text_->outputs.end();
+}
+
 const PlanLine* PlanBuilder::only_reader(int64_t reg) const {
-  if (std::find(text_->outputs.begin(), text_->outputs.end(), reg) != text_->outputs.end()) return nullptr;
+  if (given_out(reg)) return nullptr;
   const PlanLine* found = nullptr;
   int64_t count = 0;
   for (const PlanLine& line : text_->lines)

@@ -36,6 +36,7 @@ class PlanBuilder {
   // Steps that compute several lines at once: who reads a register, one line ahead of being lowered.
   const PlanLine* only_reader(int64_t reg) const;                       // null where it has several, or is given out
   const PlanLine* reader(int64_t reg, std::string_view op) const;       // the first whose name begins so, or null
+  bool given_out(int64_t reg) const;
   Sizes rounded_strides(const PlanLine& line, const Sizes& sizes) const;  // of its integers: as a linear reader has them
   void define(const PlanLine& line, const PlanView& view) { registers_[line.out] = view; }  // and do not lower it
   PlanView pending_sum(const PlanLine& line);                           // leave a sum to its only reader

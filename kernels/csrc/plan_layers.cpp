@@ -1,5 +1,6 @@
 // The layers of a plan: convolutions and linear layers, with the sums that are taken along with their outputs.
 #include <algorithm>
+#include <cmath>
 
 #include "conv.h"
 #include "plan_operators.h"
@@ -28,7 +29,7 @@ struct Finish {
 
 Finish finish_of(const PlanLine& line, std::shared_ptr<std::vector<int32_t>> bias,
                  std::shared_ptr<std::vector<float>> multiplier) {
-  expect(line, multiplier != nullptr, "has no multiplier");
+  for (const float one : *multiplier) expect(line, std::isfinite(one), "multiplier holds what is not finite");
   Finish finish{std::move(bias), std::move(multiplier), {}, line.op.ends_with("_f32")};
   if (!finish.real) {
     finish.output.zero_point = byte(line, "output_zero_point");
@@ -62,6 +63,7 @@ ConvShape conv_shape(const PlanLine& line, const Sizes& input, const Sizes& weig
     const int64_t d = axis - 3 + static_cast<int64_t>(weight.size());
     shape.in[axis] = d >= 2 ? input[d] : 1;
     shape.kernel[axis] = d >= 2 ? weight[d] : 1;
+    expect(line, shape.kernel[axis] >= 1, "its kernel is empty");
     int64_t room = shape.in[axis] + 2 * shape.padding[axis] - shape.dilation[axis] * (shape.kernel[axis] - 1);
     if (pad && d >= 2) shape.padding[axis] += pad->before[d], room += pad->before[d] + pad->after[d];
     expect(line, room >= 1 && shape.stride[axis] > 0, "the kernel does not fit the padded input");
@@ -99,6 +101,7 @@ PlanView conv(PlanBuilder& b, const PlanLine& line) {
                                   b.values<float>(line, "multiplier", "float32", shape.out_channels));
   Sizes sizes{shape.batch, shape.out_channels};
   sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
+  checked_count(line, sizes);
   const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
   const Sum sum = sum_after(b, line, out);
   if (sum.line) b.define(*sum.line, out);
@@ -143,6 +146,7 @@ PlanView linear(PlanBuilder& b, const PlanLine& line) {
   const std::shared_ptr<const PackedGemm> gemm = weight.pack(0, 0);
   Sizes sizes = x.sizes;
   sizes.back() = weight.sizes[0];
+  checked_count(line, sizes);
   const PlanView out = b.fresh(sizes, plain_strides(sizes), finish.real);
   const int32_t zero_point = byte(line, "zero_point");
   sizes.pop_back();

@@ -12,17 +12,22 @@ namespace {
 // Sizes of which some are those of other registers (%3.0 is the first size of %3) and one may be -1.
 Sizes wanted_sizes(PlanBuilder& b, const PlanLine& line, int64_t count) {
   Sizes sizes;
-  int64_t known = 1, open = -1;
+  int64_t open = -1;
   for (const std::string& word : line.words("shape")) {
     const size_t dot = word.find('.');
-    sizes.push_back(dot == std::string::npos ? std::stoll(word) : b.size_of(line, word.substr(0, dot), std::stoll(word.substr(dot + 1))));
-    if (sizes.back() == -1)
-      open = static_cast<int64_t>(sizes.size()) - 1;
-    else
-      known *= sizes.back();
+    sizes.push_back(dot == std::string::npos ? parse_integer(line, word)
+                                             : b.size_of(line, word.substr(0, dot), parse_integer(line, word.substr(dot + 1))));
+    if (sizes.back() != -1) continue;
+    expect(line, open < 0, "its shape has two open sizes");
+    open = static_cast<int64_t>(sizes.size()) - 1;
   }
-  if (open >= 0 && known > 0) sizes[open] = count / known;
-  expect(line, product(sizes) == count, "its input has " + std::to_string(count) + " values");
+  if (open >= 0) {
+    sizes[open] = 1;
+    const int64_t known = checked_count(line, sizes);
+    expect(line, known > 0, "its open size could be any");
+    sizes[open] = count / known;
+  }
+  expect(line, checked_count(line, sizes) == count, "its input has " + std::to_string(count) + " values");
   return sizes;
 }
 
@@ -40,6 +45,7 @@ PlanView reshape(PlanBuilder& b, const PlanLine& line) {
 PlanView flatten(PlanBuilder& b, const PlanLine& line) {
   const PlanView x = b.input(line, "x");
   const int64_t begin = dimension(line, line.integer("start"), x.rank()), end = dimension(line, line.integer("end"), x.rank());
+  expect(line, begin <= end, "starts after its end");
   Sizes sizes(x.sizes.begin(), x.sizes.begin() + begin);
   sizes.push_back(product(Sizes(x.sizes.begin() + begin, x.sizes.begin() + end + 1)));
   sizes.insert(sizes.end(), x.sizes.begin() + end + 1, x.sizes.end());
@@ -51,8 +57,11 @@ PlanView permute(PlanBuilder& b, const PlanLine& line) {
   PlanView out = x;
   const Sizes dims = line.integers("dims");
   expect(line, static_cast<int64_t>(dims.size()) == x.rank(), "its input has another number of dimensions");
+  std::vector<bool> taken(dims.size(), false);
   for (size_t d = 0; d < dims.size(); ++d) {
     const int64_t from = dimension(line, dims[d], x.rank());
+    expect(line, !taken[from], "takes a dimension twice");
+    taken[from] = true;
     out.sizes[d] = x.sizes[from], out.strides[d] = x.strides[from];
   }
   return out;
@@ -116,8 +125,8 @@ PlanView chunk(PlanBuilder& b, const PlanLine& line) {
   const PlanView x = b.input(line, "x");
   const int64_t dim = dimension(line, line.integer("dim"), x.rank()), size = x.sizes[dim];
   const int64_t each = std::max<int64_t>(1, (size + line.integer("chunks") - 1) / line.integer("chunks"));
-  const int64_t parts = std::max<int64_t>(1, (size + each - 1) / each);
-  const int64_t begin = dimension(line, line.integer("index"), parts) * each;
+  const int64_t parts = size ? (size + each - 1) / each : line.integer("chunks");
+  const int64_t begin = std::min(size, dimension(line, line.integer("index"), parts) * each);
   return narrowed(x, dim, begin, std::min(each, size - begin));
 }
 
@@ -127,9 +136,9 @@ PlanView cat(PlanBuilder& b, const PlanLine& line) {
   std::vector<PlanView> parts;
   for (const std::string& word : line.words("tensors")) {
     PlanView part = b.at(line, parse_register(line, word));
+    expect_dtype(line, part, false);
     // torch leaves out empty vectors whatever the other shapes.
     if (part.rank() == 1 && part.sizes[0] == 0) continue;
-    expect_dtype(line, part, false);
     parts.push_back(std::move(part));
   }
   expect(line, !parts.empty(), "joins nothing");
@@ -210,7 +219,10 @@ int64_t padded_source(const PlanLine& line, const std::string& mode, int64_t i, 
   if (i >= 0 && i < size) return i;
   if (mode == "constant") return -1;
   if (mode == "replicate") return std::clamp<int64_t>(i, 0, size - 1);
-  if (mode == "circular") return ((i % size) + size) % size;
+  if (mode == "circular") {
+    expect(line, i >= -size && i < 2 * size, "goes round its input more than once");
+    return (i + size) % size;
+  }
   expect(line, mode == "reflect" && i > -size && i < 2 * size - 1, "pads more than its input has");
   return i < 0 ? -i : 2 * (size - 1) - i;
 }
@@ -218,17 +230,16 @@ int64_t padded_source(const PlanLine& line, const std::string& mode, int64_t i, 
 PlanView pad(PlanBuilder& b, const PlanLine& line) {
   const PlanView x = b.input(line, "q");
   expect_dtype(line, x, false);
-  const Sizes widths = line.integers("widths");
-  expect(line, widths.size() % 2 == 0 && static_cast<int64_t>(widths.size()) / 2 <= x.rank(), "its widths are not in pairs");
+  const Widths widths = widths_of(line, x);
+  Sizes sizes = x.sizes;
+  for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
+  checked_count(line, sizes);
   std::vector<Sizes> sources;
-  for (const int64_t size : x.sizes) sources.push_back(everything(size));
-  for (size_t pair = 0; pair * 2 < widths.size(); ++pair) {
-    const int64_t d = x.rank() - 1 - static_cast<int64_t>(pair), size = x.sizes[d];
-    const int64_t before = widths[2 * pair], after = widths[2 * pair + 1];
-    expect(line, size + before + after >= 0, "cuts away more than its input has");
+  for (size_t d = 0; d < sizes.size(); ++d) {
     Sizes moved;
-    for (int64_t i = -before; i < size + after; ++i) moved.push_back(padded_source(line, line.word("mode"), i, size));
-    sources[d] = std::move(moved);
+    for (int64_t i = -widths.before[d]; i < x.sizes[d] + widths.after[d]; ++i)
+      moved.push_back(padded_source(line, line.word("mode"), i, x.sizes[d]));
+    sources.push_back(std::move(moved));
   }
   return gathered(b, x, sources, static_cast<uint8_t>(byte(line, "fill")));
 }
@@ -247,23 +258,27 @@ Sizes nearest(int64_t size, int64_t outputs, double factor, bool exact) {
 PlanView interpolate(PlanBuilder& b, const PlanLine& line) {
   const PlanView x = b.input(line, "q");
   expect_dtype(line, x, false);
-  expect(line, x.rank() >= 3, "its input has no spatial dimensions");
+  expect(line, x.rank() >= 3 && x.rank() <= 5, "its input has no spatial dimensions, or more than three");
   const size_t dims = x.sizes.size() - 2;
   const bool exact = line.word("mode") == "nearest-exact", sized = line.has("size");
   expect(line, exact || line.word("mode") == "nearest", "its mode has no plan");
   std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
   Sizes wanted = sized ? line.integers("size") : Sizes{};
   std::vector<double> factors = sized ? std::vector<double>{} : line.numbers("scale_factor");
-  if (wanted.size() == 1) wanted.resize(dims, wanted[0]);
-  if (factors.size() == 1) factors.resize(dims, factors[0]);
+  if (line.word(sized ? "size" : "scale_factor").find(',') == std::string::npos)  // one number for all
+    sized ? wanted.resize(dims, wanted[0]) : factors.resize(dims, factors[0]);
   expect(line, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");
+  Sizes sizes{x.sizes[0], x.sizes[1]};
   for (size_t d = 0; d < dims; ++d) {
     const int64_t size = x.sizes[d + 2];
-    const int64_t outputs = sized ? wanted[d] : static_cast<int64_t>(std::floor(static_cast<double>(size) * factors[d]));
-    expect(line, outputs > 0 && size > 0, "it would be empty");
-    const bool by_size = sized || line.flag("recompute_scale_factor");
-    sources.push_back(nearest(size, outputs, by_size ? 0.0 : factors[d], exact));
+    const double scaled = sized ? static_cast<double>(wanted[d]) : std::floor(static_cast<double>(size) * factors[d]);
+    expect(line, scaled > 0 && size > 0 && x.sizes[1] > 0, "it would be empty");
+    sizes.push_back(static_cast<int64_t>(std::min(scaled, 1e15)));
   }
+  checked_count(line, sizes);
+  const bool by_size = sized || line.flag("recompute_scale_factor");
+  for (size_t d = 0; d < dims; ++d)
+    sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], by_size ? 0.0 : factors[d], exact));
   // The same value for every integer, so requantising is a look-up.
   auto table = std::make_shared<std::vector<uint8_t>>(256);
   const int32_t zero_point = byte(line, "zero_point"), output_zero = byte(line, "output_zero_point");

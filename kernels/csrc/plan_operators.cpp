@@ -5,6 +5,7 @@
 
 #include "elementwise.h"
 #include "rows.h"
+#include "transpose.h"
 #include "workspace.h"
 
 namespace octet {
@@ -37,6 +38,37 @@ int32_t byte(const PlanLine& line, std::string_view name) {
   return static_cast<int32_t>(value);
 }
 
+int64_t checked_count(const PlanLine& line, const Sizes& sizes) {
+  constexpr int64_t most = int64_t{1} << 40;
+  int64_t count = 1;
+  for (const int64_t size : sizes) {
+    expect(line, size >= 0, "a size is " + std::to_string(size));
+    if (size == 0) return 0;
+    expect(line, count <= most / size, "its result would hold more than 2**40 values");
+    count *= size;
+  }
+  return count;
+}
+
+Widths widths_of(const PlanLine& line, const PlanView& x) {
+  const Sizes widths = line.integers("widths");
+  const int64_t rank = x.rank(), pairs = static_cast<int64_t>(widths.size()) / 2;
+  const bool constant = line.word("mode") == "constant";
+  expect(line, widths.size() % 2 == 0 && pairs <= rank, "its widths are not in pairs, or more than its input's dimensions");
+  expect(line, constant || (pairs <= 3 && (rank == pairs + 1 || rank == pairs + 2)),
+         "mode " + line.word("mode") + " is for the last dimensions of all but one or two");
+  expect(line, constant || std::find(x.sizes.begin() + (rank - pairs - 1), x.sizes.end(), 0) == x.sizes.end(),
+         "its input has no values to repeat");
+  Widths found{Sizes(rank, 0), Sizes(rank, 0)};
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int64_t before = widths[2 * pair], after = widths[2 * pair + 1], d = rank - 1 - pair;
+    expect(line, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d], "cuts away more than its input has");
+    expect(line, constant || (before >= 0 && after >= 0), "mode " + line.word("mode") + " cuts nothing away");
+    found.before[d] = before, found.after[d] = after;
+  }
+  return found;
+}
+
 int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank) {
   const int64_t found = dim < 0 ? dim + rank : dim;
   if (found < 0 || found >= rank)
@@ -67,20 +99,71 @@ PlanView looked_up(PlanBuilder& b, const PlanView& source, std::shared_ptr<std::
 
 namespace {
 
+// fn(sample, first pixel, pixels) over pieces of all samples, shared among threads.
+template <class Fn>
+void each_piece(int64_t batch, int64_t pixels, int64_t piece, int64_t cost, Fn fn) {
+  const int64_t parts = (pixels + piece - 1) / piece;
+  each_part(batch * parts, cost, [&](int64_t first, int64_t count) {
+    for (int64_t part = first; part < first + count; ++part) {
+      const int64_t begin = part % parts * piece;
+      fn(part / parts, begin, std::min(piece, pixels - begin));
+    }
+  });
+}
+
+struct Planes {
+  int64_t batch, channels, pixels;
+};
+
+// Whether channels lie apart in the one view, as torch's images do, and side by side in the other.
+bool between_planes(const PlanView& apart, const PlanView& together) {
+  return apart.rank() >= 3 && apart.sizes[1] >= 2 && apart.has_strides(plain_strides(apart.sizes)) &&
+         together.has_strides(channels_last_strides(together.sizes)) &&
+         !apart.has_strides(channels_last_strides(apart.sizes));
+}
+
+Planes planes_of(const PlanView& x) { return {x.sizes[0], x.sizes[1], product(Sizes(x.sizes.begin() + 2, x.sizes.end()))}; }
+
 // Channels that lie apart, as images come, each rounded as a row and then put side by side.
 void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const PlanView& out) {
-  const int64_t channels = x.sizes[1], pixels = product(Sizes(x.sizes.begin() + 2, x.sizes.end()));
-  const int64_t parts = (pixels + kChunk - 1) / kChunk;
-  b.emit({&x}, out, [=, batch = x.sizes[0]](const PlanFrame& frame) {
-    each_part(batch * parts, x.count() * 4, [&](int64_t first, int64_t count) {
-      uint8_t rows[kMostPlanes * kChunk];
-      for (int64_t part = first; part < first + count; ++part) {
-        const int64_t begin = part % parts * kChunk, n = std::min(kChunk, pixels - begin), sample = part / parts * channels;
+  const auto [batch, channels, pixels] = planes_of(x);
+  if (channels <= kMostPlanes) {
+    b.emit({&x}, out, [=](const PlanFrame& frame) {
+      each_piece(batch, pixels, kChunk, x.count() * 4, [&](int64_t sample, int64_t begin, int64_t n) {
+        uint8_t rows[kMostPlanes * kChunk];
         for (int64_t c = 0; c < channels; ++c)
-          row_kernels().quantize(x.reals(frame) + (sample + c) * pixels + begin, nullptr, n, range, 255, rows + c * kChunk,
-                                 nullptr);
-        element_kernels().interleave(rows, kChunk, channels, n, out.bytes_out(frame) + sample * pixels + begin * channels);
-      }
+          frame.met(row_kernels().quantize(x.reals(frame) + (sample * channels + c) * pixels + begin, nullptr, n, range, 255,
+                                           rows + c * kChunk, nullptr));
+        element_kernels().interleave(rows, kChunk, channels, n, out.bytes_out(frame) + (sample * pixels + begin) * channels);
+      });
+    });
+    return;
+  }
+  b.emit({&x}, out, [=](const PlanFrame& frame) {
+    each_piece(batch, pixels, kTilePixels, x.count() * 4, [&](int64_t sample, int64_t begin, int64_t n) {
+      uint8_t rows[kTileChannels * kTilePixels];
+      each_tile(n, channels, [&](int64_t, int64_t, int64_t first, int64_t count) {
+        for (int64_t c = 0; c < count; ++c)
+          frame.met(row_kernels().quantize(x.reals(frame) + (sample * channels + first + c) * pixels + begin, nullptr, n, range,
+                                           255, rows + c * kTilePixels, nullptr));
+        transpose(rows, kTilePixels, count, n, out.bytes_out(frame) + (sample * pixels + begin) * channels + first, channels);
+      });
+    });
+  });
+}
+
+// The opposite: channels side by side, put apart and then made real, each as a row.
+void dequantize_planes(PlanBuilder& b, const PlanView& q, float scale, int32_t zero_point, const PlanView& out) {
+  const auto [batch, channels, pixels] = planes_of(q);
+  b.emit({&q}, out, [=](const PlanFrame& frame) {
+    each_piece(batch, pixels, kTilePixels, q.count() * 4, [&](int64_t sample, int64_t begin, int64_t n) {
+      uint8_t rows[kTileChannels * kTilePixels];
+      each_tile(n, channels, [&](int64_t, int64_t, int64_t first, int64_t count) {
+        transpose(q.bytes(frame) + (sample * pixels + begin) * channels + first, channels, n, count, rows, kTilePixels);
+        for (int64_t c = 0; c < count; ++c)
+          row_kernels().dequantize(rows + c * kTilePixels, n, scale, zero_point,
+                                   out.reals_out(frame) + (sample * channels + first + c) * pixels + begin);
+      });
     });
   });
 }
@@ -92,8 +175,7 @@ PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
   const PlanView out = b.fresh(x.sizes, b.rounded_strides(line, x.sizes));
   const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
   // What a linear layer reads is plain (`rounded_strides`), and sequences of few steps look like images of few channels.
-  const bool planes = x.has_strides(plain_strides(x.sizes)) && out.has_strides(channels_last_strides(x.sizes));
-  if (x.rank() >= 3 && x.sizes[1] >= 2 && x.sizes[1] <= kMostPlanes && planes) {
+  if (between_planes(x, out)) {
     quantize_planes(b, x, range, out);
     return out;
   }
@@ -115,7 +197,7 @@ PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
             for (int64_t j = 0; j < part; ++j) gathered[j] = in[j * x_step];
             in = gathered;
           }
-          row_kernels().quantize(in, nullptr, part, range, 255, out_step == 1 ? q : block, nullptr);
+          frame.met(row_kernels().quantize(in, nullptr, part, range, 255, out_step == 1 ? q : block, nullptr));
           if (out_step != 1)
             for (int64_t j = 0; j < part; ++j) q[j * out_step] = block[j];
         }
@@ -132,9 +214,17 @@ PlanView quantize(PlanBuilder& b, const PlanLine& line) { return quantized(b, li
 PlanView dequantize(PlanBuilder& b, const PlanLine& line) {
   const PlanView q = b.dense(b.input(line, "q"));
   expect_dtype(line, q, false);
-  const PlanView out = b.fresh(q.sizes, q.strides, true);
   const float scale = static_cast<float>(line.number("scale"));
   const int32_t zero_point = byte(line, "zero_point");
+  // What is given out is plain, and is best written so at once; other readers take channels as they come.
+  PlanView plain = q;
+  plain.strides = plain_strides(q.sizes);
+  if (b.given_out(line.out) && between_planes(plain, q)) {
+    plain = b.fresh(q.sizes, plain.strides, true);
+    dequantize_planes(b, q, scale, zero_point, plain);
+    return plain;
+  }
+  const PlanView out = b.fresh(q.sizes, q.strides, true);
   b.emit({&q}, out, [=, n = q.count()](const PlanFrame& frame) {
     each_chunk(n, 2, [&](int64_t first, int64_t count) {
       row_kernels().dequantize(q.bytes(frame) + first, count, scale, zero_point, out.reals_out(frame) + first);
@@ -166,9 +256,10 @@ PlanView lookup(PlanBuilder& b, const PlanLine& line) {
   const PlanConstant& found = b.constant(line, "table", "uint8");
   const uint8_t* first = static_cast<const uint8_t*>(found.data);
   auto table = std::make_shared<std::vector<uint8_t>>(first, first + product(found.sizes));
-  expect(line, !found.sizes.empty() && found.sizes.back() == 256, "its table has no 256 entries");
+  expect(line, (found.sizes.size() == 1 || found.sizes.size() == 2) && found.sizes.back() == 256,
+         "its table has no 256 entries");
   if (found.sizes.size() == 1) return looked_up(b, x, table);
-  const int64_t axis = dimension(line, line.integer("axis"), x.rank()), channels = found.sizes[0];
+  const int64_t axis = dimension(line, line.has("axis") ? line.integer("axis") : 1, x.rank()), channels = found.sizes[0];
   expect(line, x.sizes[axis] == channels, "its table is for " + std::to_string(channels) + " channels");
   x = axis == 1 ? b.channels_last(x) : b.plain(x);
   const PlanView out = b.fresh(x.sizes, x.strides);
@@ -200,6 +291,7 @@ Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right) {
            "its inputs have shapes that do not go together");
     sizes[d] = left.sizes[d] == 1 ? right.sizes[d] : left.sizes[d];
   }
+  checked_count(line, sizes);
   return sizes;
 }
 

@@ -28,6 +28,13 @@ PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<std::vecto
 
 void expect(const PlanLine& line, bool holds, const std::string& what);
 void expect_dtype(const PlanLine& line, const PlanView& view, bool real);
+// The product of the sizes of a tensor; fails where it is beyond all memory.
+int64_t checked_count(const PlanLine& line, const Sizes& sizes);
+// Per dimension what a line's widths put before and after; fails where they do not fit the input.
+struct Widths {
+  Sizes before, after;
+};
+Widths widths_of(const PlanLine& line, const PlanView& x);
 // A setting in [0, 255].
 int32_t byte(const PlanLine& line, std::string_view name);
 // The shape of the result of two views, which get as many dimensions as it has.

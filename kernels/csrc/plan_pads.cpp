@@ -9,18 +9,14 @@ namespace octet {
 namespace {
 
 std::optional<PlanPad> constant_pad(PlanBuilder& b, const PlanLine& line) {
-  const Sizes widths = line.integers("widths");
-  const bool cuts = std::any_of(widths.begin(), widths.end(), [](int64_t width) { return width < 0; });
-  if (line.word("mode") != "constant" || cuts) return {};
-  PlanPad pad{b.input(line, "q"), {}, {}, byte(line, "fill")};
-  const int64_t rank = pad.source.rank(), pairs = static_cast<int64_t>(widths.size()) / 2;
-  expect(line, widths.size() % 2 == 0 && pairs <= rank, "its widths are not in pairs");
-  pad.before.assign(rank, 0), pad.after.assign(rank, 0);
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    pad.before[rank - 1 - pair] = widths[2 * pair];
-    pad.after[rank - 1 - pair] = widths[2 * pair + 1];
-  }
-  return pad;
+  const PlanView& x = b.input(line, "q");
+  Widths widths = widths_of(line, x);
+  const auto cuts = [](const Sizes& ones) { return std::any_of(ones.begin(), ones.end(), [](int64_t one) { return one < 0; }); };
+  if (line.word("mode") != "constant" || cuts(widths.before) || cuts(widths.after)) return {};
+  Sizes sizes = x.sizes;
+  for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
+  checked_count(line, sizes);
+  return PlanPad{x, std::move(widths.before), std::move(widths.after), byte(line, "fill")};
 }
 
 template <class T>

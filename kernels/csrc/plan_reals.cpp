@@ -94,7 +94,7 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
       for (int64_t i = first; i < first + count; ++i) {
         float* const to = out.reals_out(frame) + i * n;
         norm.row(x.reals(frame) + i * n, summed ? added.reals(frame) + i * n : nullptr, to);
-        row_kernels().quantize(to, nullptr, n, range, 255, q.bytes_out(frame) + i * n, nullptr);
+        frame.met(row_kernels().quantize(to, nullptr, n, range, 255, q.bytes_out(frame) + i * n, nullptr));
       }
     });
   });

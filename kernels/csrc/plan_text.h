@@ -43,8 +43,14 @@ struct PlanText {
   std::vector<PlanLine> lines;
 };
 
+// Raises std::invalid_argument where the text is no plan. Numbers are read alike under every locale.
 PlanText parse_plan(std::string_view text);
 
 int64_t parse_register(const PlanLine& line, std::string_view word);
+int64_t parse_integer(const PlanLine& line, std::string_view word);
+double parse_number(const PlanLine& line, std::string_view word);  // inf or -inf too, but not NaN
+
+// The parts between separators; an empty text has none, and an empty last part is none.
+std::vector<std::string_view> split(std::string_view text, char separator);
 
 }  // namespace octet

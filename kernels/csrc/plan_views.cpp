@@ -69,6 +69,21 @@ bool reshaped(const PlanView& view, const Sizes& sizes, PlanView* out) {
   return left == 1 && blocks.empty();
 }
 
+std::optional<PlanTurn> PlanLoops::turned() const {
+  if (row_steps_[0] != 1 || row_steps_[1] == 1 || rows_ == 0) return {};
+  for (int inner = 0; inner < outer_; ++inner) {
+    if (strides_[inner][1] != 1) continue;
+    PlanTurn turn{sizes_[inner], length_, strides_[inner][0], row_steps_[1], {}, {{}, {}}};
+    for (int d = 0; d < outer_; ++d)
+      if (d != inner) {
+        turn.sizes.push_back(sizes_[d]);
+        for (const int side : {0, 1}) turn.strides[side].push_back(strides_[d][side]);
+      }
+    return turn;
+  }
+  return {};
+}
+
 PlanLoops::PlanLoops(const Sizes& sizes, const std::vector<Sizes>& strides) : views_(static_cast<int>(strides.size())) {
   std::vector<size_t> order;
   for (size_t d = 0; d < sizes.size(); ++d)

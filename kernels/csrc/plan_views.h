@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "plan.h"
@@ -34,6 +35,14 @@ Sizes channels_last_strides(const Sizes& sizes);
 // A view with other sizes over the same elements; false where it needs a copy first.
 bool reshaped(const PlanView& view, const Sizes& sizes, PlanView* out);
 
+// Two dimensions of a copy that are each innermost on one side: `columns` where it is written, `rows` where it is read. The
+// others with the strides of the two sides are what it is done for.
+struct PlanTurn {
+  int64_t rows, columns, to_step, from_step;
+  Sizes sizes;
+  std::vector<Sizes> strides;
+};
+
 // Rows that views of one shape have in common: dimensions sorted so that the first view's smallest stride is innermost,
 // and merged where all views allow it.
 class PlanLoops {
@@ -42,6 +51,8 @@ class PlanLoops {
   int64_t rows() const { return rows_; }
   int64_t length() const { return length_; }                             // of a row
   int64_t step(int view) const { return row_steps_[view]; }              // between elements of a row
+  // Of a copy, the written view being the first: its turn, where each side has an innermost dimension of its own.
+  std::optional<PlanTurn> turned() const;
   // fn(offsets of the row's first element in every view), for rows [first, first + count).
   template <class Fn>
   void each(int64_t first, int64_t count, Fn fn) const {

@@ -39,7 +39,7 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) 
 // torch's windows (pooling_output_shape): with ceil_mode the last one may hang over the end, but starts inside.
 Windows sliding(const PlanLine& line, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
                 bool ceil_mode) {
-  expect(line, kernel > 0 && stride > 0 && dilation > 0 && padding >= 0, "its window is not positive");
+  expect(line, padding <= kernel / 2, "its padding is more than half its window");
   const int64_t span = dilation * (kernel - 1) + 1;
   int64_t outputs = floor_div(size + 2 * padding - span + (ceil_mode ? stride - 1 : 0), stride) + 1;
   if (ceil_mode && (outputs - 1) * stride >= size + padding) --outputs;
@@ -131,8 +131,10 @@ PlanView batched(const PlanLine& line, const PlanView& q, int64_t dims) {
 
 PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::function<Windows(int64_t, int64_t)>& along,
                 Pooling pool) {
+  expect(line, dims >= 1 && dims <= 3, "its window has " + std::to_string(dims) + " dimensions, expected 1 to 3");
   const PlanView given = b.input(line, "q");
   const PlanView x = b.channels_last(batched(line, given, dims));
+  expect(line, std::find(x.sizes.begin() + 1, x.sizes.end(), 0) == x.sizes.end(), "its input is empty");
   Sizes sizes{x.sizes[0], x.sizes[1]};
   int64_t strides[3] = {0, 0, 0}, pixels = x.sizes[0], taps = 1;
   for (int axis = 0; axis < 3; ++axis) {
@@ -145,6 +147,7 @@ PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::f
     taps *= most;
   }
   expect(line, taps < (1 << 23), "its window holds more than 2**23 values");
+  checked_count(line, sizes);
   PlanView out = b.fresh(sizes, channels_last_strides(sizes));
   const int64_t channels = x.sizes[1], batch_stride = x.strides[0];
   const auto shared = std::make_shared<const Pooling>(std::move(pool));
@@ -183,6 +186,8 @@ PlanView avg_pool(PlanBuilder& b, const PlanLine& line) {
   Pooling pool;
   pool.largest = false;
   pool.count_padding = !line.has("count_include_pad") || line.flag("count_include_pad");
+  expect(line, checked_count(line, kernel) < (1 << 23), "its window holds more than 2**23 values");
+  expect(line, dims > 1 || !line.fields.contains("divisor_override"), "a window of one dimension has no divisor_override");
   pool.divisor = line.has("divisor_override") ? line.integer("divisor_override") : 0;
   pool.settings = mean_settings(line);
   const auto along = [&](int64_t d, int64_t size) {
@@ -197,7 +202,7 @@ PlanView adaptive_pool(PlanBuilder& b, const PlanLine& line) {
   pool.largest = line.op == "adaptive_max_pool";
   if (!pool.largest) pool.settings = mean_settings(line);
   const auto along = [&](int64_t d, int64_t size) {
-    return tiling(size, outputs[d] == "-" ? size : std::stoll(outputs[d]));
+    return tiling(size, outputs[d] == "-" ? size : parse_integer(line, outputs[d]));
   };
   return pooled(b, line, static_cast<int64_t>(outputs.size()), along, std::move(pool));
 }
@@ -209,7 +214,11 @@ PlanView mean(PlanBuilder& b, const PlanLine& line) {
   expect_dtype(line, x, false);
   std::vector<bool> reduced(x.sizes.size(), false);
   if (line.has("dim"))
-    for (const int64_t dim : line.integers("dim")) reduced[dimension(line, dim, x.rank())] = true;
+    for (const int64_t dim : line.integers("dim")) {
+      const int64_t d = dimension(line, dim, x.rank());
+      expect(line, !reduced[d], "takes a dimension twice");
+      reduced[d] = true;
+    }
   PlanView moved = x;
   Sizes kept, shape;
   moved.sizes.clear(), moved.strides.clear();

@@ -29,9 +29,11 @@ struct FakeQuantizer {
 struct RowKernels {
   // Smallest and largest of x * columns (columns may be null), 0 included; false where one is NaN or inf.
   bool (*min_max)(const float* x, const float* columns, int64_t k, float* low, float* high);
-  // Equation 2 with top = 255: q; with top = 65535: the high bytes to q and the low bytes to q_low.
-  void (*quantize)(const float* x, const float* columns, int64_t k, RowRange range, int top, uint8_t* q,
+  // Equation 2 with top = 255: q; with top = 65535: the high bytes to q and the low bytes to q_low. False where a value
+  // is NaN or inf, which no integer says.
+  bool (*quantize)(const float* x, const float* columns, int64_t k, RowRange range, int top, uint8_t* q,
                    uint8_t* q_low);
+  bool (*all_finite)(const float* x, int64_t n);  // neither NaN nor inf
   // Equation 6: out = (sums without zero point) * (range.scale * scale) + bias. `low` is null for 8-bit activations.
   void (*dequantize_sums)(const int32_t* sums, const int32_t* low, RowRange range, const Channels& channels, bool relu,
                           float* out);

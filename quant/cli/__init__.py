@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+import quant
 from quant.cli import calibrate_command, report_command
 from quant.cli.errors import UserError
 
@@ -51,6 +52,7 @@ def _command(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
 def make_parser() -> argparse.ArgumentParser:
     """The arguments of every command but `build`, which has a parser of its own."""
     parser = argparse.ArgumentParser(prog="quant", description="Int8 for PyTorch models on CPUs.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"octet-quant {quant.__version__}")
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     dynamic = verbs.add_parser("dynamic", help="make a model's weights int8, ranges of activations at run time")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant.cli.errors import UserError
+from quant.cli.errors import UserError, one_line, with_type
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,12 +41,13 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
 
     if options.out is not None:
         files.writable(Path(options.out), suffix=None)
+    check_ranges_files(options)
     if options.backend is not None:
         check_backend(options.backend)
 
-    def prepare(model: nn.Module, inputs: Any, observer: str) -> nn.Module:
+    def prepare(model: nn.Module, inputs: Any, observer: str, settings: dict[str, float]) -> nn.Module:
         try_once(model, inputs)
-        default = quant.QConfig(activation_observer=observer)
+        default = quant.QConfig(activation_observer=observer, activation_options=settings)
         rules = [(pattern, None) for pattern in options.keep_float]
         return quant.prepare(model, inputs, quant.Recipe(rules, default=default, backend=options.backend))
 
@@ -65,7 +66,7 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
     try:
         return command.calibrate(options, verbs)
     except (CalibrationError, TypeError, ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
 
 
 def try_once(model: nn.Module, inputs: Any) -> None:
@@ -80,10 +81,17 @@ def try_once(model: nn.Module, inputs: Any) -> None:
         with torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
-        raise UserError(
-            f"the model fails on the first batch, {describe(inputs)}: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        raise UserError(f"the model fails on the first batch, {describe(inputs)}: {with_type(error)}") from error
+
+
+def check_ranges_files(options: argparse.Namespace) -> None:
+    """That --save-ranges can be written and --ranges is there, before the data is run."""
+    from quant.cli import files
+
+    if options.save_ranges is not None:
+        files.writable(Path(options.save_ranges), suffix=None, option="--save-ranges")
+    if options.ranges is not None and not Path(options.ranges).is_file():
+        raise UserError(f"--ranges: there is no file {options.ranges}")
 
 
 def check_backend(name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import quant
 from quant.kernels import build, dispatch, ops
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -27,9 +28,9 @@ LEVELS: dict[str, tuple[tuple[str, set[str]], ...]] = {
 
 def examine() -> dict[str, Any]:
     """Every finding, JSON-ready. Nothing here fails where something is missing: what is missing is a finding."""
-    loaded = not ops.extension_problem()
+    in_use = "none, the kernels are not loaded" if ops.extension_problem() else str(torch.ops.octet_native.isa())
     return {
-        "version": _version("octet-quant") or "not installed as a package",
+        "version": quant.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -38,7 +39,7 @@ def examine() -> dict[str, Any]:
             "machine": platform.machine(),
             "name": _cpu_field("model name"),
             "isa": best_isa(set((_cpu_field("flags") or _cpu_field("Features")).split())),
-            "isa_in_use": str(torch.ops.octet_native.isa()) if loaded else "none, the kernels are not loaded",
+            "isa_in_use": f"none: {ops.isa_problem()}" if ops.isa_problem() else in_use,
         },
         "extension": _extension(),
         "backends": dispatch.available(),
@@ -87,8 +88,8 @@ def _extension() -> str:
     if problem:
         return f"not loaded: {problem}"
     path = Path(os.environ.get("QUANT_EXTENSION", "") or build.DEFAULT_OUTPUT)
-    if path.with_suffix(".stamp").exists() and build.find_compiler() and not build.is_current(build.host_target(path)):
-        return f"{path}, built from other sources, or with another compiler or torch, than are here: run `quant build`"
+    if build.find_compiler() and build.is_foreign(build.host_target(path)):
+        return f"{path}, built from other sources, or for another torch, than are here: run `quant build`"
     return str(path)
 
 
@@ -96,7 +97,7 @@ def _default_backend() -> str:
     try:
         return dispatch.current().name
     except ValueError as error:
-        return f"none: QUANT_BACKEND: {error}"
+        return f"none: {error}" if ops.isa_problem() else f"none: QUANT_BACKEND: {error}"
 
 
 def _fbgemm_gpu() -> str:

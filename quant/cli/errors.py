@@ -1,7 +1,37 @@
-"""The one exception of the command line."""
+"""The one exception of the command line, and the errors of others in one line."""
 
 from __future__ import annotations
+
+import sys
 
 
 class UserError(Exception):
     """What the user can put right: one line that says what is wrong and the way out, shown without a traceback."""
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error and, where the user's own code raised it, the file and line."""
+    place = _users_line(error)
+    text = " ".join(str(error).split())
+    return f"{text} (at {place})" if place else text
+
+
+def with_type(error: BaseException) -> str:
+    """An error in one line: its type, where the user's own code raised it, and its message."""
+    place = _users_line(error)
+    return f"{type(error).__name__}{' at ' * bool(place)}{place}: {' '.join(str(error).split())}"
+
+
+def _users_line(error: BaseException) -> str:
+    """Where the error, or the one that it was made of, left code that is neither ours, torch's nor Python's."""
+    place = ""
+    link: BaseException | None = error
+    while link is not None:
+        found = link.__traceback__
+        while found is not None:
+            name = str(found.tb_frame.f_globals.get("__name__", ""))
+            if name.partition(".")[0] not in {"quant", "torch", *sys.stdlib_module_names}:
+                place = f"{found.tb_frame.f_code.co_filename}:{found.tb_lineno}"
+            found = found.tb_next
+        link = link.__cause__
+    return place

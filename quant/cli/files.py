@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.cli.errors import UserError
-from quant.report import Report, ReportEntry
-
-MANIFEST = "octet"
-"""Where `quant.save` leaves its manifest, in the metadata of a safetensors file."""
+from quant import artefact
+from quant.artefact_file import MANIFEST
+from quant.cli.errors import UserError, with_type
+from quant.report import Report
 
 PICKLED = (".pt", ".pth", ".bin")
 SHOWN = 5
@@ -53,7 +50,7 @@ def _make(name: str) -> nn.Module:
             made = made()
         except (Exception, SystemExit) as error:
             raise UserError(
-                f"--model {name!r} failed with {_where(error)}; it is called without arguments and returns the model"
+                f"--model {name!r} failed with {with_type(error)}; it is called without arguments and returns the model"
             ) from error
     if not isinstance(made, nn.Module):
         raise UserError(
@@ -73,9 +70,9 @@ def _module(name: str) -> Any:
             raise UserError(
                 f"--model: there is no module {error.name!r} in the current folder or among the installed packages"
             ) from error
-        raise UserError(f"--model: importing {name!r} failed with {_where(error)}") from error
+        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"--model: importing {name!r} failed with {_where(error)}") from error
+        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
 
 
 def _attribute(module: Any, module_name: str, dotted: str) -> Any:
@@ -86,13 +83,6 @@ def _attribute(module: Any, module_name: str, dotted: str) -> Any:
             raise UserError(f"--model: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
         found = getattr(found, part)
     return found
-
-
-def _where(error: BaseException) -> str:
-    """An error of the user's own code in one line, with the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{at}: {_one_line(error)}"
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -167,21 +157,21 @@ def _identity(tensor: Tensor) -> tuple[int, torch.Size]:
     return (tensor.data_ptr() or id(tensor), tensor.shape)
 
 
-def writable(path: Path, suffix: str | None = ".safetensors") -> Path:
+def writable(path: Path, suffix: str | None = ".safetensors", option: str = "--out") -> Path:
     """The path, if a file can be written there: known before the work rather than after.
 
     Raises:
         UserError: it cannot, or it has another suffix; None takes any.
     """
     if suffix is not None and path.suffix != suffix:
-        raise UserError(f"--out: {path.name} ends in {path.suffix!r}, expected {suffix}")
+        raise UserError(f"{option}: {path.name} ends in {path.suffix!r}, expected {suffix}")
     if path.is_dir():
-        raise UserError(f"--out: {path} is a folder")
+        raise UserError(f"{option}: {path} is a folder")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             return path
     except OSError as error:
-        raise UserError(f"--out: cannot write in {path.parent}: {error.strerror or error}") from error
+        raise UserError(f"{option}: cannot write in {path.parent}: {error.strerror or error}") from error
 
 
 def save(model: nn.Module, path: Path) -> None:
@@ -196,10 +186,10 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """The report in a file that `save` wrote; the tensors are not read.
+    """The report in a file that `save` wrote, whose tensors are those that it wrote.
 
     Raises:
-        UserError: no such file, or none that `save` wrote.
+        UserError: no such file, none that `save` wrote, or a damaged one.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -212,8 +202,10 @@ def read_report(path: Path) -> Report:
         raise UserError(
             f"{path} holds no report; files of `quant dynamic --out`, `quant calibrate --out` and `quant.save` do"
         )
-    entries = json.loads(metadata[MANIFEST])["report"]
-    return Report(tuple(ReportEntry(**entry) for entry in entries))
+    try:
+        return artefact.read_report(path)
+    except quant.ArtefactError as error:
+        raise UserError(_one_line(error)) from error
 
 
 def _listed(names: Iterable[str]) -> str:

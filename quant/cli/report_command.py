@@ -7,8 +7,8 @@ import itertools
 import json
 from pathlib import Path
 
-from quant.cli.calibrate_command import add_arguments, check_backend, try_once
-from quant.cli.errors import UserError
+from quant.cli.calibrate_command import add_arguments, check_backend, check_ranges_files, try_once
+from quant.cli.errors import UserError, one_line
 
 COMPARED = 4
 """Batches to compare on: each runs four times, in float, in int8, and step by step in both."""
@@ -36,10 +36,11 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def report(options: argparse.Namespace, rest: list[str]) -> int:
     """Write the page to --out; with --json print the comparison."""
     import quant
-    from quant.calibrate import CalibrationError, CheckpointError, command, run
+    from quant.calibrate import CalibrationError, CheckpointError, command, load_ranges, run, save_ranges
     from quant.cli import files
 
     out = files.writable(Path(options.out), ".html")
+    check_ranges_files(options)
     if options.compare < 1:
         raise UserError(f"--compare is {options.compare}, expected at least 1 batch")
     model = files.load_model(options.model, options.weights).eval()
@@ -49,18 +50,23 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
     try:
         inputs, batches = command.example(model, options, command.read(options))
         try_once(model, inputs)
-        default = quant.QConfig(activation_observer=options.observer)
+        settings = dict(options.observer_option)
+        default = quant.QConfig(activation_observer=options.observer, activation_options=settings)
         recipe = quant.Recipe(
             [(pattern, None) for pattern in options.keep_float], default=default, backend=options.backend
         )
         prepared = quant.prepare(model, inputs, recipe)
+        if options.ranges is not None:
+            load_ranges(prepared, options.ranges)
         every = options.checkpoint_every
         run(prepared, batches, progress=not options.quiet, checkpoint=options.checkpoint, checkpoint_every=every)
+        if options.save_ranges is not None:
+            save_ranges(prepared, options.save_ranges)
         converted = quant.convert(prepared)
         options.data = options.compare_data or options.data
         found = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
     except (CalibrationError, CheckpointError, TypeError, ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(one_line(error)) from error
     out.write_text(quant.report_html(converted, found, prepared=prepared), encoding="utf-8")
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     if not options.json:

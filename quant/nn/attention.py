@@ -39,13 +39,13 @@ class MultiheadAttention(QuantModule):
         self.packed = module._qkv_same_embed_dim
         if self.packed:
             self.in_proj: Linear | None = Linear(
-                QuantizedWeight.of(torch.cat(weights), qconfig), bias, per_row=qconfig.per_row
+                QuantizedWeight.of(torch.cat(weights), qconfig), bias, per_row=qconfig.ranges_per_row
             )
             self.q_proj = self.k_proj = self.v_proj = None
         else:
             self.in_proj = None
             self.q_proj, self.k_proj, self.v_proj = (
-                Linear(QuantizedWeight.of(weight, qconfig), part, per_row=qconfig.per_row)
+                Linear(QuantizedWeight.of(weight, qconfig), part, per_row=qconfig.ranges_per_row)
                 for weight, part in zip(weights, biases, strict=True)
             )
         self.out_proj = Linear.from_float(module.out_proj, qconfig)

@@ -37,7 +37,7 @@ class Linear(QuantModule):
     @classmethod
     def from_float(cls, module: nn.Linear, qconfig: QConfig) -> "Linear":
         """The int8 stand-in of a float Linear."""
-        return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.per_row)
+        return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.ranges_per_row)
 
     @property
     def weight(self) -> Tensor:

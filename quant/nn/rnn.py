@@ -60,7 +60,7 @@ class Direction(QuantModule):
         super().__init__()
         self.mode = mode
         self.reverse = reverse
-        self.per_row = qconfig.per_row
+        self.per_row = qconfig.ranges_per_row
         inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(weight_ih, qconfig)
         # The state is quantised per row and, but for ReLU, lies in (-1, 1): 8 bits hold it.
         state = QConfig(weight_bits=qconfig.weight_bits, per_channel=qconfig.per_channel, activation_bits=8)

@@ -27,8 +27,7 @@ NAMED = 5
 
 def head(name: str, report: Report, comparison: Comparison | None) -> Markup:
     """Title, one sentence, and the numbers to remember."""
-    before = sum(entry.bytes_before for entry in report)
-    after = sum(entry.bytes_after for entry in report)
+    before, after = report.model_bytes_before, report.model_bytes_after
     tiles = [
         _tile(f"{len(report.quantized)} of {len(report)}", "modules in int8"),
         _tile(_bytes(after), f"of parameters, from {_bytes(before)}"),

@@ -50,8 +50,7 @@ def sync_ranges(prepared: nn.Module, on: bool = True) -> None:
         on: False for ranges per process, as where the ranks train different models.
 
     Raises:
-        ValueError: it is not from prepare_qat; or a recipe names an observer that searches for its range in statistics
-            of its own ("percentile", say), which cannot be found so.
+        ValueError: it is not from prepare_qat.
     """
     for point in points(prepared):
         sync_point(point, on)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Slot, Step
 from quant.kernels import QScheme, weight_scheme
-from quant.observers import LEARNED, FakeQuantize, FixedObserver, MovingAverageObserver, make_learned, make_observer
+from quant.observers import (
+    LEARNED,
+    FakeQuantize,
+    FixedObserver,
+    MovingAverageObserver,
+    make_learned,
+    make_observer,
+    trains,
+)
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.prepare import scheme_of
@@ -19,42 +28,46 @@ from quant.recipe import RecipeError
 def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
     """The fake quantiser that a slot's QConfig asks for.
 
-    "histogram", the default of calibration, means a moving average here: its search would take longer than the layer,
-    in every step. Whoever names another observer gets it.
+    "auto" is a moving average. So is an observer that searches: `prepare_qat` refuses one for a float model, and of a
+    calibrated model it has given the range that training starts from.
 
     Args:
         name: of the layer, for messages.
     """
-    scheme, kind = scheme_of(slot), slot.qconfig.activation_observer
+    scheme, kind, options = scheme_of(slot), slot.qconfig.activation_observer, slot.qconfig.activation_options
+    if kind == "auto" or not trains(kind):
+        kind, options = "moving_average", {}
     point: FakeQuantizeBase
     if slot.fixed is not None:
         point = FakeQuantize(FixedObserver(scheme, low=slot.fixed[0], high=slot.fixed[1]))
     elif kind in LEARNED:
-        point = _learned(kind, scheme, None, name)
-    elif len(slot.observed) + len(slot.inner) > 1 and kind in ("histogram", "moving_average"):
-        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner))
+        point = _learned(kind, scheme, None, options, name)
+    elif len(slot.observed) + len(slot.inner) > 1 and kind == "moving_average":
+        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), **options)
     else:
-        point = FakeQuantize(make_observer("moving_average" if kind == "histogram" else kind, scheme))
+        point = FakeQuantize(make_observer(kind, scheme, **options))
     return named(point, name)
 
 
 def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
     """What learns a weight's scale; None where the scale follows from the weight."""
     assert step.qconfig is not None
-    kind = step.qconfig.weight_observer
+    kind, options = step.qconfig.weight_observer, step.qconfig.weight_options
     if kind not in LEARNED:
         return None
     per_channel = step.qconfig.per_channel
     scheme = weight_scheme(step.qconfig.weight_bits, 0 if per_channel else None)
-    return named(_learned(kind, scheme, channels if per_channel else None, name), name)
+    return named(_learned(kind, scheme, channels if per_channel else None, options, name), name)
 
 
-def _learned(kind: str, scheme: QScheme, channels: int | None, name: str) -> FakeQuantizeBase:
-    options = {} if kind == "pact" else {"channels": channels}
+def _learned(
+    kind: str, scheme: QScheme, channels: int | None, options: Mapping[str, float], name: str
+) -> FakeQuantizeBase:
+    settings: dict[str, Any] = {} if kind == "pact" else {"channels": channels}
     if kind != "pact" and channels is None and scheme.dtype == torch.int8:
-        options["per_sample"] = False
+        settings["per_sample"] = False
     try:
-        return make_learned(kind, scheme, **options)
+        return make_learned(kind, scheme, **settings, **options)
     except ValueError as error:
         raise RecipeError(f"layer '{name}': {error}") from error
 
@@ -77,9 +90,9 @@ class JoinedObserver(RangeObserver):
     members: Any
     """An nn.ModuleList of MovingAverageObserver, one per value."""
 
-    def __init__(self, scheme: QScheme, members: int) -> None:
+    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
         super().__init__(scheme)
-        self.members = nn.ModuleList(MovingAverageObserver(scheme) for _ in range(members))
+        self.members = nn.ModuleList(MovingAverageObserver(scheme, **options) for _ in range(members))
         self.turn = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,8 +133,8 @@ class JoinedObserver(RangeObserver):
 class SharedFakeQuantize(FakeQuantize):
     """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
 
-    def __init__(self, scheme: QScheme, members: int) -> None:
-        super().__init__(JoinedObserver(scheme, members))
+    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
+        super().__init__(JoinedObserver(scheme, members, **options))
 
     def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round the value number `member`."""

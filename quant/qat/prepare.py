@@ -13,7 +13,7 @@ from quant.graph import Attr, attribute
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.prepare import Prepared, planned
+from quant.prepare import Prepared, checked
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
@@ -30,8 +30,8 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
     The copy has the user's classes, parameters and names, so that a float checkpoint loads into it; what quantisation
     adds has `_quant` in its name. Give its parameters, not the model's, to the optimiser. In eval mode it computes what
     `quant.convert` will give, within one step of rounding per layer. Ranges are moving averages of each batch's, unless
-    the recipe says otherwise: `QConfig(activation_observer=...)` and `weight_observer=...` also take "lsq", "lsq+" and
-    "pact" here, which learn them. A weight's range follows the weight.
+    the recipe says otherwise: `QConfig(activation_observer=...)` takes "minmax", "fixed", and "lsq", "lsq+" and "pact",
+    which learn them, as `weight_observer=...` does. A weight's range follows the weight.
 
     Args:
         model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
@@ -39,7 +39,8 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
         recipe: as for `quant.prepare`, which has it already for such a model.
 
     Raises:
-        TypeError, RecipeError, NothingQuantized: as `quant.prepare`.
+        TypeError, RecipeError, NothingQuantized: as `quant.prepare`; RecipeError also for an activation_observer that
+            searches for its range, which a calibrated model may have used.
         ValueError: the model is prepared for training already, or is not calibrated, or a layer's weight is not a
             parameter (a hook computes it).
     """
@@ -52,7 +53,7 @@ def prepare_qat(model: nn.Module, example_inputs: Any = None, recipe: Recipe | N
     def install(module: nn.Module, plan: Plan) -> None:
         _install(module, plan, recipe)
 
-    prepared = planned(model, example_inputs, recipe, install, "quant.prepare_qat", training=True)
+    prepared = checked(model, example_inputs, recipe, install, "quant.prepare_qat", training=True)
     _name(prepared)
     return prepared
 

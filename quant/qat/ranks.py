@@ -14,9 +14,8 @@ import warnings
 import torch
 
 from quant.observers import LSQFakeQuantize, PACTFakeQuantize
-from quant.observers.base import Observer, RangeObserver
+from quant.observers.base import RangeObserver
 from quant.observers.fake_quantize import FakeQuantize, FakeQuantizeBase
-from quant.observers.fixed import FixedObserver
 
 
 def several() -> bool:
@@ -50,16 +49,6 @@ def sync_point(point: FakeQuantizeBase, on: bool) -> None:
     if isinstance(point, LSQFakeQuantize):
         point.distributed = on
     elif isinstance(point, FakeQuantize):
-        searching = [
-            one
-            for one in point.modules()
-            if isinstance(one, Observer) and not isinstance(one, (RangeObserver, FixedObserver))
-        ]
-        if on and searching:
-            raise ValueError(
-                f"layer '{point.name}': {type(searching[0]).__name__} cannot find the range of several ranks' data; "
-                "use activation_observer 'moving_average', 'minmax' or a learned one"
-            )
         for one in point.modules():
             if isinstance(one, RangeObserver):
                 one.distributed = on

@@ -11,21 +11,22 @@ from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import QuantModule
 from quant.prepare import Prepared
-from quant.report import Report, ReportEntry, own_bytes
+from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
+from quant.static.routes import routes
 from quant.static.runner import RESERVED
 
 Entries = dict[str, tuple[str, str]]
 """Outcome and detail of a `ReportEntry`, by the full name of a module or of a step."""
 
 
-def weighted_entry(step: Step, x: QParams, y: QParams | None, backend: str | None) -> tuple[str, str]:
+def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", detail + substitute(backend)
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}{substitute(backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -42,13 +43,16 @@ def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tu
         entries[full_name(path, holder)] = (outcome, f"its weight is a part of {node.owner or '(root)'}")
 
 
-def recurrent_entry(step: Step, plan: Plan, ranges: dict[str, QParams]) -> tuple[str, str]:
+def recurrent_entry(
+    step: Step, plan: Plan, ranges: dict[str, QParams], layer: nn.Module, backend: str | None
+) -> tuple[str, str]:
     """Of a recurrent layer, with the ranges of its input and of its states."""
     states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in plan.inner_slots(step).items()]
     output = "uint8" if plan.emits_integers(step) else "float"
     x = _ends(ranges[plan.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
-    return f"int{bits}", f"static {step.op}, input [{x}], states {', '.join(states)}, {output} output"
+    detail = f"static {step.op}, input [{x}], states {', '.join(states)}, {output} output"
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def _ends(qparams: QParams) -> str:
@@ -99,7 +103,7 @@ def _takes_state(step: Step, maker: Step, plan: Plan) -> bool:
 
 def make_report(
     model: nn.Module,
-    sizes: dict[str, int],
+    tensors: dict[str, dict[int, int]],
     kinds: dict[str, str],
     entries: Entries,
     info: Prepared,
@@ -108,17 +112,16 @@ def make_report(
 
     Args:
         model: converted.
-        sizes: bytes of every module before, by every name it has. kinds: its class, likewise.
+        tensors: `own_tensors` of every module before, by every name it has. kinds: its class, likewise.
         entries: what the conversion noted; the rest stays float.
         info: of the prepared model.
     """
     now = dict(model.named_modules(remove_duplicate=False))
-    functional = _functional_bytes(model)
     same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
     wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
-    lines = []
-    for name, size in sizes.items():
-        if RESERVED in name.split(".") or not (size or name in entries or name in info.islands):
+    listed: Entries = {}
+    for name, own in tensors.items():
+        if RESERVED in name.split(".") or not (any(own.values()) or name in entries or name in info.islands):
             continue
         if name.startswith(wholes):
             continue
@@ -128,19 +131,38 @@ def make_report(
             outcome, detail = entries[twin][0], f"the same layer as {twin}"
         if name in info.islands or not detail:
             detail = _why(name, info)
-        after = functional.get(name, 0) + (own_bytes(now[name]) if name in now else 0)
-        if isinstance(now.get(name), QuantModule):  # with its parts, which have no entries of their own
-            size = sum(other for inner, other in sizes.items() if inner == name or inner.startswith(f"{name}."))
-            after = sum(own_bytes(part) for part in now[name].modules())
-        lines.append(ReportEntry(name, kinds[name], outcome, detail, size, after))
-    listed = {line.name for line in lines}
-    for name, (outcome, detail) in entries.items():
-        if name not in listed:
-            lines.append(ReportEntry(name, "function", outcome, detail, 0, 0))
+        listed[name] = outcome, detail
+    sizes = _sizes(model, tensors, listed)
+    lines = [ReportEntry(name, kinds[name], *entry, *sizes[name]) for name, entry in listed.items()]
+    lines += [ReportEntry(name, "function", *entry, 0, 0) for name, entry in entries.items() if name not in listed]
     return Report(tuple(lines))
 
 
-def _functional_bytes(model: nn.Module) -> dict[str, int]:
+def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries) -> dict[str, tuple[int, int]]:
+    """Bytes before and after of the listed modules.
+
+    A shared tensor counts once: at a module that stays float, for then all of it stays.
+    """
+    now = dict(model.named_modules(remove_duplicate=False))
+    before: set[int] = set()
+    after: set[int] = set()
+    functional = _functional_bytes(model, after)
+    sizes = {}
+    for name in sorted(listed, key=lambda name: listed[name][0] != "float"):
+        module, parts = now.get(name), [tensors[name]]
+        inside = [] if module is None else [module]
+        if isinstance(module, QuantModule):  # with its parts, which have no entries of their own
+            prefix = f"{name}." if name else ""
+            parts += [own for inner, own in tensors.items() if inner.startswith(prefix) and inner != name]
+            inside = list(module.modules())
+        sizes[name] = (
+            sum(bytes_of(part, before) for part in parts),
+            functional.get(name, 0) + sum(own_bytes(part, after) for part in inside),
+        )
+    return sizes
+
+
+def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
     """Bytes of the int8 layers of functional calls, by the module whose forward makes the call."""
     sizes: dict[str, int] = {}
     for path, module in model.named_modules():
@@ -149,7 +171,7 @@ def _functional_bytes(model: nn.Module) -> dict[str, int]:
             continue
         for key, layer in runner.layers.items():
             owner = full_name(path, key.replace("/", ".").rpartition(".")[0])
-            sizes[owner] = sizes.get(owner, 0) + own_bytes(layer)
+            sizes[owner] = sizes.get(owner, 0) + own_bytes(layer, counted)
     return sizes
 
 

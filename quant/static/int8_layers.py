@@ -84,7 +84,7 @@ def int8_layers(
             name = full_name(path, key)
             layers[key] = _recurrent_layer(step, plan, root, ranges, made, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
-            entries[name] = recurrent_entry(step, plan, ranges)
+            entries[name] = recurrent_entry(step, plan, ranges, layers[key], backend)
         if not (step.integer and OPERATORS[step.op].weighted):
             continue
         node = plan.graph.nodes[step.nodes[0]]
@@ -96,7 +96,7 @@ def int8_layers(
         sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
         if not key:
             layer.own = sites[step.output].index
-        note_weighted(step, node, entries, path, weighted_entry(step, x, y, backend))
+        note_weighted(step, node, entries, path, weighted_entry(step, x, y, layer, backend))
         note_folded(step, plan, entries, path)
     return layers, sites
 

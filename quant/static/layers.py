@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quant.kernels import QParams
 from quant.kernels.reference_ops import OpTable
-from quant.static import ops
+from quant.static import nonfinite, ops
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
@@ -90,7 +90,9 @@ class StaticLayer(nn.Module):
         y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), self.own)
         if y.dtype == torch.uint8:
             y = ops.table(self.backend)["dequantize"](y, site.output_scale, site.output_zero_point)
-        return y
+        seen: dict[int, Any] = {}
+        nonfinite.note(x, seen)
+        return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
         """uint8 in; uint8 or float32 out, as the site says."""

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from quant.fuse import Plan, Step, is_recurrent
 from quant.graph import Attr, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
-from quant.static import ops
+from quant.static import nonfinite, ops
+from quant.static.arguments import copied
+from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
@@ -189,6 +191,7 @@ class ProgramRunner(nn.Module):
         graph: what was captured; float calls are evaluated from it.
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
+        origin: the modules that the program was made of; set when the conversion is done.
     """
 
     root: nn.Module
@@ -205,6 +208,7 @@ class ProgramRunner(nn.Module):
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
         self._singles: dict[int, Region | None] = {}
+        self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -218,11 +222,17 @@ class ProgramRunner(nn.Module):
         return self.run(*args, **kwargs)
 
     def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
-        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1."""
-        values = bound_values(self.graph, self.root, args, kwargs)
+        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1.
+
+        Each as it was when it was filled: a float step after it may write into the tensor.
+        """
+        values = bound_values(self.graph, self.root, *copied((args, kwargs)))
         registers = {2 * value: given for value, given in values.items()}
-        self._steps(self.program.instructions, [[] for _ in self.program.drops], registers)
-        return registers
+        kept = {register: copied(given) for register, given in registers.items()}
+        for instruction in self.program.instructions:
+            self._steps([instruction], [[]], registers)
+            kept[instruction.out] = copied(registers[instruction.out])
+        return kept
 
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
@@ -256,8 +266,10 @@ class ProgramRunner(nn.Module):
                 self._steps(program.instructions, program.drops, given)
                 raise
         if type(program.output) is Ref:
-            return registers[program.output.index]
-        return map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+            output = registers[program.output.index]
+        else:
+            output = map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+        return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
 
     def _steps(
         self,
@@ -287,6 +299,8 @@ class ProgramRunner(nn.Module):
         return self._singles[instruction.target]
 
     def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable, *, planned: bool) -> Any:
+        if self.origin is not None and self.origin.changed(instruction):
+            return self.origin.run(instruction, registers, self.ranges, table)
         if instruction.op == "call" or instruction.op == "move":
             node = self.graph.nodes[instruction.target]
             native = self._native(instruction) if instruction.op == "call" and not planned else None
@@ -297,6 +311,11 @@ class ProgramRunner(nn.Module):
                 return move(node, args, kwargs, self.root, registers)
             return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
         args = [_filled(arg, registers) for arg in instruction.args]
+        if instruction.op == "quantize":
+            nonfinite.note(args[0], registers)
+        elif instruction.op == "recurrent":
+            (x, *states), named, _ = args
+            nonfinite.note_recurrent(self.root.get_submodule(instruction.target), x, (states, named), registers)
         try:
             found = self._integers(instruction, args, registers, table)
         except (TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quant.fuse import make_plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.prepare import Prepared, make_point, prepare
+from quant.prepare import Prepared, install_watching, make_point, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
@@ -173,13 +173,14 @@ def _fitting(model: nn.Module, description: Mapping[str, Any], example_inputs: A
 
 
 def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
-    # Weights are forgotten, so how they were rounded does not matter; min-max costs least.
+    # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
+    anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
     layers = {
-        glob.escape(name): QConfig.from_dict({**data, "weight_observer": "minmax"})
+        glob.escape(name): QConfig.from_dict({**data, **anything, "activation_options": {}})
         for name, data in description["layers"].items()
     }
     try:
-        prepared = prepare(model, example_inputs, Recipe(layers, default=None))
+        prepared = planned(model, example_inputs, Recipe(layers, default=None), install_watching, "quant.load")
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
     _leave_dynamic(prepared, description.get("dynamic", {}))

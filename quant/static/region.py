@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.static import nonfinite
+from quant.static.exchanged import Origin
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.plannable_reals import ModuleCall
@@ -21,6 +23,7 @@ class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
 
     root: nn.Module
+    origin: Origin | None
 
     def layer(self, key: str) -> StaticLayer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
@@ -58,8 +61,9 @@ class Region:
     def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
-        They have to where a float module is hooked or training, an input has other dimensions than what is checked, or
-        a mask is of booleans and was not when captured, or the other way round.
+        They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
+        than what is checked, a mask is of booleans and was not when captured, or the other way round, or where a value
+        that is quantised is NaN or inf.
         """
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
@@ -67,15 +71,26 @@ class Region:
         if [one.dtype is torch.bool for one in inputs] != self.booleans:
             return False
         members = self._found(home)
-        if not all(call.holds(module) for call, module in members.calls):
+        if not members.whole or not all(call.holds(module) for call, module in members.calls):
             return False
         program, constants = self._current(members)
         # Of a mask of booleans the bytes are read.
         inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
-        made = torch.ops.octet.run_plan(inputs, constants, program, backend)
+        if nonfinite.in_a_graph():
+            nonfinite.note_inputs(inputs, self._quantized(), registers)
+            made = torch.ops.octet.run_plan(inputs, constants, program, backend)
+        else:
+            made = torch.ops.octet.run_plan_of_finite(inputs, constants, program, backend)
+            if not made and self.outputs:
+                return False
         for index, value in zip(self.outputs, made, strict=True):
             registers[index] = value
         return True
+
+    def _quantized(self) -> set[int]:
+        """The places of the inputs that are made integers as they come."""
+        read = {one.args[0].index for one in self.instructions if one.op == "quantize"}
+        return {place for place, index in enumerate(self.inputs) if index in read}
 
     def _found(self, home: Home) -> _Members:
         members = self._members
@@ -101,17 +116,23 @@ class _Members:
         layers: by key. calls: of float modules, each with its module.
         edges: of all paths, in which parent's dictionary which name was which module. To compare them costs a tenth of
             following the paths anew.
+        whole: whether they are all those that the region was made of.
     """
 
     def __init__(self, region: Region, home: Home) -> None:
         self.layers: dict[str, StaticLayer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+        origin = home.origin
+        self.whole = origin is None or not any(map(origin.changed, region.instructions))
+        if not self.whole:
+            return
+        if origin is not None:
+            self.edges += [(edge.children, edge.name, edge.module) for edge in origin.edges_of(region.instructions)]
         paths: dict[str, None] = {}
         for piece in region.pieces:
             if isinstance(piece, Instruction):
                 self.layers[piece.target] = home.layer(piece.target)
-                paths.update({} if piece.target.startswith("/") else {piece.target: None})
             elif isinstance(piece, ModuleCall):
                 self.calls.append((piece, home.root.get_submodule(piece.path)))
                 paths[piece.path] = None
@@ -122,7 +143,7 @@ class _Members:
 
     def stand(self) -> bool:
         """Whether the paths lead to them still."""
-        return all(children.get(name) is module for children, name, module in self.edges)
+        return self.whole and all(children.get(name) is module for children, name, module in self.edges)
 
 
 def _ends(path: str) -> list[int]:

@@ -10,7 +10,7 @@ from torch import nn
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.prepare import Prepared
-from quant.recipe import Pattern, QConfig, Recipe
+from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.static.entries import Entries
 from quant.static.leaves import is_dynamic
@@ -38,7 +38,7 @@ def make_rest_dynamic(
     for name, module in model.named_modules():
         qconfig = info.recipe.resolve(name, module)[0] if name in info.called and is_dynamic(module) else None
         if qconfig is not None:
-            rest[name] = replace(qconfig, weight_observer="minmax", activation_symmetric=False)
+            rest[name] = _dynamic_part(qconfig)
             layers[name] = qconfig
     modules = dict(model.named_modules())
     while True:
@@ -55,6 +55,12 @@ def make_rest_dynamic(
         why = reasons.get(name, "no static kernel")
         entries[name] = (summary(made)[name].outcome, f"{why}, so dynamic: {summary(made)[name].detail}")
     return made
+
+
+def _dynamic_part(qconfig: QConfig) -> QConfig:
+    """The settings without those that only static layers have; `recipe_check` has seen that some layer uses them."""
+    usual = QConfig()
+    return replace(qconfig, **{name: getattr(usual, name) for name in STATIC_SETTINGS})
 
 
 def _dynamic(model: nn.Module, settings: dict[str, QConfig], backend: str | None) -> nn.Module:

@@ -18,7 +18,7 @@ from quant.kernels import QParams, dispatch
 from quant.nn.base import QuantModule
 from quant.nn.rnn import Direction, _Cell, _Recurrent
 from quant.recipe import QConfig
-from quant.static import ops
+from quant.static import nonfinite, ops
 from quant.static.recurrent import (
     Tensors,
     is_cell,
@@ -149,8 +149,11 @@ class StaticRecurrent(_Static, _Recurrent):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Float32 in and out: (y, (h, c)), or (y, h)."""
-        data = self.quantize(input.data if isinstance(input, PackedSequence) else input)
-        return self.compute(input._replace(data=data) if isinstance(input, PackedSequence) else data, hx)
+        packed, seen = isinstance(input, PackedSequence), dict[int, Any]()
+        nonfinite.note(input.data if packed else input, seen)
+        nonfinite.note_recurrent(self, input, hx, seen)
+        data = self.quantize(input.data if packed else input)
+        return nonfinite.spoiled(self.compute(input._replace(data=data) if packed else data, hx), seen)
 
     def compute(self, input: Any, hx: Any = None, *, quantized: bool = False) -> Any:
         """uint8 in, as a tensor or a PackedSequence; y in uint8 by the last layer's range, or in float32.
@@ -183,7 +186,10 @@ class StaticCell(_Static, _Cell):
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """float32 (batch, input) or (input,) -> h, or (h, c), of (batch, hidden) or (hidden,)."""
-        return self.compute(self.quantize(input), hx)
+        seen = dict[int, Any]()
+        nonfinite.note(input, seen)
+        nonfinite.note_recurrent(self, input, hx, seen)
+        return nonfinite.spoiled(self.compute(self.quantize(input), hx), seen)
 
     def compute(self, input: Tensor, hx: Any = None, *, quantized: bool = False) -> Any:
         """uint8 in, float32 out: a state goes round in the user's loop and is rounded where it is multiplied."""

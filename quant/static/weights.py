@@ -164,10 +164,14 @@ def dequantized_rows(rows: Tensor, qconfig: QConfig) -> Tensor:
 
 def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
     if not qconfig.per_channel:
-        return weight_scale(rows.reshape(1, -1), bits=qconfig.weight_bits).expand(rows.shape[0]).clone()
+        return _scale_of_each(rows.reshape(1, -1), qconfig).expand(rows.shape[0]).clone()
+    return _scale_of_each(rows, qconfig)
+
+
+def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
     if qconfig.weight_observer == "minmax":
         return weight_scale(rows, bits=qconfig.weight_bits)
-    observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits))
+    observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
     observer(rows)
     if int(observer.nan_count) or int(observer.inf_count):
         return rows.new_full((rows.shape[0],), torch.nan)

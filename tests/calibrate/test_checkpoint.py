@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from quant import calibrate
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+ENDS = {"fixed": {"low": 0.0, "high": 1.0}}
+"""What observers need that have no default for it."""
 
 
 class Net(nn.Module):
@@ -33,7 +35,7 @@ class Net(nn.Module):
         self.fc = nn.Linear(3, 3, bias=False)
         with torch.no_grad():
             self.fc.weight.copy_(torch.eye(3) * weight)
-        self.points = nn.ModuleDict({name: make_observer(name) for name in OBSERVERS})
+        self.points = nn.ModuleDict({name: make_observer(name, **ENDS.get(name, {})) for name in OBSERVERS})
         self.points["histogram"] = HistogramObserver(bins=bins)
         self.channels = HistogramObserver(weight_scheme(8, axis=1), bins=64)
 
@@ -197,7 +199,7 @@ def refused(path: Path, message: str, net: nn.Module | None = None, batches: Any
 class OtherObserver(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.points["minmax"] = FixedObserver()
+        self.points["minmax"] = FixedObserver.sigmoid()
 
 
 class OneMore(Net):

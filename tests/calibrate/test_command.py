@@ -49,9 +49,9 @@ class Recorder:
         self.calls.append(("load", name, weights))
         return Net()
 
-    def prepare(self, model: nn.Module, example: Any, observer: str) -> nn.Module:
-        self.calls.append(("prepare", example, observer))
-        model.observer = make_observer(observer)
+    def prepare(self, model: nn.Module, example: Any, observer: str, options: dict[str, float]) -> nn.Module:
+        self.calls.append(("prepare", example, observer, options))
+        model.observer = make_observer(observer, **options)
         return model
 
     def convert(self, prepared: nn.Module) -> nn.Module:
@@ -194,6 +194,9 @@ def test_every_option_reaches_the_reader(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "--mean 1,x",
         "--std 1/0",
         "--observer fixed",
+        "--observer-option 99.9",
+        "--observer-option percentile=",
+        "--observer-option =9",
         "--channels 2",
     ],
 )
@@ -208,6 +211,26 @@ def test_a_place_that_cannot_be_written_is_known_before_the_work(rows: Path, tmp
     with pytest.raises(DataError, match=r"--out .*missing/model\.q8: there is no such folder"):
         calibrate(options("--data", str(rows), "--out", str(tmp_path / "missing" / "model.q8")), recorder.verbs)
     assert recorder.calls == []
+
+
+def test_a_place_for_ranges_that_cannot_be_written_is_known_before_the_work(rows: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(DataError, match=r"--save-ranges .*missing/r\.json: there is no such folder"):
+        calibrate(options("--data", str(rows), "--save-ranges", str(tmp_path / "missing" / "r.json")), recorder.verbs)
+    assert recorder.calls == []
+
+
+def test_ranges_are_written_and_taken(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "ranges.json", tmp_path / "out"
+    options_of = ["--observer", "percentile", "--observer-option", "percentile=90", "--observer-option", "bins=256"]
+    recorder = Recorder()
+    calibrate(options("--data", str(rows), "--quiet", "--save-ranges", str(file), *options_of), recorder.verbs)
+    assert recorder.calls[1][2:] == ("percentile", {"percentile": 90, "bins": 256})
+    assert f"wrote {file}" in capsys.readouterr().out
+    scale = json.loads(file.read_text())["ranges"]["observer"]["info"]["scale"]
+    calibrate(options("--data", str(rows), "--quiet", "--ranges", str(file), "--out", str(out)), Recorder().verbs)
+    assert float(out.read_text()) == pytest.approx(scale, rel=1e-6)
+    assert "observer  Given" in capsys.readouterr().out
 
 
 def test_errors_are_for_the_caller(rows: Path) -> None:

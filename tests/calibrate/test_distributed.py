@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from quant import calibrate
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+ENDS = {"fixed": {"low": 0.0, "high": 1.0}}
+"""What observers need that have no default for it."""
 
 
 class Net(nn.Module):
@@ -25,7 +27,7 @@ class Net(nn.Module):
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(weight))
-        self.points = nn.ModuleDict({name: make_observer(name) for name in OBSERVERS})
+        self.points = nn.ModuleDict({name: make_observer(name, **ENDS.get(name, {})) for name in OBSERVERS})
         self.channels = HistogramObserver(weight_scheme(8, axis=1), bins=64)
         self.extremes = MinMaxObserver(weight_scheme(8, axis=1))
 

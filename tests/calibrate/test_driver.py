@@ -150,7 +150,7 @@ def test_observers_that_saw_nothing_are_named_together() -> None:
     class Branching(Net):
         def __init__(self) -> None:
             super().__init__()
-            self.never = nn.ModuleList([MinMaxObserver(), HistogramObserver(), FixedObserver()])
+            self.never = nn.ModuleList([MinMaxObserver(), HistogramObserver(), FixedObserver.sigmoid()])
             self.never[1].name = "head.conv"
             self.channels = MinMaxObserver(replace(ACTIVATION_U8, axis=1))
 

@@ -73,7 +73,10 @@ SUSPICIOUS: dict[str, tuple[Callable[[], Observer], str]] = {
     "nothing seen": (lambda: MinMaxObserver(), "saw no finite value and has no range"),
     "only NaN": (lambda: fed(MinMaxObserver(), torch.tensor([math.nan])), "1 NaN and 0 infinite .*\nsaw no finite"),
     "some infinite": (lambda: fed(HistogramObserver(), torch.tensor([1.0, -1.0, math.inf])), "0 NaN and 1 infinite"),
-    "a fixed range, not finite": (lambda: fed(FixedObserver(), torch.tensor([math.nan])), "1 NaN and 0 infinite"),
+    "a fixed range, not finite": (
+        lambda: fed(FixedObserver.sigmoid(), torch.tensor([math.nan])),
+        "1 NaN and 0 infinite",
+    ),
     "constant": (lambda: fed(MinMaxObserver(), torch.full((5,), 2.5)), "is always 2.5, constant: a dead layer"),
     "all zero": (lambda: fed(HistogramObserver(), torch.zeros(5)), "is always 0, constant"),
     "a constant channel": (
@@ -193,6 +196,6 @@ def test_rows_are_json() -> None:
 
 def test_unseen_names_layers_and_channels() -> None:
     half = fed(MinMaxObserver(CHANNELS), torch.tensor([[1.0, math.nan]]))
-    observers = {"a": MinMaxObserver(), "b": half, "c": FixedObserver(), "d": FixedObserver(CHANNELS)}
+    observers = {"a": MinMaxObserver(), "b": half, "c": FixedObserver.sigmoid(), "d": FixedObserver.sigmoid(CHANNELS)}
     observers["a"].name = "layer.a"
     assert unseen(observers) == ["layer.a", "b (channels [1])", "d"]

@@ -321,23 +321,6 @@ def test_text_survives_the_round_trip() -> None:
         assert reference_plan.parse(again) == reference_plan.parse(program)
 
 
-BAD = {
-    "another version": ("octet-plan 9\ninputs %0\noutputs %0", "another version"),
-    "no such operation": (text("%9 = sing x=%0"), "no such operation"),
-    "a register that is not there": (text("%9 = same x=%5"), "%5 is not there yet"),
-    "a constant that is not there": (text("%9 = lookup q=%0 table=$3 axis=1"), "there are 0 constants"),
-    "a kernel that does not fit": (text("%9 = max_pool q=%0 kernel=99,99 stride=1 padding=0"), "does not fit"),
-    "no number": (text("%9 = mean q=%0 dim=x keepdim=False"), "'x' is no integer"),
-    "an output that is not made": (text(outputs="%4"), "%4, which it does not make"),
-}
-
-
-@pytest.mark.parametrize(("program", "message"), BAD.values(), ids=list(BAD))
-def test_bad_text_is_refused_by_its_line(extension: None, program: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        torch.ops.octet.run_plan([integers(*FEATURES)], [], program, "")
-
-
 def test_without_the_extension_the_reference_serves_it() -> None:
     inputs, constants, program = network()
     same(ops._without_backend("run_plan")(inputs, constants, program, ""), reference_plan.run_plan(*network()))

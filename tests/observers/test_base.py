@@ -7,14 +7,17 @@ import math
 import os
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant.kernels import ACTIVATION_U8, QScheme, weight_scheme
-from quant.observers import OBSERVERS, FixedObserver, NoDataSeen, Observer, make_observer
+from quant.observers import OBSERVERS, FixedObserver, NoDataSeen, Observer
 from torch import Tensor, nn
+
+from quant import observers
 
 EXAMPLES = 20 if os.environ.get("OCTET_FAST_TESTS") == "1" else 100
 PER_TENSOR = {"affine": ACTIVATION_U8, "symmetric": weight_scheme(8, None), "4bit": weight_scheme(4, None)}
@@ -24,6 +27,12 @@ MERGE_EXACT = ["minmax", "histogram", "percentile", "entropy", "mse", "fixed"]
 every_observer = pytest.mark.parametrize("name", list(OBSERVERS))
 every_data_driven = pytest.mark.parametrize("name", DATA_DRIVEN)
 every_scheme = pytest.mark.parametrize("scheme", list(PER_TENSOR.values()), ids=list(PER_TENSOR))
+
+
+def make_observer(name: str, scheme: QScheme = ACTIVATION_U8, **options: Any) -> Observer:
+    """As `observers.make_observer`, with the ends that "fixed" has no default for."""
+    ends = {"low": 0.0, "high": 1.0} if name == "fixed" else {}
+    return observers.make_observer(name, scheme, **ends, **options)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -351,7 +360,7 @@ def test_merging_other_settings_is_refused(options: dict[str, object], message: 
 def test_merging_another_class_or_other_channels_is_refused() -> None:
     scheme = replace(ACTIVATION_U8, axis=0)
     with pytest.raises(TypeError, match="cannot merge a FixedObserver"):
-        make_observer("minmax").merge(FixedObserver())
+        make_observer("minmax").merge(FixedObserver.sigmoid())
     a, b = make_observer("minmax", scheme), make_observer("minmax", scheme)
     a(normal(2, 3))
     b(normal(3, 3))

@@ -31,7 +31,7 @@ KINDS = {
     "moving_average": lambda: FakeQuantize(MovingAverageObserver(momentum=0.1)),
     "minmax": lambda: FakeQuantize(MinMaxObserver()),
     "histogram": lambda: FakeQuantize(HistogramObserver()),
-    "fixed": lambda: FakeQuantize(FixedObserver(low=-1.0)),
+    "fixed": lambda: FakeQuantize(FixedObserver(low=-1.0, high=1.0)),
     "per_channel": lambda: FakeQuantize(MinMaxObserver(replace(WEIGHT_S8, axis=1))),
     "lsq": lambda: LSQFakeQuantize(),
     "lsq_channels": lambda: LSQFakeQuantize(weight_scheme(4, 1), channels=3),
@@ -392,3 +392,16 @@ def test_cuda_gives_the_same(kind: str) -> None:
         assert x.grad is not None
         assert y.grad is not None
         assert torch.equal(x.grad, y.grad.cpu())
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_given_range_is_what_rounds(before: bool) -> None:
+    observer = MovingAverageObserver()
+    if before:
+        observer.give(0.0, 255.0)
+    module = FakeQuantize(observer)
+    if not before:
+        observer.give(0.0, 255.0)
+    x = torch.tensor([-3.0, 2.4, 300.0])
+    assert module(x).tolist() == [0.0, 2.0, 255.0]
+    assert float(module.eval().qparams().scale) == 1.0

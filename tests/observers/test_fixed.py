@@ -28,7 +28,7 @@ def test_the_range_is_known_before_and_after_data(observer: FixedObserver, expec
 
 
 def test_the_scales_of_tensorflow_lite_can_be_had_exactly() -> None:
-    assert float(FixedObserver(high=255 / 256).qparams().scale) == 1 / 256
+    assert float(FixedObserver(low=0.0, high=255 / 256).qparams().scale) == 1 / 256
     tanh = FixedObserver(low=-1.0, high=127 / 128).qparams()
     assert (float(tanh.scale), int(tanh.zero_point)) == (1 / 128, 128)
 
@@ -39,7 +39,7 @@ def test_one_is_exact_in_the_range_of_a_sigmoid() -> None:
 
 
 def test_channels_are_known_only_after_data() -> None:
-    observer = FixedObserver(QScheme(torch.uint8, 0, 255, symmetric=False, axis=1))
+    observer = FixedObserver(QScheme(torch.uint8, 0, 255, symmetric=False, axis=1), low=0.0, high=1.0)
     with pytest.raises(NoDataSeen):
         observer.range()
     observer(torch.zeros(2, 3))

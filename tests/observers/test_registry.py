@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 import quant.observers as observers
 from quant.kernels import WEIGHT_S8, weight_scheme
-from quant.observers import LEARNED, OBSERVERS, PercentileObserver, make_learned, make_observer
+from quant.observers import (
+    LEARNED,
+    OBSERVERS,
+    PercentileObserver,
+    make_learned,
+    make_observer,
+    option_names,
+    trains,
+)
 
 
 @pytest.mark.parametrize("name", list(OBSERVERS))
 def test_every_name_makes_its_class(name: str) -> None:
-    observer = make_observer(name, WEIGHT_S8)
+    observer = make_observer(name, WEIGHT_S8, **({"low": -1.0, "high": 1.0} if name == "fixed" else {}))
     assert type(observer) is OBSERVERS[name]
     assert observer.scheme == WEIGHT_S8
 
@@ -39,6 +47,26 @@ def test_an_unknown_name_lists_the_known() -> None:
 def test_an_unknown_option_names_it() -> None:
     with pytest.raises(ValueError, match="percentil"):
         make_observer("percentile", percentil=99.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("percentile", ("percentile", "bins")), ("fixed", ("low", "high")), ("minmax", ()),
+     ("moving_average", ("momentum",)), ("lsq", ()), ("pact", ("alpha",))],
+)  # fmt: skip
+def test_options_of_a_recipe_are_those_that_the_layer_does_not_decide(name: str, options: tuple[str, ...]) -> None:
+    assert option_names(name) == options
+
+
+def test_training_takes_what_needs_no_search() -> None:
+    assert [name for name in [*OBSERVERS, *LEARNED] if trains(name)] == [
+        "minmax", "moving_average", "fixed", "lsq", "lsq+", "pact",
+    ]  # fmt: skip
+
+
+def test_ends_have_no_default() -> None:
+    with pytest.raises(ValueError, match="'low' and 'high'"):
+        make_observer("fixed")
 
 
 def test_everything_exported_exists_and_every_observer_is_registered() -> None:

@@ -16,6 +16,7 @@ from quant.kernels import ops
 from torch import nn
 
 import quant
+from quant.artefact_file import read, write
 from quant.cli import doctor, files, main
 
 MODELS = """
@@ -101,6 +102,12 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def float_model() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"octet-quant {quant.__version__}\n")
 
 
 def test_dynamic_prints_the_report(cli: Cli) -> None:
@@ -277,6 +284,23 @@ def test_summary_wants_one_source(cli: Cli) -> None:
     assert "--weights goes with --model" in cli.fails("summary", "x.safetensors", "--weights", "y.pt")
 
 
+def test_summary_of_a_damaged_file(cli: Cli, tmp_path: Path) -> None:
+    cli.run("dynamic", *cli.model(), "--out", "int8.safetensors")
+    path = tmp_path / "int8.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "int8.safetensors was altered or damaged: " in cli.fails("summary", "int8.safetensors")
+
+
+def test_summary_of_a_file_without_the_bytes_of_what_stayed_float(cli: Cli, tmp_path: Path) -> None:
+    report = json.loads(cli.run("dynamic", *cli.model(), "--json", "--keep-float", "2", "--out", "int8.safetensors"))
+    assert report["model_bytes_after"] > report["bytes_after"]
+    manifest, tensors = read(Path("int8.safetensors"))
+    kept = {name: manifest[name] for name in ("static", "modules", "report")}
+    write(Path("older.safetensors"), tensors, kept)
+    assert json.loads(cli.run("summary", "older.safetensors", "--json")) == report
+
+
 def test_summary_of_a_file_without_a_report(cli: Cli) -> None:
     safetensors.torch.save_file(float_model().state_dict(), "float.safetensors")
     Path("text.safetensors").write_text("text")
@@ -365,6 +389,23 @@ def test_doctor_agrees_with_the_kernels_about_this_cpu() -> None:
 def test_doctor_reports_a_backend_that_the_environment_gets_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quant.kernels.dispatch._FROM_ENVIRONMENT", "gpu")
     assert "no backend is called 'gpu'" in cli.run("doctor")
+
+
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="only the compiled kernels have instruction sets")
+def test_an_instruction_set_that_is_none_is_said_and_not_used(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command, environment = [sys.executable, "-m", "quant", *arguments], {**os.environ, "QUANT_ISA": "foo"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    (tmp_path / "net.py").write_text(MODELS)
+    doctor = run("doctor")
+    assert (doctor.returncode, doctor.stderr) == (0, "")
+    assert "in use: none: QUANT_ISA is 'foo', expected portable" in doctor.stdout
+    assert "backend      none: QUANT_ISA is 'foo', expected portable" in doctor.stdout
+    used = run("dynamic", "--model", "net:make")
+    assert used.returncode == 2
+    [line] = used.stderr.splitlines()
+    assert line.startswith("quant dynamic: QUANT_ISA is 'foo', expected portable")
 
 
 def test_doctor_says_when_fbgemm_gpu_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,21 @@ def loader():
     for value in range(4):
         yield torch.full((2, 3), float(value)), torch.tensor(value)
 
+class Picky(nn.Module):
+    def __init__(self, limit):
+        super().__init__()
+        self.limit, self.fc = limit, nn.Linear(3, 2)
+    def forward(self, x):
+        if x.max() > self.limit:
+            raise RuntimeError(f"more than {self.limit}")
+        return self.fc(x)
+
+def at_once(): return Picky(-1.0)
+def later(): return Picky(2.5)
 def fails(): raise OSError("the disk is away")
+def late():
+    yield torch.ones(2, 3)
+    raise ValueError("no more")
 def empty(): return []
 def activation(): return nn.ReLU()
 """
@@ -162,6 +176,13 @@ def test_without_out_only_ranges_are_printed(folder: Folder) -> None:
         (("rows", "rows.npz", "--out", "nowhere/m.q8"), "--out: cannot write in nowhere: No such file"),
         (("rows", "rows.npz", "--out", "."), "--out: . is a folder"),
         (("rows", "rows.npz", "--backend", "gpu"), "--backend: no backend is called 'gpu'; there are native"),
+        (("rows", "rows.npz", "--save-ranges", "nowhere/r"), "--save-ranges: cannot write in nowhere: No such file"),
+        (("rows", "rows.npz", "--ranges", "r.json"), "--ranges: there is no file r.json"),
+        (("rows", "rows.npz", "--ranges", "{nets}.py"), "{nets}.py, line 2: not JSON"),
+        (
+            ("rows", "rows.npz", "--observer", "percentile", "--observer-option", "percent=9"),
+            "observer 'percentile' has no option 'percent'; its options: percentile, bins",
+        ),
         (("rows", "rows.npz", "--keep-float", "head"), "no module matches 'head' -> float; the model has ['0', '1'"),
         (("rows", "rows.npz", "--keep-float", "*"), "no layer can be quantised; 0: the recipe says so"),
         (("rows", "rows.npy"), "rows.npy: there is no such file or folder"),
@@ -184,6 +205,82 @@ def test_what_the_user_can_put_right_is_one_line(arguments: tuple[str, ...], mes
     line = folder.fails(*(argument.replace("{nets}", folder.nets) for argument in (*arguments, *more)))
     assert message.replace("{nets}", folder.nets) in line
     assert not Path("o.q8").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message", "raised"),
+    [
+        ("at_once", "loader", "the model fails on the first batch", 'raise RuntimeError(f"more'),
+        ("later", "loader", "more than 2.5", 'raise RuntimeError(f"more'),
+        ("rows", "late", "no more", 'raise ValueError("no more")'),
+        ("rows", "fails", "the disk is away", "raise OSError"),
+    ],
+)
+def test_an_error_of_the_users_code_comes_with_its_line(
+    model: str, data: str, message: str, raised: str, folder: Folder
+) -> None:
+    line = folder.fails(model, f"{folder.nets}:{data}")
+    number = 1 + next(place for place, text in enumerate(MODELS.splitlines()) if raised in text)
+    assert message in line
+    assert f" at {folder.path / folder.nets}.py:{number}" in line.replace("(at ", " at ")
+
+
+def test_ranges_go_out_are_edited_and_come_back(folder: Folder) -> None:
+    status, printed, _ = folder.run("rows", "rows.npz", "--out", "a.q8", "--save-ranges", "ranges.json")
+    assert status == 0
+    assert "wrote ranges.json" in printed
+    folder.run("rows", "rows.npz", "--observer", "minmax", "--ranges", "ranges.json", "--out", "b.q8")
+    x = torch.from_numpy(folder.rows)
+    first, same = (quant.load(f"{name}.q8", model=folder.model("rows")) for name in "ab")
+    assert torch.equal(first(x), same(x))
+    data = json.loads(Path("ranges.json").read_text())
+    data["ranges"]["input_0"].update(low=0, high=0.25)
+    Path("ranges.json").write_text(json.dumps(data))
+    status, printed, said = folder.run("rows", "rows.npz", "--ranges", "ranges.json", "--out", "c.q8")
+    assert status == 0
+    assert "input_0  Given" in printed
+    assert "of the values lie above the range" in said
+    edited = quant.load("c.q8", model=folder.model("rows"))
+    assert torch.equal(edited(x), edited(x.clamp(0, 0.25)))
+    assert not torch.equal(edited(x), first(x))
+
+
+def test_edited_ranges_need_no_second_pass_over_the_data(folder: Folder) -> None:
+    """A given range is no part of what a checkpoint compares: statistics are the same under it."""
+    again = ["--batch-size", "5", "--checkpoint", "state"]
+    folder.run("rows", "rows.npz", *again, "--save-ranges", "ranges.json")
+    data = json.loads(Path("ranges.json").read_text())
+    data["ranges"]["0"].update(high=0.5)
+    Path("ranges.json").write_text(json.dumps(data))
+    status, printed, _ = folder.run("rows", "rows.npz", *again, "--ranges", "ranges.json", "--json")
+    found = json.loads(printed)
+    assert status == 0
+    assert found["run"]["resumed"] == 4
+    assert [layer["chosen_high"] for layer in found["layers"] if layer["layer"] == "0"] == [pytest.approx(0.5)]
+
+
+def test_options_of_an_observer_come_from_the_command(folder: Folder) -> None:
+    options = ["--observer", "percentile", "--observer-option", "percentile=80", "--observer-option", "bins=1024"]
+    assert folder.run("rows", "rows.npz", "--batch-size", "20", "--out", "a.q8", *options)[0] == 0
+    settings = {"percentile": 80, "bins": 1024}
+    qconfig = quant.QConfig(activation_observer="percentile", activation_options=settings)
+    x = torch.from_numpy(folder.rows)
+    expected = by_hand(folder.model("rows"), [x], quant.Recipe(default=qconfig))
+    assert torch.equal(quant.load("a.q8", model=folder.model("rows"))(x), expected(x))
+
+
+def test_the_report_takes_ranges_too(folder: Folder) -> None:
+    command = ["report", "--model", f"{folder.nets}:rows", "--data", "rows.npz", "--quiet", "--json"]
+    assert main([*command, "--save-ranges", "ranges.json"]) == 0
+    first = folder.capsys.readouterr().out
+    assert main([*command, "--ranges", "ranges.json"]) == 0
+    assert folder.capsys.readouterr().out == first
+    data = json.loads(Path("ranges.json").read_text())
+    data["ranges"]["0"].update(high=0.01)
+    Path("ranges.json").write_text(json.dumps(data))
+    assert main([*command, "--ranges", "ranges.json"]) == 0
+    clipped = {step["name"]: step["high"] for step in json.loads(folder.capsys.readouterr().out)["steps"]}
+    assert clipped["0"] == pytest.approx(0.01)
 
 
 def test_two_processes_write_what_one_writes(folder: Folder) -> None:

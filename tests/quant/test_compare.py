@@ -13,6 +13,7 @@ from quant.convert import convert
 from quant.dynamic import quantize_dynamic
 from quant.parity import parity
 from quant.prepare import prepare
+from quant.qat import QATSchedule, prepare_qat
 from quant.recipe import QConfig, Recipe
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
@@ -249,3 +250,80 @@ def test_models_that_do_not_fit_are_refused() -> None:
         compare(model, converted(model, x), x)
     with pytest.raises(ValueError, match=r"expected a model from quant\.prepare"):
         parity(model, model, [x])
+
+
+class InPlace(nn.Module):
+    """Writes over what layers gave, as MobileNets and ResNets do; with `kept` it computes the same without."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.kept = kept
+        self.first, self.act, self.last = nn.Conv2d(3, 8, 3), nn.Hardswish(inplace=not kept), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.first(x))
+        y = torch.sin(y) if self.kept else y.sin_()
+        return self.last(y)
+
+
+def test_activations_in_place_change_no_number() -> None:
+    def found(kept: bool) -> list[tuple[str, float, float]]:
+        torch.manual_seed(0)
+        model, x = InPlace(kept).eval(), torch.randn(4, 3, 16, 16)
+        q = converted(model, x.clone())
+        compared = compare(model, q, [x])
+        assert parity(_prepared(model, x), q, [x]).holds
+        return [(step.kind, step.own_sqnr, step.sqnr) for step in map(compared.__getitem__, compared.order)]
+
+    kept, written = found(kept=True), found(kept=False)
+    assert [kind for kind, *_ in written] == [kind for kind, *_ in kept]
+    for one, other in zip(written, kept, strict=True):
+        assert one[1:] == pytest.approx(other[1:], abs=0.1)
+        assert one[2] > 25
+
+
+def _prepared(model: nn.Module, x: Tensor) -> nn.Module:
+    prepared = prepare(model, x.clone(), RECIPE)
+    prepared(x.clone())
+    return prepared
+
+
+class Island(nn.Module):
+    """Cannot be captured, so that its layers are units by themselves, and writes over what one of them gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x).relu_()
+        return y * 2 if float(y.detach().sum()) > 1e9 else y
+
+
+def test_an_island_may_write_over_what_its_layers_gave() -> None:
+    torch.manual_seed(0)
+    model, x = Island().eval(), torch.randn(64, 8)
+    q = converted(model, x)
+    with torch.no_grad():
+        truth = noise(model.layer(x), q.layer(x))
+    assert compare(model, q, [x])["layer"].sqnr == pytest.approx(truth, abs=1e-3)
+
+
+def test_comparisons_are_made_in_eval_mode_and_leave_every_mode() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)), torch.randn(64, 8)
+    prepared = prepare_qat(model, x).train()
+    schedule = QATSchedule(prepared, steps=8)
+    for _ in range(8):
+        prepared(x)
+        schedule.step()
+    q = convert(prepared)
+    q[1].train()
+    prepared[2].eval()
+    modes = [[module.training for module in one.modules()] for one in (prepared, q, model)]
+    assert parity(prepared, q, [x]).holds
+    expected = compare(model, convert(prepared), [x]).to_dict()
+    assert compare(model, q, [x]).to_dict() == expected
+    with pytest.raises(TypeError):
+        compare(model, q, [None])
+    assert modes == [[module.training for module in one.modules()] for one in (prepared, q, model)]

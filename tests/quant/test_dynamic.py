@@ -454,7 +454,11 @@ def test_table_bits_that_do_not_exist_name_layer_and_rule(bits: int) -> None:
         quantize_dynamic(Block(), Recipe(default=QConfig(weight_bits=bits)))
 
 
-@pytest.mark.parametrize("setting", [{"weight_observer": "mse"}, {"activation_symmetric": True}], ids=str)
+@pytest.mark.parametrize(
+    "setting",
+    [{"weight_observer": "mse"}, {"activation_symmetric": True}, {"activation_observer": "histogram"}],
+    ids=str,
+)
 def test_settings_that_dynamic_quantisation_does_not_have(setting: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=rf"layer 'rnn' \(LSTM\): dynamic quantisation has no {next(iter(setting))}"):
         quantize_dynamic(Block(), Recipe({"rnn": QConfig(**setting)}))

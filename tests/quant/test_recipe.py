@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -27,11 +30,81 @@ def test_qconfig_is_plain_frozen_data() -> None:
         QConfig().weight_bits = 4  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_bits": 4, "per_row": False}, {"activation_bits": 16}], ids=str)
+PERCENTILE = QConfig(activation_observer="percentile", activation_options={"percentile": 99.9})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weight_bits": 4, "per_row": False},
+        {"activation_bits": 16},
+        {"activation_observer": "percentile", "activation_options": {"percentile": 99.9, "bins": 1024}},
+        {"activation_observer": "fixed", "activation_options": {"low": -1, "high": 6.5}},
+        {"weight_observer": "mse", "weight_options": {"bins": 512}},
+    ],
+    ids=str,
+)
 def test_qconfig_survives_json(settings: dict[str, Any]) -> None:
     qconfig = QConfig(**settings)
     assert QConfig.from_dict(json.loads(json.dumps(qconfig.to_dict()))) == qconfig
     assert set(qconfig.to_dict()) == {field.name for field in dataclasses.fields(QConfig)}
+
+
+def test_options_are_frozen_with_the_settings() -> None:
+    given = {"percentile": 99.9}
+    qconfig = QConfig(activation_observer="percentile", activation_options=given)
+    given["percentile"] = 50.5
+    assert qconfig == PERCENTILE == copy.deepcopy(PERCENTILE) == pickle.loads(pickle.dumps(PERCENTILE))
+    assert qconfig.activation_options == {"percentile": 99.9}
+    assert len({qconfig, PERCENTILE, QConfig(activation_observer="percentile")}) == 2
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        qconfig.activation_options["percentile"] = 50.5  # type: ignore[index]
+
+
+def test_options_of_numpy_become_json() -> None:
+    options = {"percentile": np.float32(99.5), "bins": np.int64(1024)}
+    qconfig = QConfig(activation_observer="percentile", activation_options=options)
+    assert json.dumps(qconfig.to_dict()["activation_options"]) == '{"percentile": 99.5, "bins": 1024}'
+
+
+def test_settings_print_as_they_are_written() -> None:
+    assert repr(QConfig()) == "QConfig()"
+    assert repr(PERCENTILE) == "QConfig(activation_observer='percentile', activation_options={'percentile': 99.9})"
+    assert eval(repr(PERCENTILE)) == PERCENTILE
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"activation_observer": "kl"}, r"activation_observer is 'kl', expected one of auto, minmax, .*, lsq\+, pact$"),
+        ({"activation_observer": ["minmax"]}, r"activation_observer is \['minmax'\], expected one of auto"),
+        ({"weight_observer": "auto"}, "weight_observer is 'auto', expected one of minmax, histogram"),
+        ({"weight_observer": "moving_average"}, "a weight is looked at once; 'minmax' is what it would be"),
+        ({"activation_observer": "fixed"}, "'fixed' needs the options 'low', 'high', as in activation_options={'low'"),
+        ({"activation_observer": "fixed", "activation_options": {"low": 0}}, "needs the options 'high'"),
+        ({"activation_observer": "fixed", "activation_options": {"low": 1, "high": 0}}, r"range is \[1, 0\]"),
+        ({"activation_observer": "percentile", "activation_options": {"percentil": 9}},
+         "'percentile' has no option 'percentil'; its options: percentile, bins"),
+        ({"activation_observer": "percentile", "activation_options": {"percentile": 101}}, r"number in \(50, 100\]"),
+        ({"activation_observer": "percentile", "activation_options": {"percentile": "99"}}, "expected a number"),
+        ({"activation_observer": "percentile", "activation_options": {"percentile": True}}, "expected a number"),
+        ({"activation_observer": "percentile", "activation_options": 99.9}, "is 99.9, expected a dict such as"),
+        ({"activation_observer": "minmax", "activation_options": {"bins": 64}}, "no option 'bins'; its options: none"),
+        ({"activation_observer": "moving_average", "activation_options": {"distributed": 1}}, "options: momentum$"),
+        ({"activation_options": {"percentile": 99.9}}, "without an activation_observer to take them; name one: .*"
+         "'percentile' takes percentile, bins"),
+        ({"weight_options": {"bins": 64}}, "observer 'minmax' has no option 'bins'"),
+        ({"weight_observer": "mse", "weight_options": {"bins": 100}}, "expected a power of two"),
+        ({"activation_observer": "pact", "activation_options": {"alpha": -1.0}}, "expected positive and finite"),
+        ({"per_row": 1}, "per_row is 1, expected True, False or 'auto'"),
+        ({"per_channel": "no"}, "per_channel is 'no', expected True or False"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused_where_they_are_written(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        QConfig(**settings)
 
 
 def test_an_unknown_field_lists_the_known_ones() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import platform
+import subprocess
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,9 +104,10 @@ def test_it_prints_as_a_table(report: Report) -> None:
         assert line[columns[2] :] == entry.detail
         assert f"{entry.bytes_before / 1024:.1f}" in line
     before, after = report.bytes_before, report.bytes_after
+    whole, left = report.model_bytes_before, report.model_bytes_after
     assert lines[-1] == (
-        f"4 of 6 modules with parameters quantised; {before / 1024:.1f} KiB -> {after / 1024:.1f} KiB, "
-        f"{after / before:.3f} of float"
+        f"4 of 6 modules with parameters quantised; {before / 1024:.1f} KiB -> {after / 1024:.1f} KiB of them, "
+        f"{whole / 1024:.1f} KiB -> {left / 1024:.1f} KiB of the whole model, {left / whole:.3f} of float"
     )
     assert all(line == line.rstrip() for line in lines)
 
@@ -113,7 +119,8 @@ def test_the_root_has_a_name_in_print() -> None:
 def test_it_is_json(report: Report) -> None:
     data = json.loads(json.dumps(report.to_dict()))
     assert [ReportEntry(**entry) for entry in data["modules"]] == list(report)
-    assert (data["bytes_before"], data["bytes_after"]) == (report.bytes_before, report.bytes_after)
+    for name in ("bytes_before", "bytes_after", "model_bytes_before", "model_bytes_after"):
+        assert data[name] == getattr(report, name) > 0
 
 
 def test_copies_keep_it(model: nn.Module) -> None:
@@ -128,7 +135,11 @@ def test_of_a_float_model_everything_is_float(model: nn.Module) -> None:
     assert {entry.outcome for entry in report} == {"float"}
     assert {entry.detail for entry in report} == {"never quantised"}
     assert report.bytes_before == 0
-    assert str(report).endswith("0 of 7 modules with parameters quantised; 0.0 KiB -> 0.0 KiB")
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert report.model_bytes_before == report.model_bytes_after == size
+    assert str(report).endswith(
+        f"0.0 KiB -> 0.0 KiB of them, {2 * f'{size / 1024:.1f} KiB -> '}"[:-4] + " of the whole model, 1.000 of float"
+    )
 
 
 def test_of_a_part_of_a_quantised_model_it_does_not_say_float(model: nn.Module) -> None:
@@ -159,6 +170,102 @@ def test_bytes_of_shared_and_lazy_tensors() -> None:
     assert own_bytes(nn.Sequential(layer)) == 0
 
 
+class Odd(nn.Module):
+    """Parameters and buffers of its own, a table that is tied to a layer, and a layer with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(16))
+        self.register_buffer("offset", torch.zeros(16, dtype=torch.float64), persistent=False)
+        self.embed, self.norm = nn.Embedding(40, 16), nn.LayerNorm(16)
+        self.first = self.again = nn.Linear(16, 16)
+        self.weight = nn.Parameter(torch.randn(24, 16))
+        self.head = nn.Linear(16, 40, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.again(self.norm(self.first(self.embed(tokens))).relu())
+        y = nn.functional.linear(x, self.weight)[..., :16]
+        return self.head(torch.sin(y * self.gain + self.offset.float()))
+
+
+def held(model: nn.Module) -> int:
+    every = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in every.values())
+
+
+@pytest.mark.parametrize("left", ["nothing", "head", "first"])
+def test_the_bytes_of_the_whole_model_are_those_of_all_its_tensors(left: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, tokens = Odd().eval(), torch.randint(40, (4, 6))
+    recipe = Recipe() if left == "nothing" else Recipe({left: None})
+    for q in (
+        quantize_dynamic(model, recipe),
+        quant.quantize_static(model, [tokens], recipe, progress=False),
+    ):
+        report = summary(q)
+        assert (report.model_bytes_before, report.model_bytes_after) == (held(model), held(q))
+        assert report.bytes_after <= report.model_bytes_after
+        line = str(report).splitlines()[-1]
+        assert line.endswith(f"of the whole model, {held(q) / held(model):.3f} of float")
+        assert summary(nn.Sequential(q, nn.Linear(2, 2))).model_bytes_before == held(model) + 24
+
+
+def test_static_layers_name_their_route() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Flatten(), nn.Linear(4 * 8 * 8, 6), nn.Unflatten(1, (2, 3)),
+        nn.GRU(3, 4),
+    ).eval()  # fmt: skip
+    images = [torch.randn(2, 3, 8, 8)]
+    used = quant.kernels.dispatch.current()
+    layer = quantize_dynamic(nn.Linear(8, 8))
+    route = used.route(layer.q_weight)  # where it does not depend on the values
+    report = summary(quant.quantize_static(model, images, progress=False))
+    for name in ("0", "2", "4", "6", "8"):
+        assert f", {used.name} (" in report[name].detail
+        if route in ("vnni", "exact"):
+            assert f", {used.name} ({route})" in report[name].detail
+    with quant.kernels.use("reference"):
+        report = summary(quant.quantize_static(model, images, progress=False))
+    assert all("reference (exact)" in report[name].detail for name in ("0", "1", "2", "4", "6", "8"))
+
+
+ROUTES = """
+import torch, quant
+from torch import nn
+model = nn.Sequential(nn.Conv2d(4, 8, (1, 3), bias=False), nn.Conv2d(8, 8, 3, groups=8)).eval()
+with torch.no_grad():
+    model[0].weight.zero_()
+    for channel, tap in {large}: model[0].weight[:, channel, 0, tap] = 1.0
+for entry in quant.summary(quant.quantize_static(model, [torch.rand(2, 4, 8, 8)], progress=False)):
+    if "static conv" in entry.detail: print(entry.detail.partition("native ")[2])
+"""
+
+
+@pytest.mark.skipif(bool(quant.kernels.available()["native"]), reason="the kernels are not compiled")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only AVX2 has two routes")
+@pytest.mark.parametrize(
+    ("large", "route"),
+    [("(0, 0), (0, 1)", "(pairwise)"), ("(0, 0), (1, 0)", "(wide)")],
+    ids=["neighbours in torch's order", "neighbours in the kernel's order"],
+)
+def test_the_route_of_a_convolution_is_by_what_its_kernel_multiplies_together(large: str, route: str) -> None:
+    environment = {**os.environ, "QUANT_ISA": "avx2", "QUANT_BACKEND": "native"}
+    command = [sys.executable, "-c", ROUTES.format(large=large)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:2] == [route, "(depthwise)"]
+
+
 def test_summary_of_something_else() -> None:
     with pytest.raises(TypeError, match=r"quant\.summary: expected an nn\.Module, got str"):
         quant.summary("model")  # type: ignore[arg-type]
+
+
+def test_the_types_of_results_and_errors_have_public_names() -> None:
+    q = quant.quantize_static(nn.Sequential(nn.Linear(4, 4)), [torch.randn(8, 4)], progress=False)
+    assert type(summary(q)["0"]) is quant.types.ReportEntry
+    assert len(quant.__all__) <= 30
+    for name in quant.types.__all__:
+        assert getattr(quant.types, name).__module__.startswith("quant.")

@@ -1,0 +1,224 @@
+"""What a plan's text may say, for the reference: csrc/plan_settings.inc, read here and in csrc/plan_check.cpp alike.
+
+A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
+kind is a register (u8, f32, any), a constant ($int8), a number with bounds, one of several words, or a list: `counts`
+is a list of `count`, `count/s` a list or one value for all. Shapes are not known here; `plan_shapes` and the kernels
+look at them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+_Check: TypeAlias = "Callable[[str, str], Any]"
+
+TABLE = Path(__file__).resolve().parent / "csrc" / "plan_settings.inc"
+
+MOST = 1 << 24
+"""Of a window, a width, a factor: beyond every image, and no product of them overflows."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row's field."""
+
+    name: str
+    kind: str
+    optional: bool
+    nothing: bool
+
+
+@functools.cache
+def table() -> dict[str, dict[str, Setting]]:
+    """Operator -> its settings by name."""
+    rows = {}
+    for row in TABLE.read_text(encoding="ascii").strip().split("\n")[1:-1]:
+        op, *fields = row.split(" ")
+        settings = {}
+        for field in fields:
+            name, kind = field.split(":")
+            bare = name.removesuffix("?")
+            settings[bare] = Setting(bare, kind.removesuffix("|-"), name != bare, kind.endswith("|-"))
+        rows[op] = settings
+    return rows
+
+
+def integer(word: str) -> int:
+    """An int64.
+
+    Raises:
+        ValueError: the word is none.
+    """
+    if not re.fullmatch(r"-?[0-9]+", word) or not -(2**63) <= int(word) < 2**63:
+        raise ValueError(f"'{word}' is no integer")
+    return int(word)
+
+
+def number(word: str) -> float:
+    """A float64, inf and -inf among them, but no NaN.
+
+    Raises:
+        ValueError: the word is none, or beyond float64.
+    """
+    if word in ("inf", "-inf"):
+        return float(word)
+    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", word):
+        raise ValueError(f"'{word}' is no number")
+    value = float(word)
+    if math.isinf(value) or (value == 0 and re.search("[1-9]", re.split("[eE]", word)[0])):
+        raise ValueError(f"'{word}' is no number")
+    return value
+
+
+def index(word: str, mark: str) -> int:
+    """Of %n or $n.
+
+    Raises:
+        ValueError: the word has not that mark, or no number after it.
+    """
+    if len(word) < 2 or word[0] != mark:
+        raise ValueError(f"expected {mark}number, got '{word}'")
+    if integer(word[1:]) < 0:
+        raise ValueError(f"'{word}' is negative")
+    return int(word[1:])
+
+
+def parts(name: str, word: str) -> list[str]:
+    """Those of a list, which may end with a comma.
+
+    Raises:
+        ValueError: one is empty.
+    """
+    found = word.removesuffix(",").split(",")
+    if "" in found:
+        raise ValueError(f"{name} has an empty part")
+    return found
+
+
+def check(op: str, fields: Mapping[str, str]) -> None:
+    """Hold a line against the table.
+
+    Args:
+        fields: its settings, as text.
+
+    Raises:
+        ValueError: an unknown operator or setting, one that is missing, or no value of its kind.
+    """
+    settings = table().get(op)
+    if settings is None:
+        raise ValueError("no such operation")
+    for name in fields:
+        if name not in settings:
+            raise ValueError(f"{op} has no setting {name}")
+    for setting in settings.values():
+        if setting.name in fields:
+            _check_setting(setting, fields[setting.name])
+        elif not setting.optional:
+            raise ValueError(f"has no {setting.name}")
+    _check_together(op, {name: word for name, word in fields.items() if word != "-"})
+
+
+def _check_together(op: str, fields: Mapping[str, str]) -> None:
+    """What settings have to do with each other."""
+    if "quant_min" in fields and int(fields["quant_min"]) > int(fields["quant_max"]):
+        raise ValueError("quant_min is above quant_max")
+    if op == "attention" and fields["causal"] == "True" and "mask" in fields:
+        raise ValueError("is causal and has a mask")
+    if op == "interpolate":
+        if ("size" in fields) == ("scale_factor" in fields):
+            raise ValueError("expected one of size and scale_factor")
+        if "size" in fields and fields.get("recompute_scale_factor") == "True":
+            raise ValueError("has a size and no scale_factor to recompute")
+
+
+def _check_setting(setting: Setting, word: str) -> None:
+    name, kind = setting.name, setting.kind
+    if setting.nothing and word == "-":
+        return
+    if kind.startswith("$"):
+        index(word, "$")
+    elif kind in KINDS:
+        KINDS[kind](name, word)
+    elif "," in kind:
+        if word not in kind.split(","):
+            raise ValueError(f"{name} is {word}, expected one of {kind}")
+    else:
+        either = kind.endswith("/s")
+        if "," not in word and not either:
+            raise ValueError(f"{name} is {word}, expected a list (a list of one ends with a comma)")
+        for part in parts(name, word):
+            KINDS[kind.removesuffix("s").removesuffix("/")](name, part)
+
+
+def _within(low: int, high: int) -> _Check:
+    def checks(name: str, word: str) -> None:
+        if not low <= integer(word) <= high:
+            raise ValueError(f"{name} is {integer(word)}, expected {low} to {high}")
+
+    return checks
+
+
+def _positive(most: float) -> _Check:
+    def checks(name: str, word: str) -> None:
+        if not 0 < _float32(number(word)) <= most:
+            raise ValueError(f"{name} is {word}, expected a positive number")
+
+    return checks
+
+
+def _real(name: str, word: str) -> None:
+    if not math.isfinite(_float32(number(word))):
+        raise ValueError(f"{name} is {word}, expected a finite number")
+
+
+def _output(name: str, word: str) -> None:
+    if word != "-":
+        _within(1, MOST)(name, word)
+
+
+def _size(name: str, word: str) -> None:
+    register, dot, dim = word.partition(".")
+    if not dot:
+        _within(-1, 1 << 40)(name, word)
+    else:
+        index(register, "%")
+        integer(dim)
+
+
+def _flag(name: str, word: str) -> None:
+    if word not in ("True", "False"):
+        raise ValueError(f"{name} is {word}, expected True or False")
+
+
+def _register(name: str, word: str) -> None:
+    index(word, "%")
+
+
+def _float32(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+LARGEST = _float32(3.4028234663852886e38)
+KINDS: dict[str, _Check] = {
+    "byte": _within(0, 255),
+    "count": _within(1, MOST),
+    "pad": _within(0, MOST),
+    "width": _within(-MOST, MOST),
+    "integer": lambda name, word: integer(word),
+    "output": _output,
+    "size": _size,
+    "real": _real,
+    "number": lambda name, word: number(word),
+    "positive": _positive(LARGEST),
+    "factor": _positive(MOST),
+    "flag": _flag,
+    **dict.fromkeys(("u8", "f32", "any"), _register),
+}
+"""What one value of each kind must be; lists are made of these."""

@@ -1,0 +1,187 @@
+"""What a plan's operators ask of shapes, for the reference, where torch would ask less: the kernels' own checks
+(csrc/plan_operators.cpp and beside it) in Python. Each raises ValueError; what torch refuses by itself is not here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+Settings = Mapping[str, Any]
+WINDOW = 1 << 23
+"""Values that a window may hold: their sum is exact in float32."""
+
+
+def expect(holds: bool, what: str) -> None:
+    """Raise unless it holds."""
+    if not holds:
+        raise ValueError(what)
+
+
+def dimension(dim: int, rank: int) -> int:
+    """Counted from the front."""
+    expect(-rank <= dim < rank, f"dimension {dim} of a tensor of {rank} dimensions")
+    return dim % rank
+
+
+def _dimensions(*names: str) -> Callable[[Settings], None]:
+    def check(settings: Settings) -> None:
+        x = settings["x"]
+        for name in names:
+            for dim in settings[name] if isinstance(settings[name], tuple) else (settings[name],):
+                dimension(dim, x.dim())
+
+    return check
+
+
+def _lookup(settings: Settings) -> None:
+    table, q = settings["table"], settings["q"]
+    expect(table.dim() in (1, 2) and table.shape[-1] == 256, "its table has no 256 entries")
+    if table.dim() == 2:
+        axis = dimension(settings.get("axis", 1), q.dim())
+        expect(q.shape[axis] == table.shape[0], f"its table is for {table.shape[0]} channels")
+
+
+def _outputs(settings: Settings, count: int) -> None:
+    for name in ("q_bias", "multiplier"):
+        values = settings[name]
+        expect(values is None or tuple(values.shape) == (count,), f"{name} has not {count} values")
+    if not isinstance(settings["multiplier"], FakeTensor):  # which has no values
+        expect(bool(settings["multiplier"].isfinite().all()), "multiplier holds what is not finite")
+
+
+def _conv(settings: Settings) -> None:
+    q_x, weight = settings["q_x"], settings["q_weight"]
+    dims = q_x.dim() - 2
+    expect(1 <= dims <= 3 and weight.dim() == q_x.dim(), "input and weight differ in dimensions")
+    for name in ("stride", "padding", "dilation"):
+        expect(len(settings[name]) == dims, f"{name} has {len(settings[name])} values, expected {dims}")
+    expect(0 not in weight.shape[2:], "its kernel is empty")
+    groups = settings["groups"]
+    expect(q_x.shape[1] == weight.shape[1] * groups and weight.shape[0] % groups == 0, "its groups do not fit")
+    for size, pad, step, kernel in zip(
+        q_x.shape[2:], settings["padding"], settings["dilation"], weight.shape[2:], strict=True
+    ):
+        expect(size + 2 * pad - step * (kernel - 1) >= 1, "the kernel does not fit the padded input")
+    _outputs(settings, weight.shape[0])
+
+
+def _linear(settings: Settings) -> None:
+    weight = settings["q_weight"]
+    expect(weight.dim() == 2, f"q_weight has {weight.dim()} dimensions, expected 2")
+    _outputs(settings, weight.shape[0])
+
+
+def _window(q: Tensor, dims: int) -> None:
+    expect(1 <= dims <= 3, f"its window has {dims} dimensions, expected 1 to 3")
+    expect(q.dim() in (dims + 1, dims + 2), f"its input has {q.dim()} dimensions, expected {dims + 2}")
+    expect(0 not in q.shape[q.dim() - dims - 1 :], "its input is empty")
+
+
+def _pool(settings: Settings) -> None:
+    kernel = settings["kernel"]
+    _window(settings["q"], len(kernel))
+    for name in ("stride", "padding", "dilation"):
+        value = settings.get(name)
+        expect(not isinstance(value, tuple) or len(value) in (1, len(kernel)), f"{name} has other dimensions")
+    padding = settings.get("padding", 0)
+    pads = padding if isinstance(padding, tuple) else (padding,)
+    pads = pads * len(kernel) if len(pads) == 1 else pads
+    for pad, size in zip(pads, kernel, strict=True):
+        expect(pad <= size // 2, "its padding is more than half its window")
+    if "zero_point" in settings:
+        expect(math.prod(kernel) < WINDOW, f"its window holds more than {WINDOW} values")
+        expect(
+            len(kernel) > 1 or "divisor_override" not in settings, "a window of one dimension has no divisor_override"
+        )
+
+
+def _adaptive(settings: Settings) -> None:
+    _window(settings["q"], len(settings["size"]))
+
+
+def _mean(settings: Settings) -> None:
+    q = settings["q"]
+    dims = [dimension(dim, q.dim()) for dim in settings["dim"]]
+    expect(len(set(dims)) == len(dims), "takes a dimension twice")
+    count = math.prod(q.shape[dim] for dim in dims)
+    expect(0 < count < WINDOW, f"its mean is over {count} values")
+
+
+def _interpolate(settings: Settings) -> None:
+    q = settings["q"]
+    dims = q.dim() - 2
+    expect(1 <= dims <= 3, "its input has no spatial dimensions, or more than three")
+    sized = settings.get("size") is not None
+    wanted = settings["size"] if sized else settings["scale_factor"]
+    given = wanted if isinstance(wanted, tuple) else (wanted,) * dims
+    expect(len(given) == dims, "its size has another number of dimensions")
+    spatial = given if sized else [math.floor(size * factor) for size, factor in zip(q.shape[2:], given, strict=True)]
+    expect(all(size > 0 for size in (*spatial, *q.shape[1:])), "it would be empty")
+    _within_memory([*q.shape[:2], *spatial])
+
+
+def _pad(settings: Settings) -> None:
+    q, widths, mode = settings["q"], settings["widths"], settings["mode"]
+    pairs = len(widths) // 2
+    expect(
+        len(widths) % 2 == 0 and pairs <= q.dim(), "its widths are not in pairs, or more than its input's dimensions"
+    )
+    expect(q.dtype.itemsize == 1 or (mode == "constant" and min(widths) >= 0), f"its input is {q.dtype}")
+    fits = mode == "constant" or (pairs <= 3 and q.dim() - pairs in (1, 2))
+    expect(fits, f"mode {mode} is for the last dimensions of all but one or two")
+    expect(mode == "constant" or 0 not in q.shape[q.dim() - pairs - 1 :], "its input has no values to repeat")
+    sizes = list(q.shape)
+    for pair in range(pairs):
+        before, after = widths[2 * pair : 2 * pair + 2]
+        size = q.shape[q.dim() - 1 - pair]
+        expect(max(0, -before) + max(0, -after) <= size, "cuts away more than its input has")
+        expect(mode == "constant" or (before >= 0 and after >= 0), f"mode {mode} cuts nothing away")
+        sizes[q.dim() - 1 - pair] += before + after
+    _within_memory(sizes)
+
+
+def _within_memory(sizes: Sequence[float]) -> None:
+    expect(math.prod(sizes) <= 1 << 40, "its result would hold more than 2**40 values")
+
+
+def _attention(settings: Settings) -> None:
+    q, k, v = settings["q"], settings["k"], settings["v"]
+    same = q.dim() == k.dim() == v.dim() >= 3
+    expect(same, "q, k and v differ in dimensions, or have less than three")
+    fits = k.shape[-1] == q.shape[-1] and k.shape[-2] == v.shape[-2] and k.shape[-2] > 0
+    expect(fits, "q, k and v have shapes that do not go together")
+
+
+def _layer_norm(settings: Settings) -> None:
+    x = settings["x"]
+    expect(x.dim() >= 1 and x.shape[-1] > 0, "its input has no features")
+    for name in ("weight", "bias"):
+        values = settings[name]
+        expect(values is None or tuple(values.shape) == (x.shape[-1],), f"{name} has not {x.shape[-1]} values")
+
+
+CHECKS: dict[str, Callable[[Settings], None]] = {
+    "lookup": _lookup,
+    **dict.fromkeys(("conv_u8s8_u8", "conv_u8s8_f32"), _conv),
+    **dict.fromkeys(("linear_u8s8_u8", "linear_u8s8_f32"), _linear),
+    **dict.fromkeys(("max_pool", "avg_pool"), _pool),
+    **dict.fromkeys(("adaptive_avg_pool", "adaptive_max_pool"), _adaptive),
+    "mean": _mean,
+    "interpolate": _interpolate,
+    "pad": _pad,
+    "flatten": _dimensions("start", "end"),
+    "permute": _dimensions("dims"),
+    "transpose": _dimensions("dim0", "dim1"),
+    "squeeze": _dimensions("dim"),
+    "slice": _dimensions("dim"),
+    "select": _dimensions("dim"),
+    "chunk": _dimensions("dim"),
+    "layer_norm": _layer_norm,
+    "attention": _attention,
+}
+"""By operator."""

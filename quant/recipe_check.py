@@ -1,0 +1,154 @@
+"""A recipe held against what a phase can do: what it cannot use is refused, by the rule and the first layer at fault.
+
+`check_observers` asks the recipe alone, before anything is captured; `check_settings` asks what became of each layer.
+A rule may cover layers of both kinds, static and dynamic, so a setting is refused where no layer of its rule can use
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from quant.fuse import Plan, is_recurrent
+from quant.graph import attribute
+from quant.names import full_name
+from quant.observers import LEARNED, OBSERVERS, trains
+from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
+from quant.static.leaves import is_dynamic
+from quant.static.runner import runners
+
+
+def check_observers(recipe: Recipe, verb: str, *, training: bool) -> None:
+    """Raise RecipeError for a rule, or a default, whose observers the phase does not have.
+
+    Args:
+        verb: how errors call what the user called.
+        training: whether ranges follow batches in training, or are chosen once from all of them.
+    """
+    for rule, qconfig in _configs(recipe):
+        asks = f"{verb}: {recipe.said(rule)} asks for"
+        kind = qconfig.activation_observer
+        if training and kind != "auto" and not trains(kind):
+            legal = ", ".join(["auto", *filter(trains, [*OBSERVERS, *LEARNED])])
+            raise RecipeError(
+                f"{asks} activation_observer {kind!r}, which searches all that it ever saw for a range, and training "
+                f"moves on; expected one of {legal}. To begin with ranges of {kind!r}, calibrate first: quant.prepare "
+                "with this recipe, quant.calibrate.run, then quant.prepare_qat(prepared)"
+            )
+        for setting in () if training else ("activation_observer", "weight_observer"):
+            if getattr(qconfig, setting) in LEARNED:
+                raise RecipeError(
+                    f"{asks} {setting} {getattr(qconfig, setting)!r}, which is learned in training "
+                    f"(quant.prepare_qat); calibration takes {', '.join(OBSERVERS)}"
+                )
+
+
+def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: str) -> None:
+    """Raise RecipeError for a setting that no layer of its rule can use, or a range by hand that has no place.
+
+    Args:
+        prepared: with a runner in each captured module.
+        called: dotted names of the modules that ran on the example inputs.
+        verb: as for `check_observers`.
+    """
+    found = _decided(prepared, recipe, called)
+    for rule, qconfig in _configs(recipe):
+        layers, asks = found.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
+        for setting in qconfig.changed():
+            value = getattr(qconfig, setting)
+            if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:
+                raise RecipeError(
+                    f"{asks} {setting}={value!r}, and layer {layers.static[0]!r} has static ranges, which are one per "
+                    f"tensor; leave {setting} out, or use quant.quantize_dynamic"
+                )
+            if setting in STATIC_SETTINGS and layers.dynamic and not layers.static:
+                raise RecipeError(
+                    f"{asks} {setting}={value!r}, and layer {layers.dynamic[0]!r} becomes dynamic, without it; leave "
+                    "it out for this layer"
+                )
+        if qconfig.activation_observer == "fixed" and not layers.with_range:
+            why = "it decides no layer with weights"
+            if layers.static:
+                why = f"the output of layer {layers.static[0]!r} is read in float"
+            raise RecipeError(
+                f"{asks} a range by hand, and {why}: only what a weighted layer puts out for an integer one has a "
+                "range by a rule. quant.calibrate.set_ranges(prepared, {name: (low, high)}) sets any other, by the "
+                "names that quant.calibrate.ranges(prepared) lists"
+            )
+    for path, runner in runners(prepared).items():
+        _check_shared(runner.plan, path, verb)
+        _check_recurrent(runner.plan, path, verb)
+
+
+@dataclass
+class _Layers:
+    """The layers that one rule decides, by full name: `with_range` are those static ones whose output is integers."""
+
+    static: list[str] = field(default_factory=list)
+    dynamic: list[str] = field(default_factory=list)
+    with_range: list[str] = field(default_factory=list)
+
+
+def _configs(recipe: Recipe) -> Iterator[tuple[int, QConfig]]:
+    """Every QConfig of a recipe, by its rule's index."""
+    for index, rule in enumerate(recipe.rules):
+        if rule.qconfig is not None:
+            yield index, rule.qconfig
+    if recipe.default is not None:
+        yield NO_RULE, recipe.default
+
+
+def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int, _Layers]:
+    found: dict[int, _Layers] = {}
+    static: set[str] = set()
+    for path, runner in runners(prepared).items():
+        plan = runner.plan
+        for step in plan.steps:
+            if not step.integer or step.qconfig is None:
+                continue
+            node = plan.graph.nodes[step.nodes[0]]
+            inner = node.target if node.kind == "module" else node.owner
+            name, module = full_name(path, inner), attribute(runner.root, inner)
+            layers = found.setdefault(recipe.resolve(name, module)[1], _Layers())
+            static.add(name)
+            layers.static.append(name)
+            if plan.emits_integers(step) or inner in {layer for layer, _ in plan.inner}:
+                layers.with_range.append(name)
+    for name, module in prepared.named_modules():
+        if name in called and name not in static and is_dynamic(module):
+            found.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
+    return found
+
+
+def _check_shared(plan: Plan, path: str, verb: str) -> None:
+    """A range by hand must be that of all who write values with it."""
+    makers = {step.output: step for step in plan.steps}
+    for slot in plan.slots.values():
+        writers = [makers[value] for value in slot.observed]
+        ranges = {_by_hand(step.qconfig) for step in writers}
+        if len(ranges) > 1:
+            names = ", ".join(repr(full_name(path, step.name)) for step in writers)
+            raise RecipeError(
+                f"{verb}: {names} share one range, and the recipe gives it by hand to some of them, or another to "
+                f"each; leave it out and set the one range by its name, quant.calibrate.set_ranges(prepared, "
+                f"{{{full_name(path, slot.name)!r}: (low, high)}})"
+            )
+
+
+def _check_recurrent(plan: Plan, path: str, verb: str) -> None:
+    """Weights of recurrent layers have no learned scale."""
+    for step in filter(is_recurrent, plan.steps):
+        if step.qconfig is not None and step.qconfig.weight_observer in LEARNED:
+            raise RecipeError(
+                f"{verb}: layer {full_name(path, step.name)!r}: weight_observer is {step.qconfig.weight_observer!r}, "
+                "and scales of recurrent weights are not learned; give it a weight_observer that follows the weight "
+                "('minmax')"
+            )
+
+
+def _by_hand(qconfig: QConfig | None) -> Any:
+    return qconfig.activation_options if qconfig is not None and qconfig.activation_observer == "fixed" else None

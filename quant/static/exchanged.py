@@ -1,0 +1,186 @@
+"""Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
+
+A program is made of the modules that the model had when it was converted. Where a path leads to another one, the step
+runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
+with it. What cannot be done so is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import Graph, Ref, evaluate, leaves, map_leaves
+from quant.kernels.reference_ops import OpTable
+from quant.nn.base import QuantModule
+from quant.static.layers import StaticLayer
+from quant.static.lower import Instruction
+
+
+class Edge(NamedTuple):
+    """That `children` had `module` under `name`; `path` leads there."""
+
+    children: dict[str, nn.Module | None]
+    name: str
+    module: nn.Module
+    path: str
+
+    def stands(self) -> bool:
+        """Whether it still has."""
+        return self.children.get(self.name) is self.module
+
+
+class Origin:
+    """The modules that a program was made of.
+
+    Attributes:
+        layers: paths of modules that calls of the graph name; the others are around these.
+        called: paths of those that are called in float, whatever module is there.
+    """
+
+    def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
+        self.root, self.graph = root, graph
+        self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
+        floats = [graph.nodes[one.target] for one in instructions if one.op == "call"]
+        self.called = {node.target for node in floats if node.kind == "module"}
+        self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
+        self._edges: dict[tuple[str, int], list[Edge]] = {}
+
+    def edges(self, instruction: Instruction) -> list[Edge]:
+        """What an instruction was made of."""
+        key = instruction.op, instruction.out
+        if key not in self._edges:
+            paths = _around(self._paths(instruction)) - self.called
+            self._edges[key] = [self._known[path] for path in sorted(paths) if path in self._known]
+        return self._edges[key]
+
+    def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
+        """What some instructions were made of, each module once."""
+        return list({edge.path: edge for one in instructions for edge in self.edges(one)}.values())
+
+    def changed(self, instruction: Instruction) -> list[Edge]:
+        """Those of these in whose place is another module now, that is not as good: a copy of it is."""
+        edges = self.edges(instruction)
+        if all(edge.stands() for edge in edges):
+            return []
+        missing = self._missing(self._known.values())
+        lost = {edge.path for edge in missing}
+        # A copied block has copies inside, which are to be watched from now on.
+        self._known = {
+            path: edge if path in lost else _edge(self.root, path) or edge for path, edge in self._known.items()
+        }
+        self._edges.clear()
+        return [edge for edge in self.edges(instruction) if edge.path in lost]
+
+    def replaced(self) -> list[str]:
+        """The paths of all places where another module is now, but for those that are called in float anyway."""
+        return [edge.path for edge in self._missing(self._known.values()) if edge.path not in self.called]
+
+    def _missing(self, edges: Collection[Edge]) -> list[Edge]:
+        now = {edge.path: _edge(self.root, edge.path) for edge in edges}
+        return [edge for edge in edges if (one := now[edge.path]) is None or not _serves(edge.module, one.module)]
+
+    def run(
+        self,
+        instruction: Instruction,
+        registers: dict[int, Any],
+        ranges: dict[int, tuple[float, int]],
+        table: OpTable,
+    ) -> Any:
+        """A step whose modules have changed, in float with those that are there now, then rounded to its range.
+
+        Raises:
+            RuntimeError: what was changed is no layer of its own in the program.
+        """
+        self._check(instruction)
+        ready = _registers(instruction)
+
+        def real(index: int) -> Any:
+            if 2 * index in ready:
+                return registers[2 * index]
+            if 2 * index + 1 in ready:
+                return map_leaves(lambda q: _dequantized(q, *ranges[index], table), registers[2 * index + 1])
+            return evaluate(self.graph.nodes[index], self.root, real)
+
+        value = instruction.out // 2
+        found = evaluate(self.graph.nodes[value], self.root, real)
+        if instruction.out % 2 == 0:
+            return found
+        return map_leaves(lambda x: table["quantize"](x, *ranges[value]) if isinstance(x, Tensor) else x, found)
+
+    def _check(self, instruction: Instruction) -> None:
+        changed = [edge.path for edge in self.changed(instruction)]
+        around = [path for path in changed if path not in self.layers]
+        kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
+        rounded = instruction.op == "recurrent" and bool(instruction.args[2])
+        if around or kept or rounded or instruction.op == "call":
+            why = (
+                f"was computed together with {kept[0]!r}"
+                if kept and not around
+                else "is no single float layer of the program"
+            )
+            raise RuntimeError(
+                f"layer {(around or changed)[0]!r}: it was replaced after quant.convert, and {why}; replace it in the "
+                "float model and prepare that, or leave it float by the recipe and replace it then"
+            )
+
+    def _paths(self, instruction: Instruction) -> set[str]:
+        """The modules that a step's calls name, or are made by: from its value back to what it reads."""
+        reads = {register // 2 for register in _registers(instruction)}
+        found: set[str] = set()
+        waiting = [instruction.out // 2]
+        while waiting:
+            index = waiting.pop()
+            node = self.graph.nodes[index]
+            if index in reads or node.kind == "input":
+                continue
+            found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
+            waiting += [] if instruction.op == "call" else node.refs
+        return found
+
+
+def _edge(root: nn.Module, path: str) -> Edge | None:
+    parent, _, name = path.rpartition(".")
+    try:
+        children: Any = root.get_submodule(parent)._modules
+    except AttributeError:
+        return None
+    return Edge(children, name, children[name], path) if children.get(name) is not None else None
+
+
+def _owners(graph: Graph) -> set[str]:
+    return {node.owner for node in graph.nodes}
+
+
+def _around(paths: set[str]) -> set[str]:
+    """These paths and those of all modules around them, but the root."""
+    parts = [path.split(".") for path in paths if path]
+    return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}
+
+
+def _registers(instruction: Instruction) -> set[int]:
+    tree = (instruction.args, instruction.kwargs)
+    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
+
+
+def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:
+    return table["dequantize"](q, scale, zero_point).contiguous() if isinstance(q, Tensor) else q
+
+
+def _is_int8(module: nn.Module) -> bool:
+    return isinstance(module, (StaticLayer, QuantModule))
+
+
+def _serves(known: nn.Module, now: nn.Module) -> bool:
+    """Whether a module is, or is a copy of, the one that a program was made of."""
+    if now is known:
+        return True
+    if type(now) is not type(known) or ("forward" in vars(now)) != ("forward" in vars(known)):
+        return False
+    if _is_int8(known) or "forward" in vars(known):
+        return True  # its numbers are its own; a module that was seen through has a forward of its own
+    pairs = zip(known.parameters(), now.parameters(), strict=False)
+    return str(known) == str(now) and all(torch.equal(one, other) for one, other in pairs)

@@ -1,0 +1,89 @@
+"""The state_dict of a converted model: beside weights and scales it tells the ranges that its program was made with.
+
+The numbers of a program's steps are no tensors, so a state_dict of another calibration would change the layers and
+leave the steps between them as they are. It is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.names import full_name
+from quant.static.program import ProgramRunner
+from quant.static.runner import RESERVED
+
+RANGES = "ranges"
+"""What a program's runner adds to the state_dict: float32 (values, 2), scale and zero point."""
+
+
+def keep_ranges(model: nn.Module) -> None:
+    """Let the programs of a converted model show their ranges in its state_dict, and hold them against others."""
+    units = [module for module in model.modules() if isinstance(module._modules.get(RESERVED), ProgramRunner)]
+    for unit in units:
+        unit.register_state_dict_post_hook(_add)  # type: ignore[no-untyped-call]
+    for module in {id(one): one for one in (model, *units)}.values() if units else ():
+        module.register_load_state_dict_pre_hook(_check)  # type: ignore[no-untyped-call]
+
+
+def without_ranges(state: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict without what is not loaded: a file of `quant.save` has the ranges in its manifest."""
+    return {name: value for name, value in state.items() if not is_ranges(name)}
+
+
+def is_ranges(name: str) -> bool:
+    """Whether this is the name of a program's ranges."""
+    return f".{name}".endswith(f".{RESERVED}.{RANGES}")
+
+
+def _tensor(runner: ProgramRunner) -> Tensor:
+    return torch.tensor([runner.ranges[value] for value in sorted(runner.ranges)], dtype=torch.float32).reshape(-1, 2)
+
+
+def _add(unit: nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    runner = unit._modules[RESERVED]
+    assert isinstance(runner, ProgramRunner)
+    state[f"{prefix}{RESERVED}.{RANGES}"] = _tensor(runner)
+
+
+def _check(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Refuse ranges other than the module's own, and take them out of `state`, torch's own copy."""
+    for path, unit in module.named_modules():
+        runner = unit._modules.get(RESERVED)
+        if not isinstance(runner, ProgramRunner):
+            continue
+        given = state.get(f"{prefix}{full_name(path, RESERVED, RANGES)}")
+        if given is not None:
+            _compare(type(module).__name__, path, runner, given.to("cpu", torch.float32))
+    for name in [name for name in state if name.startswith(prefix) and is_ranges(name)]:
+        del state[name]
+
+
+def _compare(model: str, path: str, runner: ProgramRunner, given: Tensor) -> None:
+    own = _tensor(runner)
+    if given.shape == own.shape and torch.equal(given, own):
+        return
+    way_out = (
+        "a program's numbers are no part of a state_dict; keep a converted model by quant.save and quant.load, or load "
+        "into one of the same conversion"
+    )
+    if given.shape != own.shape:
+        raise RuntimeError(
+            f"{model}: the state_dict is of another conversion, with {len(given)} ranges in {path or '(root)'!r}; this "
+            f"one has {len(own)}: {way_out}"
+        )
+    others = (given != own).any(dim=1).nonzero().flatten().tolist()
+    value = sorted(runner.ranges)[others[0]]
+    more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
+    name = full_name(path, runner.graph.nodes[value].label)
+    raise RuntimeError(
+        f"{model}: the state_dict is of another calibration: values of {name!r} are in "
+        f"{_ends(given[others[0]])} there and in {_ends(own[others[0]])} here{more}: {way_out}"
+    )
+
+
+def _ends(numbers: Tensor) -> str:
+    scale, zero_point = numbers.tolist()
+    return f"[{-zero_point * scale:.4g}, {(255 - zero_point) * scale:.4g}]"

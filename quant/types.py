@@ -1,0 +1,42 @@
+"""The types of what the verbs return and raise, for annotations and `except`; none is made by hand.
+
+from quant.types import Comparison, Report
+
+def worst(comparison: Comparison) -> str: ...
+"""
+
+from quant.artefact_file import ArtefactError
+from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
+from quant.compare import Comparison
+from quant.convert import NotCalibrated
+from quant.diagnosis import Histogram, StepError
+from quant.dynamic_plan import NothingQuantized
+from quant.graph import CaptureMismatch
+from quant.kernels import BackendUnavailable
+from quant.observers import NoDataSeen
+from quant.parity import Parity, StepParity
+from quant.recipe import RecipeError
+from quant.report import Report, ReportEntry
+
+__all__ = [
+    "ArtefactError",
+    "BackendUnavailable",
+    "Calibration",
+    "CalibrationError",
+    "CalibrationWarning",
+    "CaptureMismatch",
+    "CheckpointError",
+    "Comparison",
+    "DataError",
+    "Histogram",
+    "NoDataSeen",
+    "NotCalibrated",
+    "NothingQuantized",
+    "Parity",
+    "RecipeError",
+    "Report",
+    "ReportEntry",
+    "Row",
+    "StepError",
+    "StepParity",
+]
