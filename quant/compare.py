@@ -171,7 +171,8 @@ def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[
             begun.append(copied((args, kwargs)))
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            found.setdefault(path, []).append(Call(*begun.pop(), copied(output)))
+            taken, named = begun.pop()
+            found.setdefault(path, []).append(Call(taken, named, copied(output)))
 
         module = model.get_submodule(path)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))

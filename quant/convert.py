@@ -33,7 +33,7 @@ from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import RESERVED, GraphRunner, runners, unwrapped
 from quant.static.signature import signature
 from quant.static.state import keep_ranges
 
@@ -50,24 +50,27 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
 
     Args:
-        prepared: from `prepare`, after data went through it; left as it is.
+        prepared: from `prepare`, after data went through it, or from `prepare_qat`; left as it is. Of an average of
+            models (`torch.optim.swa_utils.AveragedModel`) and of data-parallel wrappers the model in them is taken.
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
 
     Raises:
-        ValueError: `prepared` was not made by `prepare`.
+        ValueError: `prepared` was not made by `prepare`, or holds a part that was.
         NotCalibrated: some observers saw no data; all are listed.
 
     Warns:
         CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
     """
+    prepared = unwrapped(prepared)
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
+    _check_whole(prepared)
     _calibrated(prepared)
-    check_trained(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy.deepcopy(prepared)
-    model.eval()
+    model.eval()  # which reads the switches that an average of models has as buffers
+    check_trained(model)
     _forget_calibration(model, info)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
@@ -105,6 +108,22 @@ def _forget_calibration(model: nn.Module, info: Prepared) -> None:
     for path, value in info.state.items():
         owner, _, name = path.rpartition(".")
         setattr(model.get_submodule(owner), name, copy.deepcopy(value))
+
+
+def _check_whole(prepared: nn.Module) -> None:
+    """Refuse a model that was put together from prepared and other parts, and name these."""
+    if RESERVED + "_prepared" in prepared.__dict__:
+        return
+    parts = [name for name, module in prepared.named_modules() if RESERVED + "_prepared" in module.__dict__]
+    if not parts:
+        raise ValueError(
+            f"quant.convert: {type(prepared).__name__} is a part of a prepared model; convert the model that "
+            "quant.prepare returned"
+        )
+    raise ValueError(
+        f"quant.convert: {type(prepared).__name__} is not from quant.prepare, its part {parts[0]!r} is; convert the "
+        f"part and put it back: model.{parts[0]} = quant.convert(model.{parts[0]})"
+    )
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

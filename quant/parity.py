@@ -23,7 +23,7 @@ from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners
+from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners, unwrapped
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 
@@ -136,6 +136,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
         ValueError: the two do not belong together, or no batch came.
         TypeError: `batches` is a single batch.
     """
+    prepared = unwrapped(prepared)
     found = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
     if not found:
         raise ValueError("quant.parity: expected a model from quant.prepare and what quant.convert made of it")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
-from quant.graph import Attr, Node
+from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import QuantModule
@@ -119,6 +119,7 @@ def make_report(
     now = dict(model.named_modules(remove_duplicate=False))
     same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
     wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
+    readers = _readers(model)
     listed: Entries = {}
     for name, own in tensors.items():
         if RESERVED in name.split(".") or not (any(own.values()) or name in entries or name in info.islands):
@@ -130,7 +131,7 @@ def make_report(
         if outcome == "float" and twin != name:
             outcome, detail = entries[twin][0], f"the same layer as {twin}"
         if name in info.islands or not detail:
-            detail = _why(name, info)
+            detail = _why(name, info, readers)
         listed[name] = outcome, detail
     sizes = _sizes(model, tensors, listed)
     lines = [ReportEntry(name, kinds[name], *entry, *sizes[name]) for name, entry in listed.items()]
@@ -175,9 +176,36 @@ def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
     return sizes
 
 
-def _why(name: str, info: Prepared) -> str:
+def _readers(model: nn.Module) -> dict[str, str]:
+    """What computes in float with the parameters of modules, or with whole modules, by the modules' names."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        runner = module._modules.get(RESERVED)
+        if not isinstance(runner, ProgramRunner):
+            continue
+        for node in (runner.graph.nodes[one.target] for one in runner.program.instructions if one.op == "call"):
+            for leaf in leaves((node.args, node.kwargs)):
+                if isinstance(leaf, Attr):
+                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, node.owner))
+            if node.kind == "module":
+                found.setdefault(full_name(path, node.target), full_name(path, node.target))
+    return found
+
+
+def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
     if name in info.islands:
         return f"an island: {info.islands[name]}; its layers are handled one by one"
-    if name not in info.called:
-        return "not called on the example inputs"
-    return "its own parameters are used in float"
+    if name in info.called:
+        return "its own parameters are used in float"
+    if name in readers:
+        return f"its parameters are read by {readers[name] or '(root)'}, which computes with them in float"
+    around = [name.rpartition(".")[0]]
+    while around[-1]:
+        around.append(around[-1].rpartition(".")[0])
+    whole = next((one for one in around if readers.get(one) == one and one), "")
+    if whole:
+        return f"a part of {whole}, which is called as it is, in float"
+    island = next((one for one in around if one in info.islands), None)
+    if island is not None:
+        return f"not called itself on the example inputs; {island or '(root)'}, an island, may compute with it in float"
+    return "not called on the example inputs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -41,7 +42,13 @@ def remove_unread(plan: Plan, root: nn.Module, program: ProgramRunner) -> None:
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):
                 if name in store:
-                    store[name] = None
+                    store[name] = nn.Parameter(torch.empty(0), requires_grad=False) if _saves_itself(module) else None
+
+
+def _saves_itself(module: nn.Module) -> bool:
+    """Whether a class has a state_dict or a copy of its own making, which may read a tensor that is gone."""
+    kind = type(module)
+    return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
 
 
 def remove_parametrizations(root: nn.Module) -> list[str]:

@@ -191,3 +191,18 @@ def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:
     missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]
     if len(missing) >= len(keys):
         incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in missing]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The prepared model in what averages or distributes it, which calls it and nothing else; others as they are."""
+    while RESERVED + "_prepared" not in model.__dict__ and isinstance(model, _wrappers()):
+        inner = model.module
+        assert isinstance(inner, nn.Module)
+        model = inner
+    return model
+
+
+def _wrappers() -> tuple[type[nn.Module], ...]:
+    from torch.optim.swa_utils import AveragedModel
+
+    return (AveragedModel, nn.DataParallel, nn.parallel.DistributedDataParallel)

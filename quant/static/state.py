@@ -23,9 +23,9 @@ def keep_ranges(model: nn.Module) -> None:
     """Let the programs of a converted model show their ranges in its state_dict, and hold them against others."""
     units = [module for module in model.modules() if isinstance(module._modules.get(RESERVED), ProgramRunner)]
     for unit in units:
-        unit.register_state_dict_post_hook(_add)  # type: ignore[no-untyped-call]
+        unit.register_state_dict_post_hook(_add)
     for module in {id(one): one for one in (model, *units)}.values() if units else ():
-        module.register_load_state_dict_pre_hook(_check)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(_check)
 
 
 def without_ranges(state: dict[str, Any]) -> dict[str, Any]:

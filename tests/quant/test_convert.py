@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant import kernels
+from quant import kernels, load, save
 from quant.capture import as_arguments
 from quant.convert import NotCalibrated, convert
 from quant.graph import leaves
@@ -378,3 +379,54 @@ def test_what_cannot_be_dynamic_stays_float_alone() -> None:
         ("odd", "float"), ("even", "int8"), ("tied", "int8")]  # fmt: skip
     assert found["odd"].detail == "tables have 8 or 4 bits, the recipe asks for 3"
     assert converted.tied.rows is converted.even.rows
+
+
+class OwnLinear(nn.Module):
+    """Saves and copies itself by its own code, as layers of graph libraries do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.sizes = inputs, outputs
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OwnLinear:
+        made = OwnLinear(*self.sizes).to(self.weight.device)
+        made.weight = copy.deepcopy(self.weight, memo)
+        made.__dict__.update({key: value for key, value in vars(self).items() if key == "forward"})
+        return made
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+
+
+def test_a_class_that_saves_itself_is_saved_and_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    model = nn.Sequential(OwnLinear(8, 8), nn.ReLU(), OwnLinear(8, 4)).eval()
+    q = calibrated(model, x)
+    assert [one.numel() for one in q.parameters()] == [0, 0]
+    save(q, tmp_path / "int8.q8")
+    restored = load(tmp_path / "int8.q8", model=nn.Sequential(OwnLinear(8, 8), nn.ReLU(), OwnLinear(8, 4)))
+    with torch.no_grad():
+        assert torch.equal(restored(x), q(x))
+
+
+def test_a_prepared_part_of_a_model_is_named() -> None:
+    prepared = prepare(nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8))
+    with pytest.raises(ValueError, match=r"its part 'body' is; convert the part and put it back: model\.body = "):
+        convert(nn.ModuleDict({"body": prepared}))
+    with pytest.raises(ValueError, match=r"Linear is a part of a prepared model"):
+        convert(prepare(nn.Sequential(OwnBranch()), torch.randn(4, 8))[0].inner)  # type: ignore[index, union-attr]
+
+
+class OwnBranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y * 2 if float(y.detach().sum()) > 1e9 else y

@@ -199,11 +199,16 @@ def test_an_average_of_the_weights_deploys() -> None:
         optimizer.step()
         schedule.step()
         average.update_parameters(prepared)
+    whole = quant.convert(average)
+    assert type(whole) is type(average.module)
+    agreement = parity(average, whole, [x])
+    assert agreement.holds, agreement
     deployed = average.module.eval()
     with torch.no_grad():
         y = deployed(x)
         with simulating(deployed):
             assert torch.equal(deployed(x), y)
+        assert torch.equal(quant.convert(deployed)(x), whole(x))
     agreement = parity(deployed, quant.convert(deployed), [x])
     assert agreement.holds, agreement
 

@@ -269,3 +269,49 @@ def test_the_types_of_results_and_errors_have_public_names() -> None:
     assert len(quant.__all__) <= 30
     for name in quant.types.__all__:
         assert getattr(quant.types, name).__module__.startswith("quant.")
+
+
+class Reads(nn.Module):
+    """Computes with a layer's weight without calling the layer, as shifted-window attention does."""
+
+    def __init__(self, *, island: bool) -> None:
+        super().__init__()
+        self.island, self.qkv, self.out, self.dead = island, nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = torch.einsum("bi,oi->bo", x, self.qkv.weight).chunk(3, 1)
+        y = self.out(q * k + v)
+        return y * 2 if self.island and float(y.detach().sum()) > 1e9 else y
+
+
+@quant.register_leaf
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("island", [False, True], ids=["captured", "island"])
+def test_a_layer_that_is_read_and_not_called_is_said_to_be(island: bool) -> None:
+    torch.manual_seed(0)
+    report = summary(quant.quantize_static(Reads(island=island).eval(), [torch.randn(4, 8)], progress=False))
+    assert report["out"].outcome == "int8"
+    if island:
+        assert report[""].detail.startswith("an island: ")
+        for name in ("qkv", "dead"):
+            told = "not called itself on the example inputs; (root), an island, may compute with it in float"
+            assert report[name].detail == told
+    else:
+        assert report["qkv"].detail == "its parameters are read by (root), which computes with them in float"
+        assert report["dead"].detail == "not called on the example inputs"
+
+
+def test_a_registered_leaf_is_said_to_be_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Whole(), nn.Linear(8, 8)).eval()
+    report = summary(quant.quantize_static(model, [torch.randn(4, 8)], progress=False))
+    assert report["1"] == ReportEntry("1", "Whole", "float", "registered as a layer of its own; it runs as it is", 0, 0)
+    assert report["1.inner"].detail == "a part of 1, which is called as it is, in float"
