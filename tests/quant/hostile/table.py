@@ -5,6 +5,7 @@ PYTHONPATH=tests/quant python -m hostile.table [--nested] [PART OF A TITLE]
 
 from __future__ import annotations
 
+import json
 import sys
 
 from .child import checks, outcomes
@@ -14,7 +15,7 @@ from .nested import INSIDE
 
 def main() -> None:
     """Print a line for each case, failures first, and how many fail."""
-    words = [word for word in sys.argv[1:] if word != "--nested"]
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
     listed = checks()
     wanted = [
         number
@@ -26,6 +27,11 @@ def main() -> None:
     for number in wanted:
         lines.setdefault(listed[number][0].title, []).append(number)
     failed = [title for title, numbers in lines.items() if any(not found[n].passes(listed[n][0]) for n in numbers)]
+    if "--not-yet" in sys.argv:
+        for title in failed:
+            kinds = [listed[n][1] for n in lines[title] if not found[n].passes(listed[n][0])]
+            print(f"    {json.dumps(title)}: {json.dumps(' '.join(kinds))},")
+        return
     for title in [*failed, *(title for title in lines if title not in failed)]:
         cells = " ".join(f"{_cell(found[number]):12}" for number in lines[title])
         bad = [found[number].reason for number in lines[title] if not found[number].passes(listed[number][0])]

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 from . import child
 from .cases import Case
 from .harness import CHECKS, Outcome
+from .not_yet import NOT_YET
 
 LISTED = child.checks()
 WANTED = LISTED if os.environ.get("OCTET_HOSTILE_NESTED") == "1" else LISTED[: len(LISTED) // 2]
 """`make test-hostile` takes each case as a child of another model too."""
 
-HERE = [number for number, (case, _) in enumerate(WANTED) if not case.child]
-APART = [number for number, (case, _) in enumerate(WANTED) if case.child]
 
-
-def name_of(number: int) -> str:
-    case, kind = LISTED[number]
-    return f"{kind}: {case.title}"
+def numbers(*, apart: bool) -> list[Any]:
+    """The numbers of the checks that run here or apart, as parameters of a test."""
+    found = []
+    for number, (case, kind) in enumerate(WANTED):
+        if case.child == apart:
+            not_yet = kind in NOT_YET.get(case.title, "").split()
+            marks = [pytest.mark.xfail(strict=True, reason="fails so far")] if not_yet else []
+            found.append(pytest.param(number, id=f"{kind}: {case.title}", marks=marks))
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +36,19 @@ def _one_thread(seeded_on_one_thread: None) -> None:
 @pytest.fixture(scope="module")
 def apart() -> dict[int, Outcome]:
     """The outcomes of those checks that could end the process."""
-    return child.outcomes(APART)
+    return child.outcomes(number for number, (case, _) in enumerate(WANTED) if case.child)
 
 
 def hold(outcome: Outcome, case: Case) -> None:
     assert outcome.passes(case), f"{outcome.status}: {outcome.reason}"
 
 
-@pytest.mark.parametrize("number", HERE, ids=name_of)
+@pytest.mark.parametrize("number", numbers(apart=False))
 def test_right_numbers_or_a_clear_error(number: int) -> None:
     case, kind = LISTED[number]
     hold(CHECKS[kind](case), case)
 
 
-@pytest.mark.parametrize("number", APART, ids=name_of)
+@pytest.mark.parametrize("number", numbers(apart=True))
 def test_right_numbers_and_the_process_lives(number: int, apart: dict[int, Outcome]) -> None:
     hold(apart[number], LISTED[number][0])

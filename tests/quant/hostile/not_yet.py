@@ -1,0 +1,8 @@
+"""Cases that fail so far, with the kinds of quantisation that do: each is a fault to be mended, and then to be taken out.
+
+`python -m hostile.table --not-yet` prints the list; a case that passes and stands here fails its test.
+"""
+
+from __future__ import annotations
+
+NOT_YET: dict[str, str] = {}
