@@ -241,7 +241,7 @@ def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
         return built(Instance(tree.kind, attributes, items))
     if kind in (tuple, list):
         return kind([settle(item, arguments) for item in tree])
-    if kind is PackedSequence or kind is slice or isinstance(tree, Tensor):
+    if kind is PackedSequence or kind is slice or isinstance(tree, Tensor) or hasattr(kind, "n_sequence_fields"):
         return tree
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*[settle(item, arguments) for item in tree])

@@ -78,7 +78,9 @@ OPAQUE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.B
 
 def has_own_form(kind: type) -> bool:
     """Whether `map_leaves` takes values of this class apart and makes them again by itself."""
-    if kind in PLAIN_CONTAINERS or kind is slice or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+    if kind in PLAIN_CONTAINERS or kind is slice or _is_struct(kind):
+        return True
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return True
     if not dataclasses.is_dataclass(kind):
         return False
@@ -120,11 +122,13 @@ def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) ->
         return kind(_open(item, wanted, inside) for item in value)
     if kind in (dict, collections.OrderedDict):
         return kind((key, _open(item, wanted, inside)) for key, item in value.items())
-    if kind is slice or kind is PackedSequence or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+    if kind is slice or kind is PackedSequence or _is_struct(kind):
         return value
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*(_open(item, wanted, inside) for item in value))
+    if has_own_form(kind):
+        return _open_own_form(value, wanted, inside)
     if not hasattr(value, "__dict__") and not hasattr(kind, "__slots__") and items_of(value) is None:
-        return value
-    if has_own_form(kind) and not _holds(value, wanted, around, deep=True):
         return value
     attributes = {name: _open(item, wanted, inside) for name, item in attributes_of(value).items()}
     items = _open(items_of(value), wanted, inside)
@@ -133,15 +137,29 @@ def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) ->
     return Instance(kind, attributes, items)
 
 
-def _holds(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...], *, deep: bool) -> bool:
-    """Whether a value that `map_leaves` takes apart by itself holds an object that it would not look into."""
-    inside = (*around, id(value))
-    parts = [*attributes_of(value).values(), *(_values(items_of(value)))]
-    return any(type(_open(part, wanted, inside)) is Instance for part in parts)
+def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int, ...]) -> Any:
+    """A dataclass, made again only where it holds an object that is opened: its constructor may have a say."""
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    parts = {name: _open(part, wanted, inside) for name, part in fields.items()}
+    same = all(parts[name] is part or type(part) in (tuple, list, dict) for name, part in fields.items())
+    opened_inside = any(type(leaf) is Instance for part in parts.values() for leaf in _instances(part))
+    return value if same and not opened_inside else type(value)(**parts)
 
 
-def _values(items: Any) -> list[Any]:
-    return list(items.values()) if isinstance(items, dict) else list(items or ())
+def _instances(tree: Any) -> Iterator[Any]:
+    if type(tree) is Instance:
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _instances(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from _instances(item)
+
+
+def _is_struct(kind: type) -> bool:
+    """Whether a class is a tuple with names of C's, as what torch.max gives."""
+    return issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields")
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -186,7 +204,11 @@ def fill(target: Any, attributes: Mapping[str, Any], items: Any) -> None:
             own[name] = value
         else:
             object.__setattr__(target, name, value)
-    if isinstance(target, dict):
+    if isinstance(target, collections.OrderedDict):
+        collections.OrderedDict.clear(target)
+        for key, value in items.items():
+            collections.OrderedDict.__setitem__(target, key, value)
+    elif isinstance(target, dict):
         dict.clear(target)
         dict.update(target, items)
     elif isinstance(target, list):

@@ -39,7 +39,7 @@ from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, Write, containers, content, opened
-from quant.static.arguments import Arguments, alike, bind, copied, unbind
+from quant.static.arguments import Arguments, alike, bind, copied, kept
 from quant.static.attention import forward_of
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
@@ -129,15 +129,14 @@ class Recorder(TorchFunctionMode):
         for name, value in self.arguments.items():
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
-        call_args, call_kwargs = unbind(self.root, self.arguments)
         self._hold_sizes()
         attributes = _state(self.root)
         with self:
             if is_leaf(self.root):
-                self.result = self._call_leaf(self.root, "", call_args, call_kwargs, type(self.root).forward)
+                self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
                 with self._switched(True):
-                    self.result = forward_of(self.root, self.root.forward)(*call_args, **call_kwargs)
+                    self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
             self._end(before, attributes)
         self.called.add(self.path)
 
@@ -199,8 +198,10 @@ class Recorder(TorchFunctionMode):
         return map_leaves(lambda leaf: self._input(name, leaf), self._opened(value))
 
     def _input(self, name: str, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or id(leaf) in self.attributes:
-            return self._place(leaf) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
+            return kept(leaf)  # as it is now: the forward may change it
+        if id(leaf) in self.attributes:
+            return self._place(leaf)
         if id(leaf) in self._where:
             return self._where[id(leaf)]
         self._inputs.append(leaf)

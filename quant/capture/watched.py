@@ -74,7 +74,7 @@ def watching(model: nn.Module) -> Iterator[Watched]:
         for module in model.modules():
             for name in HOOKS:
                 hooks = module.__dict__.get(name)
-                if hooks and not _belongs_to_weight(hooks):
+                if hooks and not _belongs_to_model(hooks, type(model)):
                     module.__dict__[name] = type(hooks)()
             stop_nesting(module)
         forwards = [(module, module.forward) for module in model.modules()]
@@ -83,9 +83,15 @@ def watching(model: nn.Module) -> Iterator[Watched]:
         yield watched
 
 
-def _belongs_to_weight(hooks: Any) -> bool:
-    """Whether hooks compute a weight before a call, as torch's own weight norm and pruning do."""
-    return all(type(hook).__module__.startswith("torch.nn.utils") for hook in hooks.values())
+def _belongs_to_model(hooks: Any, kind: type) -> bool:
+    """Whether hooks are a part of what the model computes: torch's own, and those of the package that has its class.
+
+    torch computes weights in hooks (old weight norm, pruning); transformers collects hidden states in them. Of the
+    hooks of one store either all stay or none, which keeps their order.
+    """
+    package, dot, _ = kind.__module__.partition(".")
+    modules = [getattr(hook, "__module__", None) or type(hook).__module__ for hook in hooks.values()]
+    return all(one.startswith("torch.nn.utils") or (dot and one.startswith(f"{package}.")) for one in modules)
 
 
 @contextlib.contextmanager

@@ -83,17 +83,20 @@ def copied(tree: Any) -> Any:
     return rebuilt(tree, lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf)
 
 
+def kept(value: Any) -> Any:
+    """An object as it is now, whatever is done to it: a copy, or itself where it cannot be copied or changed."""
+    if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None):
+        return value
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(value)
+    return value
+
+
 def rebuilt(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Nested arguments with other tensors, and copies of the objects that hold them or that may be written to."""
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return change(value)
-        if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None):
-            return value
-        with contextlib.suppress(Exception):  # not everything can be copied; such an object is shared
-            return copy.deepcopy(value)
-        return value
+        return change(value) if isinstance(value, Tensor) else kept(value)
 
     return settle(map_leaves(leaf, opened(tree, lambda value: isinstance(value, Tensor))), {})
 

@@ -113,5 +113,6 @@ def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
 
 
 def key_of(slot: str) -> str:
-    """A slot's name as a child's name, which must have no dot."""
-    return slot.replace(".", "/")
+    """A slot's name as a child's name, which must have no dot and be none of ModuleDict's own (`update`, `keys`)."""
+    key = slot.replace(".", "/")
+    return f"{key}/" if hasattr(nn.ModuleDict, key) else key
