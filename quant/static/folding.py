@@ -124,10 +124,21 @@ def _paths(graph: Graph, source: Any) -> set[str]:
     """The parameters and buffers that an argument is, or is computed from."""
     if isinstance(source, Attr):
         return {source.path}
-    if not isinstance(source, Ref):
-        return set()
-    node = graph.nodes[source.index]
-    return set().union(*(_paths(graph, leaf) for leaf in leaves((node.args, node.kwargs))))
+    behind = _behind(graph, source)
+    read = leaves([(graph.nodes[index].args, graph.nodes[index].kwargs) for index in sorted(behind)])
+    return {leaf.path for leaf in read if isinstance(leaf, Attr)}
+
+
+def _behind(graph: Graph, source: Any) -> set[int]:
+    """The nodes that an argument is, or is computed from; each once, for it may lie on very many paths."""
+    found: set[int] = set()
+    rest = [source.index] if isinstance(source, Ref) else []
+    while rest:
+        index = rest.pop()
+        if index not in found:
+            found.add(index)
+            rest.extend(graph.nodes[index].refs)
+    return found
 
 
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
@@ -137,10 +148,7 @@ def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:
     """Whether an argument follows from parameters and constants alone."""
-    if not isinstance(source, Ref):
-        return True
-    node = graph.nodes[source.index]
-    return node.kind not in ("input", "guard") and all(depends_on_nothing(graph, Ref(ref)) for ref in node.refs)
+    return all(graph.nodes[index].kind not in ("input", "guard") for index in _behind(graph, source))
 
 
 class FunctionalNorm:
