@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from quant.calibrate.errors import listed
 from quant.calibrate.report import unseen
+from quant.kernels import choose_qparams
 from quant.observers import OBSERVERS, ChannelMean, FakeQuantizeBase, Observer
-from torch import nn
+from torch import Tensor, nn
 
 FORMAT = "octet ranges 1"
 NOTE = "low and high are read back; info is for people, and nothing reads it"
@@ -51,7 +52,9 @@ def save_ranges(prepared: nn.Module, path: str | os.PathLike[str]) -> None:
             f"calibrate.save_ranges: {len(missing)} observers saw no data: {listed(missing)}; run calibration batches "
             "through the prepared model first"
         )
-    lines = [f"    {json.dumps(name)}: {json.dumps(_entry(observer))}" for name, observer in observers.items()]
+    agreed = _agreed(prepared)
+    entries = {name: _entry(observer, agreed.get(id(observer))) for name, observer in observers.items()}
+    lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     head = [f'  "format": {json.dumps(FORMAT)},', f'  "note": {json.dumps(NOTE)},', '  "ranges": {']
     text = "\n".join(["{", *head, ",\n".join(lines), "  }", "}", ""])
     Path(path).write_text(text, encoding="utf-8")
@@ -141,9 +144,19 @@ def _observers(prepared: nn.Module, verb: str) -> dict[str, Observer]:
     return found
 
 
-def _entry(observer: Observer) -> dict[str, Any]:
-    low, high = observer.range()
-    qparams = observer.qparams()
+def _agreed(prepared: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
+    """(low, high) where values that are concatenated took one range together, by their observers' ids."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for module in prepared.modules():
+        ends = getattr(module, "agreed_ends", None)
+        if ends is not None:
+            found.update(ends())
+    return found
+
+
+def _entry(observer: Observer, agreed: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
+    low, high = agreed or observer.range()
+    qparams = choose_qparams(low, high, observer.scheme)
     info: dict[str, Any] = {
         "observer": _kind(observer),
         "scale": _short(qparams.scale.item()),

@@ -249,9 +249,9 @@ def _convert_unit(
         name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
         entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())
     if further:
-        first = root._modules[RESERVED]
-        assert isinstance(first, ProgramRunner)
-        first.others.append(program_runner)
+        first = root._modules.get(RESERVED)
+        if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
+            first.others.append(program_runner)
         return model
     root.add_module(RESERVED, program_runner)
     root.__dict__["forward"] = program_runner.run

@@ -124,7 +124,7 @@ def _set(module: nn.Module, name: str, value: nn.Parameter) -> None:
     """Give a module a parameter; recurrent layers keep a list of theirs as well."""
     setattr(module, name, value)
     if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()  # type: ignore[no-untyped-call]
+        module._init_flat_weights()
 
 
 def _parametrize(module: nn.Module, hook: Any) -> None:

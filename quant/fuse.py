@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from quant.capture.calls import says_it_writes
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.recipe import QConfig, Recipe
@@ -250,6 +251,8 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
         if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
+        if _is_written_between(before, step, graph, root):
+            continue
         affine = step.attrs.get("affine")
         if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, graph, root):
             before.attrs["batch_norm"] = step.nodes[0]
@@ -271,6 +274,18 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
                 "its operand is no activation, and no layer before it takes it in",
             )
     return sorted(kept, key=lambda step: step.output)
+
+
+def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether an input of a step is changed in place before what would be fused into it, so that it were read late."""
+    for index in range(before.nodes[0] + 1, step.nodes[0]):
+        node = graph.nodes[index]
+        module = attribute(root, node.target) if node.kind == "module" else None
+        if node.writes or (
+            says_it_writes(node.kind, node.target, node.kwargs, module) and {*node.refs} & {*before.inputs}
+        ):
+            return True
+    return False
 
 
 def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:

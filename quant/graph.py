@@ -63,6 +63,10 @@ class PackedParts(NamedTuple):
     unsorted_indices: Any
 
 
+class Sizes(tuple[Any, ...]):
+    """A torch.Size whose numbers are references; torch's own class takes none."""
+
+
 @dataclass(frozen=True)
 class TensorMeta:
     """What a tensor looked like when the graph was captured."""
@@ -92,6 +96,7 @@ class Node:
         owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
         site: how many calls of the same module came before in this graph.
         meta: of the value, None where it is no tensor.
+        frozen: whether it is told `training=False` in training mode too.
         writes: whether it changes an argument of the graph or a buffer of the module, and so is needed for that.
     """
 
@@ -104,6 +109,7 @@ class Node:
     site: int = 0
     meta: TensorMeta | None = None
     writes: bool = False
+    frozen: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
@@ -191,7 +197,9 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     if issubclass(kind, (tuple, list)):
         items = [map_leaves(fn, item) for item in tree]
         if kind is torch.Size:
-            return tuple(items)
+            return torch.Size(items) if all(isinstance(item, int) for item in items) else Sizes(items)
+        if kind is Sizes and all(isinstance(item, int) for item in items):
+            return torch.Size(items)
         if kind in (PackedSequence, PackedParts):
             return _packed(items)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
@@ -411,7 +419,7 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
     """
 
     args, kwargs = arguments_of(node, root, value)
-    if kwargs.get("training") is False:
+    if kwargs.get("training") is False and not node.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, node.owner).training
     if node.kind == "function":

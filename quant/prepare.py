@@ -7,12 +7,12 @@ one more child holds the observers: a `GraphRunner`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quant.capture import as_arguments, capture
 from quant.capture.watched import evaluating
@@ -27,7 +27,7 @@ from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
-from quant.static.arguments import copied
+from quant.static.arguments import copied, copyable
 from quant.static.beyond import suspects
 from quant.static.examples import encode
 from quant.static.leaves import base_layer, is_dynamic
@@ -182,7 +182,8 @@ def planned(
     _add_examples(prepared, examples, found.state)
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
-    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(found.state)}
+    names = {*found.state, *_kept_by_islands(prepared, found.islands)}
+    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(names)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
@@ -192,6 +193,15 @@ def attribute_or_none(model: nn.Module, path: str) -> Any:
     """An attribute by its dotted name; None where a forward is the first to set it."""
     owner, _, name = path.rpartition(".")
     return getattr(model.get_submodule(owner), name, None)
+
+
+def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterator[str]:
+    """Attributes of islands that may hold state: objects that their forward may change without setting anything."""
+    for path in islands:
+        for name, value in vars(prepared.get_submodule(path)).items():
+            own = not name.startswith("_") and not isinstance(value, (Tensor, nn.Module, str, int, float, type(None)))
+            if own and not callable(value) and copyable(value):
+                yield full_name(path, name)
 
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:

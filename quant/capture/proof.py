@@ -63,6 +63,8 @@ def record(
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
                 new, limits = proof.problems, (*limits, *proof.limits)
+                if training and not new and not proof.limits:
+                    new = _in_training(watched, recorder, call)
                 if not new and not proof.limits:
                     return recorder
             elif not new:
@@ -86,6 +88,36 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
             recorder.run(args, kwargs)
+
+
+def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The modules that do something else in training mode, with gradients, than what was recorded in eval mode.
+
+    A call that is told `training=False` in both is so in training too.
+    """
+    modes = {module: module.training for module in recorder.root.modules()}
+    other = Recorder(recorder.root, recorder.path, recorder.islands, recorder.limits, training=True)
+    put_back = snapshot(watched.model)
+    try:
+        for module in modes:
+            module.training = True
+        with torch.enable_grad():
+            run(watched, other, call)
+    except Exception:  # batch norms refuse a single value per channel, for one
+        return {}
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        put_back()
+    for one, twin in zip(recorder.nodes, other.nodes, strict=False):
+        if one.kwargs.get("training") is False and twin.kwargs.get("training") is True:
+            twin.kwargs["training"] = False
+        elif one.kwargs.get("training") is False:
+            one.frozen = True
+    fault = _difference(recorder, other) or _problem(recorder, other)
+    if fault is None:
+        return {}
+    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
 
 
 class _Proof:

@@ -23,8 +23,10 @@ Ends = tuple[Tensor, Tensor]
 """Of a range, float32 ()."""
 
 
-def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> dict[str, QParams]:
+def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> dict[str, Ends]:
     """The ranges of the slots that agree with others, by slot; those that stay apart are not in it.
+
+    A range that somebody gave stays apart, as it was given.
 
     Args:
         pairs: slots of concatenations, each with one of an input of it.
@@ -44,11 +46,13 @@ def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> 
     for one, other in sorted(pairs, key=growth):
         if groups[one] is groups[other] or points[one].scheme != points[other].scheme:
             continue
+        if points[one].given is not None or points[other].given is not None:
+            continue
         if growth([*groups[one], *groups[other]]) <= WIDEST:
             groups[one].extend(groups[other])
             groups.update(dict.fromkeys(groups[one], groups[one]))
     together = {slot: group for slot, group in groups.items() if len(group) > 1}
-    return {slot: _union([ends[one] for one in group], points[slot]) for slot, group in together.items()}
+    return {slot: _union([ends[one] for one in group]) for slot, group in together.items()}
 
 
 def width(ranges: Sequence[Ends]) -> float:
@@ -56,9 +60,9 @@ def width(ranges: Sequence[Ends]) -> float:
     return max(0.0, *(float(high) for _, high in ranges)) - min(0.0, *(float(low) for low, _ in ranges))
 
 
-def _union(ranges: Sequence[Ends], point: Observer) -> QParams:
+def _union(ranges: Sequence[Ends]) -> Ends:
     low, high = zip(*ranges, strict=True)
-    return choose_qparams(min(low), max(high), point.scheme)
+    return min(low), max(high)
 
 
 class Agreement:
@@ -66,7 +70,7 @@ class Agreement:
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pairs = tuple(pairs)
-        self._state, self._known = b"", dict[str, QParams]()
+        self._state, self._known = b"", dict[str, Ends]()
         self._settled: bool | None = None
 
     @contextlib.contextmanager
@@ -86,12 +90,17 @@ class Agreement:
         """
         if not any(slot in pair for pair in self.pairs):
             return None
+        ends = self.ends(point).get(slot)
+        return None if ends is None else choose_qparams(*ends, point(slot).scheme)  # type: ignore[attr-defined]
+
+    def ends(self, point: Callable[[str], object]) -> dict[str, Ends]:
+        """The range of every slot that agrees with others; `point` as in `of`."""
         if self._settled:
-            return self._known.get(slot)
+            return self._known
         members = {name: point(name) for pair in self.pairs for name in pair}
         observers = {name: one for name, one in members.items() if isinstance(one, Observer)}
         if len(observers) < len(members):
-            return None
+            return {}
         state = _state(observers.values())
         if state != self._state:
             try:
@@ -100,13 +109,14 @@ class Agreement:
                 self._known = {}
             self._state = state
         self._settled = None if self._settled is None else True
-        return self._known.get(slot)
+        return self._known
 
 
 def _state(observers: Iterable[Observer]) -> bytes:
-    """What observers have seen, in short."""
+    """What observers have seen and were given, in short."""
     digest = hashlib.blake2b(digest_size=16)
     for observer in observers:
+        digest.update(repr(observer.given).encode())
         for buffer in observer.buffers():
             digest.update(buffer.detach().cpu().contiguous().numpy().tobytes())
     return digest.digest()

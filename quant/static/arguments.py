@@ -92,6 +92,15 @@ def kept(value: Any) -> Any:
     return value
 
 
+def copyable(value: Any) -> bool:
+    """Whether an object can be copied."""
+    try:
+        copy.deepcopy(value)
+    except Exception:  # iterators, locks, handles
+        return False
+    return True
+
+
 def rebuilt(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Nested arguments with other tensors, and copies of the objects that hold them or that may be written to."""
 

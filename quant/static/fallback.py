@@ -6,11 +6,9 @@ put back as the real values of their integers, when it first runs.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,42 +20,9 @@ from quant.static.folding import norm_arguments
 from quant.static.layers import StaticLayer
 from quant.static.recognise import OPERATORS
 
-_falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
-
 
 class UncapturedCall(UserWarning):
     """A call of a converted or prepared model that none of its captured programs stands for; it runs all the same."""
-
-
-def is_falling_back() -> bool:
-    """Whether this call comes from a user's forward that runs as it is, around int8 layers."""
-    return not torch.compiler.is_compiling() and _falling_back.get()
-
-
-@contextlib.contextmanager
-def falling_back() -> Iterator[None]:
-    """Let parts of the model that the user's forward calls run as they are where they have no program of their own."""
-    token = _falling_back.set(True)
-    try:
-        yield
-    finally:
-        _falling_back.reset(token)
-
-
-def run_own_forward(
-    root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: CaptureMismatch
-) -> Any:
-    """The forward that the user's module has: its class's, or one that was set on it.
-
-    What it raises has the mismatch as its cause: a call that no program stands for may be one that nobody meant.
-    """
-    with falling_back():
-        try:
-            return type(root).forward(root, *args, **kwargs) if own is None else own(*args, **kwargs)
-        except CaptureMismatch:
-            raise
-        except Exception as error:
-            raise error from mismatch
 
 
 def warn_once(said: set[str], path: str, root: nn.Module, mismatch: CaptureMismatch, how: str) -> None:

@@ -124,10 +124,21 @@ def _paths(graph: Graph, source: Any) -> set[str]:
     """The parameters and buffers that an argument is, or is computed from."""
     if isinstance(source, Attr):
         return {source.path}
-    if not isinstance(source, Ref):
-        return set()
-    node = graph.nodes[source.index]
-    return set().union(*(_paths(graph, leaf) for leaf in leaves((node.args, node.kwargs))))
+    behind = _behind(graph, source)
+    read = leaves([(graph.nodes[index].args, graph.nodes[index].kwargs) for index in sorted(behind)])
+    return {leaf.path for leaf in read if isinstance(leaf, Attr)}
+
+
+def _behind(graph: Graph, source: Any) -> set[int]:
+    """The nodes that an argument is, or is computed from; each once, for it may lie on very many paths."""
+    found: set[int] = set()
+    rest = [source.index] if isinstance(source, Ref) else []
+    while rest:
+        index = rest.pop()
+        if index not in found:
+            found.add(index)
+            rest.extend(graph.nodes[index].refs)
+    return found
 
 
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
@@ -137,17 +148,14 @@ def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:
     """Whether an argument follows from parameters and constants alone."""
-    if not isinstance(source, Ref):
-        return True
-    node = graph.nodes[source.index]
-    return node.kind not in ("input", "guard") and all(depends_on_nothing(graph, Ref(ref)) for ref in node.refs)
+    return all(graph.nodes[index].kind not in ("input", "guard") for index in _behind(graph, source))
 
 
 class FunctionalNorm:
     """A call of F.batch_norm, as the batch norm module that it amounts to; its tensors are the model's own.
 
-    It follows the mode of the module that makes the call, as `training=self.training` does. A call whose weight and
-    bias are buffers stays in eval mode: those are not trained, and neither are its statistics meant to be.
+    It follows the mode of the module that makes the call, as `training=self.training` does. A call that is told
+    `training=False` in training mode too, or whose weight and bias are buffers, stays in eval mode.
     Where that module is a batch norm itself (timm's), momentum and the count of batches are its own: in eval mode, in
     which a model is captured, it passes others.
     """
@@ -163,13 +171,13 @@ class FunctionalNorm:
         self.momentum: float | None = given["momentum"]
         self.track_running_stats = True
         self.num_batches_tracked = torch.zeros((), dtype=torch.long)
-        is_frozen = self.weight is not None and not isinstance(self.weight, nn.Parameter)
+        is_frozen = node.frozen or (self.weight is not None and not isinstance(self.weight, nn.Parameter))
         if isinstance(self.owner, nn.modules.batchnorm._BatchNorm):
             self.momentum = self.owner.momentum
             self.track_running_stats = self.owner.track_running_stats
             if self.owner.num_batches_tracked is not None:
                 self.num_batches_tracked = self.owner.num_batches_tracked
-            is_frozen = False
+            is_frozen = node.frozen
         self.training: bool = self.owner.training and not is_frozen
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -104,14 +104,14 @@ def int8_layers(
     Raises:
         ValueError: a recurrent layer cannot be static; with its name.
     """
-    plan, root = runner.plan, runner.root
+    plan = runner.plan
     layers: dict[str, nn.Module] = {}
     sites: dict[int, Site] = {}
     for step in plan.steps:
         if is_recurrent(step):
             key = plan.graph.nodes[step.nodes[0]].target
             name = full_name(path, key)
-            layers[key] = _recurrent_layer(step, plan, root, ranges, made, name)
+            layers[key] = _recurrent_layer(step, plan, made.originals[path, key], ranges, made, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
             entries[name] = recurrent_entry(step, plan, ranges, layers[key], backend)
         if not (step.integer and OPERATORS[step.op].weighted):
@@ -149,9 +149,8 @@ def _weighted_layer(
 
 
 def _recurrent_layer(
-    step: Step, plan: Plan, root: nn.Module, ranges: dict[str, QParams], made: Made, name: str
+    step: Step, plan: Plan, module: nn.Module, ranges: dict[str, QParams], made: Made, name: str
 ) -> nn.Module:
-    module = attribute(root, plan.graph.nodes[step.nodes[0]].target)
     if id(module) not in made.layers:
         assert step.qconfig is not None
         inner = {one: ranges[slot] for one, slot in plan.inner_slots(step).items()}

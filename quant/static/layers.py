@@ -7,6 +7,7 @@ and zero points, the float bias. All else is derived when first needed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from quant.kernels import QParams
 from quant.kernels.reference_ops import OpTable
 from quant.static import nonfinite, ops
+from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
@@ -85,20 +87,36 @@ class StaticLayer(nn.Module):
         return torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call."""
+        """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call.
+
+        Where the user's forward runs as it is (`own_forward.py`), other values may come than calibration saw, and other
+        calls may follow: the input's range is that of the call, and nothing is done to the output.
+        """
         if not isinstance(x, Tensor):
             raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
-        site = self.site(self.own)
-        y = self.compute(ops.table(self.backend)["quantize"](x, site.input_scale, site.input_zero_point), self.own)
+        known = self._alone(x) if is_falling_back() else self.site(self.own)
+        q_x = ops.table(self.backend)["quantize"](x, known.input_scale, known.input_zero_point)
+        y = self._compute(q_x, known, None if known.alone else self.clamps[self.own])
         if y.dtype == torch.uint8:
-            y = ops.table(self.backend)["dequantize"](y, site.output_scale, site.output_zero_point)
+            y = ops.table(self.backend)["dequantize"](y, known.output_scale, known.output_zero_point)
         seen: dict[int, Any] = {}
         nonfinite.note(x, seen)
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
         """uint8 in; uint8 or float32 out, as the site says."""
-        known = self.site(site)
+        return self._compute(q_x, self.site(site), self.clamps[site])
+
+    def _alone(self, x: Tensor) -> _Derived:
+        """What follows from the buffers for an input with a range of its own, and no range of the output."""
+        low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
+        if not math.isfinite(high - low) or high == low:
+            low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
+        scale = torch.tensor((high - low) / 255, dtype=torch.float32)
+        zero_point = round(-low / float(scale))
+        return _Derived(self, self.own, (scale, min(max(zero_point, 0), 255)))
+
+    def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None) -> Tensor:
         table = ops.table(self.backend)
         if known.pad is not None:
             q_x = table["pad"](q_x, *known.pad)
@@ -107,7 +125,6 @@ class StaticLayer(nn.Module):
             y = known.phases.in_order(y, q_x.shape[2:])
         else:
             y = self._product(table, known, known, (q_x, known.input_zero_point, self.q_weight))
-        clamp = self.clamps[site]
         return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
 
     @staticmethod
@@ -155,10 +172,14 @@ class StaticLayer(nn.Module):
 class _Derived:
     """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
 
-    def __init__(self, layer: StaticLayer, site: int) -> None:
+    def __init__(self, layer: StaticLayer, site: int, given: tuple[Tensor, int] | None = None) -> None:
         scale = layer.input_scale[site]
         self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
         self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
+        self.alone = given is not None
+        if given is not None:
+            scale, self.input_zero_point = given
+            self.input_scale, self.output_scale = float(scale), 0.0
         product = scale * layer.weight_scale
         self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)
         self.limits: tuple[int, int] | None = None
@@ -172,7 +193,9 @@ class _Derived:
         before = settings.get("pad_before")
         self.op = layer.op
         self.phases: Phases | None = None
-        if layer.op == "conv_transpose" and set(settings["dilation"]) == {1}:  # others fall into phases in another way
+        if (
+            layer.op == "conv_transpose" and not self.alone and set(settings["dilation"]) == {1}
+        ):  # others fall into phases in another way
             self.phases = Phases(layer.q_weight, self.q_bias, self.multiplier, settings)
         self.pad = None if before is None else (*before, self.input_zero_point)
 

@@ -16,11 +16,12 @@ from quant.kernels.reference_ops import OpTable, rescale
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
 from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore, is_falling_back, run_own_forward, warn_once
+from quant.static.fallback import WeightsToRestore, warn_once
 from quant.static.layers import StaticLayer
 from quant.static.lower import Context, Instruction, lower
 from quant.static.meaning import what
 from quant.static.native import Schedule, schedule
+from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
 from quant.static.region import Region
 from quant.static.runner import bound_values, finished
@@ -293,7 +294,8 @@ class ProgramRunner(nn.Module):
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
         nodes = [self.graph.nodes[one.target] for one in self.program.instructions if one.op == "call"]
-        return {leaf.path for node in nodes for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Attr)}
+        places = [*((node.args, node.kwargs) for node in nodes), self.program.output]
+        return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
     def layer(self, key: str) -> StaticLayer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""

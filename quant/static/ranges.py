@@ -80,6 +80,10 @@ class Ranges(nn.Module):
         found: QParams = self.point(slot).qparams()  # type: ignore[operator]
         return found
 
+    def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """(low, high) of the values that took one range together, by their observers' ids."""
+        return {id(self.point(slot)): ends for slot, ends in self._agreement.ends(self.point).items()}
+
     def settled(self) -> AbstractContextManager[None]:
         """While many ranges are asked for, and nothing is observed."""
         return self._agreement.settled()

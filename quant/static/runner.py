@@ -34,7 +34,8 @@ from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
-from quant.static.fallback import run_own_forward, warn_once
+from quant.static.fallback import warn_once
+from quant.static.own_forward import run_own_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant import equalize, prepare_qat, quantize_static
+from quant import equalize, prepare, prepare_qat, quantize_static
 from quant.convert import convert
 from quant.graph import Attr, Graph, Node
 from quant.parity import parity
@@ -272,3 +272,21 @@ def test_a_buffer_that_a_forward_writes_is_no_constant() -> None:
     root.register_buffer("other", torch.rand(4))
     assert own_shape(graph, root, Attr("other")) == (4,)
     assert own_shape(graph, root, Attr("kept")) is None
+
+
+def test_long_models_of_products_are_planned_in_no_time() -> None:
+    class Deep(nn.Module):
+        """Every value is read twice, so that 2**60 paths lead through it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            for _ in range(60):
+                y = (y + 0.5 * y) * y
+            return y
+
+    prepared = prepare(Deep().eval(), torch.zeros(2, 4))
+    assert prepared(torch.zeros(2, 4)).shape == (2, 4)

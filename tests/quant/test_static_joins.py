@@ -251,3 +251,27 @@ def test_rules_of_a_later_version_are_refused() -> None:
     description = copy.deepcopy(describe(q)) | {"rules": 99}
     with pytest.raises(ValueError, match="planned by rules 99, this version knows 1 to"):
         rebuild(Beside(), description, {})
+
+
+def test_a_range_that_is_given_to_a_joined_value_is_taken_as_it_is(tmp_path: Path) -> None:
+    model, prepared, before = made(1.0)  # which agree
+    assert rescaled(before) == []
+    slots = {pair for pairs in plan_of(prepared).joined for pair in pairs}
+    ends = runners(prepared)[""].agreed_ends()
+    assert len(ends) == len(slots) == 2
+
+    file = tmp_path / "ranges.json"
+    quant.calibrate.save_ranges(prepared, file)
+    fresh = quant.prepare(model, images())
+    quant.calibrate.run(fresh, [images(seed) for seed in range(4)], progress=False)  # which corrects the same biases
+    quant.convert(fresh)
+    quant.calibrate.load_ranges(fresh, file)
+    again = quant.convert(fresh)
+    with torch.no_grad():
+        assert all(torch.equal(one, other) for one, other in zip(before(images()), again(images()), strict=True))
+
+    name = next(name for name in slots if name.startswith("tanh"))
+    quant.calibrate.set_ranges(prepared, {name: (-0.25, 0.25)})
+    edited = runners(prepared)[""].qparams(name)
+    assert float(edited.scale) == pytest.approx(0.5 / 255)
+    assert len(rescaled(quant.convert(prepared))) == 1
