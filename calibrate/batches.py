@@ -99,6 +99,8 @@ class Caller:
         return (batch,), {}
 
     def _of_sequence(self, batch: tuple[Any, ...] | list[Any]) -> Arguments:
+        if len(batch) == 2 and isinstance(batch[0], Mapping) and batch[0] and set(batch[0]) <= self.signature.keywords:
+            return (), dict(batch[0])  # a dict of the inputs, and labels
         required = self.signature.required
         used = max(len(required), 1)
         if len(batch) < used:

@@ -37,7 +37,15 @@ Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
 
 
 class CaptureMismatch(RuntimeError):
-    """A call that the captured graph does not stand for: other arguments, or a branch taken otherwise."""
+    """A call that the captured graph does not stand for: other arguments, or a branch taken otherwise.
+
+    Attributes:
+        place: the node at which it was found out; the nodes before it have run.
+    """
+
+    def __init__(self, message: str, place: int = 0) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -458,6 +466,7 @@ def check_guard(node: Node, given: Any, expected: Any, root: nn.Module) -> Any:
         raise CaptureMismatch(
             f"{type(root).__name__}{'.' + node.owner if node.owner else ''} decides by a size: it was {expected!r} for "
             f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "
-            "model with example_inputs of this size"
+            "model with example_inputs of this size",
+            node.index,
         )
     return given

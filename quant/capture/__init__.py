@@ -103,6 +103,8 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
     if path in found.graphs or path not in recorder.calls:
         return
     call = recorder.calls[path]
+    if watched.has_hooks_in(call.module):
+        found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
     if call.varies:
         found.islands.setdefault(path, "it is called with different arguments each time")
     if path in found.islands:

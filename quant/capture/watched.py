@@ -40,6 +40,11 @@ class Watched:
         self.recorder: Recorder | None = None
         self.changed: set[str] = set()
 
+    def has_hooks_in(self, module: nn.Module) -> bool:
+        """Whether hooks that belong to the model are on modules inside of a module."""
+        inside = [part for part in module.modules() if part is not module]
+        return any(part.__dict__.get(name) for part in inside for name in HOOKS)
+
     def snapshot(self) -> Callable[[], None]:
         """What puts the model's state back to what it is now, and notes what had changed."""
         put_back = snapshot(self.model)
@@ -169,7 +174,8 @@ class _ModuleState:
                 held.clear()
                 held.extend(items) if isinstance(held, list) else held.update(items)
         for key, (tensor, version, values) in self.tensors.items():
-            if tensor._version != version:
+            # Batch norms update their statistics without a new version.
+            if tensor._version != version or not torch.equal(tensor, values):
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(values)

@@ -69,7 +69,7 @@ def multihead(
     # As torch does: where the kernel knows what causal means, the mask that is said to be it is not read.
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(module, attn_mask, key_padding_mask, batched, q.dtype)
-    y = attend(q, k, v, mask, is_causal=causal, dropout=module.dropout, training=False)
+    y = attend(q, k, v, mask, is_causal=causal, dropout=module.dropout, training=module.training)
     y = y.permute(*((2, 0, 1, 3) if length_first else (0, 2, 1, 3))).flatten(2)
     y = F.linear(y, module.out_proj.weight, module.out_proj.bias)
     weights = attention_weights(q, k, mask, average=average_attn_weights) if need_weights else None

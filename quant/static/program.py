@@ -249,7 +249,7 @@ class ProgramRunner(nn.Module):
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this program does not stand for: by another one, or by the user's own forward."""
-        if any(node.writes for node in self.graph.nodes):
+        if any(node.writes for node in self.graph.nodes[: mismatch.place]):
             raise mismatch  # what was written before it was found out cannot be taken back
         for other in self.others:
             assert isinstance(other, ProgramRunner)

@@ -98,7 +98,7 @@ class GraphRunner(Ranges):
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this graph does not stand for: by another program, a new one, or the user's own forward."""
-        if any(node.writes for node in self.graph.nodes):
+        if any(node.writes for node in self.graph.nodes[: mismatch.place]):
             raise mismatch  # what was written before it was found out cannot be taken back
         for other in self.others:
             assert isinstance(other, GraphRunner)

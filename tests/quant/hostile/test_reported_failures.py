@@ -166,7 +166,7 @@ class TakesAnything(nn.Module):
 
 def test_a_trainer_passes_an_argument_that_the_examples_had_not() -> None:
     model, x, labels = TakesAnything(), torch.randn(32, 8), torch.arange(32) % 4
-    p = quant.prepare_qat(model, {"x": x, "labels": labels}).train()
+    p = quant.prepare_qat(model, {"x": x, "labels": labels}, examples=[{"x": x}]).train()
     for count in (32, 64):
         expected, found = (m(x=x, labels=labels, num_items_in_batch=torch.tensor(count)) for m in (model, p))
         assert near(expected["loss"], found["loss"], 20)

@@ -181,7 +181,7 @@ def test_a_residual_stream_is_as_exact_without_a_last_norm_as_with_one() -> None
 def test_a_tanh_of_small_values_has_their_range() -> None:
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 32, 3), nn.Tanh(), nn.Conv2d(32, 3, 3)).eval()
     images = [torch.rand(4, 3, 24, 24) for _ in range(4)]
-    assert decibels(model(images[0]), static(model, images)(images[0])) > 36
+    assert decibels(model(images[0]), static(model, images)(images[0])) > 34.5  # 32.9 with a range of [-1, 1]
 
 
 class NormAct(nn.BatchNorm2d):
