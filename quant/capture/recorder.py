@@ -36,6 +36,7 @@ from quant.capture.calls import (
     write_items,
 )
 from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.state import Snapshot, differs, same_content, state_of
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, Write, containers, content, opened
@@ -132,7 +133,7 @@ class Recorder(TorchFunctionMode):
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
         self._hold_sizes()
-        attributes = _state(self.root)
+        attributes = state_of(self.root)
         with self:
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
@@ -165,18 +166,18 @@ class Recorder(TorchFunctionMode):
 
     def _argument_writes(self, before: dict[int, Any]) -> Iterator[Write]:
         for key, (value, given) in list(self._given.items()):
-            if not _same_content(before[key], content(value)):
+            if not same_content(before[key], content(value)):
                 attributes, items = content(value)
                 yield Write(given, (self.places(attributes, own=True), self.places(items, own=True)))
 
     def _attribute_writes(self, before: dict[str, dict[str, Any]]) -> Iterator[Write]:
-        for path, attributes in _state(self.root).items():
+        for path, attributes in state_of(self.root).items():
             if path not in before:
                 continue  # a new submodule is a change of its parent's
-            changed = {name for name in {*attributes, *before[path]} if _differs(before[path], attributes, name)}
+            changed = {name for name in {*attributes, *before[path]} if differs(before[path], attributes, name)}
             for name in sorted(changed):
                 value = attributes.get(name)
-                if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, _Snapshot)):
+                if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, Snapshot)):
                     self.problem(path, f"changes its attribute '{name}'")
                 else:
                     yield Write(full_name(path, name), self.places(value))
@@ -556,7 +557,7 @@ class Recorder(TorchFunctionMode):
         real_args, real_kwargs = _plain((args, kwargs))
         value = self.run_inside(path, module, real_args, real_kwargs, forward)
         self.opaque.append(path)
-        if any(not _same_content(before[key], content(one)) for key, (one, _) in objects.items()):
+        if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.problem(self._owners[-1], f"hands an object to {name}, which changes it")
         if any(isinstance(leaf, bool) for leaf in leaves(self._opened(value))):
             self.problem(self._owners[-1], f"calls {name}, which gives a bool")
@@ -656,65 +657,6 @@ def _stored_tensors(root: nn.Module) -> Iterator[tuple[Attr, Tensor]]:
             for name, value in (store or {}).items():
                 if isinstance(value, Tensor):
                     yield Attr(full_name(path, name)), value
-
-
-NO_STATE = {"_parameters", "_buffers", "_modules", "training", "forward"}
-"""Attributes of a module that are looked into, or that are ours during a capture."""
-
-
-def _state(root: nn.Module) -> dict[str, dict[str, Any]]:
-    """The attributes of every module, parameters, buffers and submodules included, as they are now."""
-    found = {}
-    for path, module in root.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        found[path] = {
-            name: _snapshot(value) if isinstance(value, (list, dict, set)) else value
-            for name, value in module.__dict__.items()
-            if name not in NO_STATE
-        }
-        for store in ("_parameters", "_buffers", "_modules"):
-            found[path].update(module.__dict__[store])
-    return found
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """What a list, dict or set held, item by item."""
-
-    kind: type
-    held: tuple[Any, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
-
-
-def _snapshot(value: Any) -> _Snapshot:
-    return _Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether nothing was put in place of something: the same object, or an equal number or text."""
-    if isinstance(one, _Snapshot):
-        return bool(one == other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return _all_same(one, other)
-    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str)) and one == other)
-
-
-def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
-
-
-def _differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
-    return name not in before or name not in after or not _same(before[name], after[name])
-
-
-def _same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:
-    def flat(part: Any) -> tuple[Any, ...]:
-        return tuple(part.items()) if isinstance(part, dict) else tuple(part or ())
-
-    return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
 
 
 def _is_lazy(value: Any) -> bool:

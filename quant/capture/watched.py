@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from quant.capture.state import same_content
 from quant.names import full_name
+from quant.objects import OPAQUE, attributes_of, content, fill
 from quant.static.attention import stop_nesting
 
 if TYPE_CHECKING:
@@ -144,6 +147,13 @@ def snapshot(model: nn.Module) -> Callable[[], set[str]]:
     return put_back
 
 
+def _own_objects(value: Any) -> list[Any]:
+    """An object that a module keeps state in, and the lists, dicts and queues right in it; not what lies deeper."""
+    if isinstance(value, (OPAQUE, list, dict, set)) or not (isinstance(value, deque) or hasattr(value, "__dict__")):
+        return []
+    return [value, *(part for part in attributes_of(value).values() if isinstance(part, (list, dict, deque)))]
+
+
 class _ModuleState:
     """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
 
@@ -153,6 +163,9 @@ class _ModuleState:
         self.stores = {key: dict(vars(module)[key]) for key in STORES}
         self.held = {key: (value, copy.copy(value)) for key, value in self.attributes.items()
                      if isinstance(value, (list, dict, set))}  # fmt: skip
+        self.objects = [
+            (key, one, content(one)) for key, value in self.attributes.items() for one in _own_objects(value)
+        ]
         self.tensors = {key: (tensor, tensor._version, tensor.detach().clone())
                         for key, tensor in {**self.attributes, **self.stores["_buffers"]}.items()
                         if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())}  # fmt: skip
@@ -165,14 +178,18 @@ class _ModuleState:
         for key in set(own) - set(STORES) - set(self.attributes):
             del own[key]
         own.update(self.attributes)
-        for key, content in self.stores.items():
+        for key, stored in self.stores.items():
             own[key].clear()
-            own[key].update(content)
+            own[key].update(stored)
         for key, (held, items) in self.held.items():
             if held != items or list(map(id, held)) != list(map(id, items)):
                 changed.add(key)
                 held.clear()
                 held.extend(items) if isinstance(held, list) else held.update(items)
+        for key, one, (attributes, items) in self.objects:
+            if not same_content(content(one), (attributes, items)):
+                changed.add(key)
+                fill(one, attributes, items)
         for key, (tensor, version, values) in self.tensors.items():
             # Batch norms update their statistics without a new version.
             if tensor._version != version or not torch.equal(tensor, values):

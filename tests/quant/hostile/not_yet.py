@@ -16,8 +16,6 @@ NOT_YET: dict[str, str] = {
     "layers dropped at random": "static",
     "a spiking neuron keeps its potential": "static qat",
     "a buffer is made at the first call": "static",
-    "an own object on the module holds the state": "static qat",
-    "a deque of the last three inputs": "static qat",
     "the forward replaces one of its own layers at the third call": "static",
     "a global list grows": "static qat",
     "layers run in threads of a pool": "static qat",

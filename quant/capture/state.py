@@ -1,0 +1,70 @@
+"""What modules and objects hold, compared with what they held before: who writes to what outlives a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+NO_STATE = {"_parameters", "_buffers", "_modules", "training", "forward"}
+"""Attributes of a module that are looked into, or that are ours during a capture."""
+
+
+def state_of(root: nn.Module) -> dict[str, dict[str, Any]]:
+    """The attributes of every module, parameters, buffers and submodules included, as they are now."""
+    found = {}
+    for path, module in root.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        found[path] = {
+            name: _snapshot(value) if isinstance(value, (list, dict, set)) else value
+            for name, value in module.__dict__.items()
+            if name not in NO_STATE
+        }
+        for store in ("_parameters", "_buffers", "_modules"):
+            found[path].update(module.__dict__[store])
+    return found
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a list, dict or set held, item by item."""
+
+    kind: type
+    held: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
+
+
+def _snapshot(value: Any) -> Snapshot:
+    return Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    if isinstance(one, Snapshot):
+        return bool(one == other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return _all_same(one, other)
+    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str)) and one == other)
+
+
+def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(map(_same, one, other))
+
+
+def differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
+    """Whether an attribute was set between two states of a module."""
+    return name not in before or name not in after or not _same(before[name], after[name])
+
+
+def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:
+    """Whether nothing was put in place of something in an object, by what `objects.content` gave of it."""
+
+    def flat(part: Any) -> tuple[Any, ...]:
+        return tuple(part.items()) if isinstance(part, dict) else tuple(part or ())
+
+    return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
