@@ -147,6 +147,11 @@ def snapshot(model: nn.Module) -> Callable[[], set[str]]:
     return put_back
 
 
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values; NaN is NaN."""
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def _own_objects(value: Any) -> list[Any]:
     """An object that a module keeps state in, and the lists, dicts and queues right in it; not what lies deeper."""
     if isinstance(value, (OPAQUE, list, dict, set)) or not (isinstance(value, deque) or hasattr(value, "__dict__")):
@@ -192,7 +197,7 @@ class _ModuleState:
                 fill(one, attributes, items)
         for key, (tensor, version, values) in self.tensors.items():
             # Batch norms update their statistics without a new version.
-            if tensor._version != version or not torch.equal(tensor, values):
+            if tensor._version != version or not _are_equal(tensor, values):
                 changed.add(key)
                 with torch.no_grad():
                     tensor.copy_(values)
