@@ -94,6 +94,8 @@ class StaticLayer(nn.Module):
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
+        if x.dtype != torch.float32:
+            raise TypeError(f"an int8 {self.op} layer: expected torch.float32, got {x.dtype}")
         known = self._alone(x) if is_falling_back() else self.site(self.own)
         q_x = ops.table(self.backend)["quantize"](x, known.input_scale, known.input_zero_point)
         y = self._compute(q_x, known, None if known.alone else self.clamps[self.own])

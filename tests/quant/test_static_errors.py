@@ -33,7 +33,7 @@ def test_another_image_size_names_the_layer_that_it_does_not_fit(converted: nn.M
 
 
 def test_another_dtype_names_the_input(converted: nn.Module) -> None:
-    with pytest.raises(TypeError, match="expected Float") as raised:
+    with pytest.raises(TypeError, match=r"expected torch\.float32, got torch\.float64") as raised:
         converted(torch.randn(1, 3, 8, 8, dtype=torch.float64))
     assert "'input' was torch.float32 in example_inputs and is torch.float64 now" in str(raised.value.__cause__)
 
