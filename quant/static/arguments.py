@@ -1,4 +1,4 @@
-"""The arguments of a module's call: by name and back, copied, and compared in kind with another call's."""
+"""The arguments of a module's call: by name, copied, and compared in kind with another call's."""
 
 from __future__ import annotations
 
@@ -60,22 +60,6 @@ def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     found = {**defaults, **given}
     clear = len(given) == len(args) + len(kwargs) and len(found) == len(names)
     return found if clear and all(name in given for name in names[:needed]) else None
-
-
-def unbind(module: nn.Module, arguments: dict[str, Any]) -> Arguments:
-    """Arguments by name, as a call takes them."""
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for name, parameter in list(signature_of(module).parameters.items())[1:]:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            args.extend(arguments[name])
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            kwargs.update(arguments[name])
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            kwargs[name] = arguments[name]
-        else:
-            args.append(arguments[name])
-    return tuple(args), kwargs
 
 
 def copied(tree: Any) -> Any:
