@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
+from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.qat import norm as batch_norm
 from quant.qat.dynamic import call_rounded
@@ -150,8 +150,7 @@ class TrainingRunner(GraphRunner):
         qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
-        args, kwargs = map_leaves(lambda leaf: value(leaf.index) if isinstance(leaf, Ref) else leaf,
-                                  (node.args, node.kwargs))  # fmt: skip
+        args, kwargs = arguments_of(node, self.root, value)
         try:
             return call_rounded(attribute(self.root, node.target), qconfig, args, kwargs)
         except ValueError as error:
