@@ -290,8 +290,8 @@ def _difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
 def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
     """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
     caller = ""
-    for region in sorted(reversed(one.regions), key=lambda region: region.start - region.end):  # callers first
-        inside = region.start <= place and f"{owner}.".startswith(f"{region.path}.")
+    for region in reversed(one.regions):  # noted when they end: callers come first
+        inside = region.start <= place <= region.end and f"{owner}.".startswith(f"{region.path}.")
         twins = (twin for twin in other.regions if (twin.path, twin.start) == (region.path, region.start))
         if not inside or (twin := next(twins, None)) is None:
             continue
