@@ -17,6 +17,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
 
+from quant.rebinding import rebind
+
 
 def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     """A deep copy, in which weights that hooks computed are parametrizations, with the values of their parameters now.
@@ -31,7 +33,10 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     for module in model.modules():
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
-    copied = copy.deepcopy(model, memo)
+    with torch.no_grad():  # else the parameters of a scripted module are computed from those that they are copies of
+        copied = copy.deepcopy(model, memo)
+    _require_gradients(model, copied)
+    rebind(copied, memo)
     for module in copied.modules():
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
@@ -39,6 +44,14 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not training:
                 _unparametrize(module)
     return copied
+
+
+def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
+    """Let the parameters of copied scripted modules require a gradient where those of the model do."""
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        if isinstance(module, torch.jit.ScriptModule):
+            for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+                other.requires_grad_(one.requires_grad)
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
