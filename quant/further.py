@@ -16,10 +16,11 @@ from typing import Any
 from torch import nn
 
 from quant.capture import capture_call
+from quant.capture.recorder import tensors_in
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
 from quant.recipe import Recipe
-from quant.static.arguments import copied
+from quant.static.arguments import copied, share_memory
 from quant.static.examples import encode
 from quant.static.runner import RESERVED, GraphRunner, runners
 
@@ -45,6 +46,8 @@ class Extender:
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
         root, path = first.root, first.graph.path
+        if first.graph.writes and share_memory(tensors_in((args, kwargs))):
+            return None  # a program takes each argument by itself
         with _own_forwards(root):
             found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
         self.called |= found.called

@@ -21,7 +21,7 @@ from quant.capture.watched import Watched, snapshot
 from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Result, compares_itself
-from quant.static.arguments import Arguments, copied, rebuilt
+from quant.static.arguments import ONE_MEMORY, Arguments, copied, rebuilt, share_memory
 from quant.static.dead import needed_places
 
 MOST_PASSES = 64
@@ -60,6 +60,7 @@ def record(
         try:
             recorder = Recorder(module, path, islands, limits, training=training)
             run(watched, recorder, call)
+            _refuse_shared_memory(recorder, call)
             new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
@@ -100,6 +101,12 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
             recorder.run(args, kwargs)
+
+
+def _refuse_shared_memory(recorder: Recorder, call: Arguments) -> None:
+    """Arguments are recorded each by itself, so that a write to one is not seen in another that it is too."""
+    if any(node.writes for node in recorder.nodes) and share_memory(tensors_in(call)):
+        recorder.problem("", ONE_MEMORY)
 
 
 def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:

@@ -32,7 +32,7 @@ from quant.kernels import QParams
 from quant.names import child_of
 from quant.objects import Result
 from quant.observers import NoDataSeen
-from quant.static.arguments import bind
+from quant.static.arguments import ONE_MEMORY, bind, share_memory
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
@@ -283,6 +283,8 @@ def bound_values(
     bound = bind(root, args, kwargs)
     for name, expected in graph.arguments.items():
         match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
+    if graph.writes and share_memory(list(values.values())):
+        raise CaptureMismatch(f"{type(root).__name__}: {ONE_MEMORY}")
     return values
 
 

@@ -189,6 +189,31 @@ def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Modul
         quant.parity(p, q, [{"x": x, "mode": "tanh"}])
 
 
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return self.fc(y)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_tensor_that_is_two_arguments_is_no_call_of_two_tensors_where_one_is_written(training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Writes().eval(), torch.randn(20, 16)
+    p = (quant.prepare_qat if training else quant.prepare)(model, (x, x.clone()))
+    p.train(training)
+    p(x.clone(), x.clone())
+    q = quant.convert(p.eval())
+    for form in (p, q):
+        one, other = x.clone(), x.clone()
+        with torch.no_grad(), pytest.warns(UncapturedCall, match="whose memory is another argument's too"):
+            assert decibels(model(one, one), form(other, other)) > 25
+        assert torch.equal(one, other)
+
+
 class Cache:
     """Keys of all calls so far; none at first."""
 

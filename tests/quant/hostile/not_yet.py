@@ -8,7 +8,6 @@ from __future__ import annotations
 NOT_YET: dict[str, str] = {
     "an input that requires a gradient": "static qat",
     "a branch on whether gradients are on": "qat",
-    "a branch on a child's training flag, set in the forward": "qat",
     "torch.save into memory and torch.load": "static qat",
     "an own object that stands for a tensor by __torch_function__": "static qat",
     "returns objects that hold each other": "static qat",
@@ -31,5 +30,4 @@ NOT_YET: dict[str, str] = {
     "old weight_norm": "qat",
     "pruned weights with their masks": "qat",
     "__getattr__ of the module forwards to a wrapped one": "static qat",
-    "one tensor is both arguments and one of them is written": "qat",
 }
