@@ -24,6 +24,7 @@ from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.static.as_forward import as_forward
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
@@ -147,7 +148,7 @@ def _drop_unseen(model: nn.Module) -> None:
         first.others = nn.ModuleList(others)
         first.own_forward = runner.own_forward
         runner.root._modules[RESERVED] = first
-        runner.root.__dict__["forward"] = first.run
+        runner.root.__dict__["forward"] = as_forward(first.run, runner.root, first.own_forward)
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
@@ -254,7 +255,7 @@ def _convert_unit(
             first.others.append(program_runner)
         return model
     root.add_module(RESERVED, program_runner)
-    root.__dict__["forward"] = program_runner.run
+    root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
     add_parts(root, plan, context, sites, program_runner)
     return model
 

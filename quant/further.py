@@ -21,6 +21,7 @@ from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
 from quant.recipe import Recipe
 from quant.static.arguments import copied, share_memory
+from quant.static.as_forward import as_forward
 from quant.static.examples import encode
 from quant.static.runner import RESERVED, GraphRunner, runners
 
@@ -79,7 +80,7 @@ class Extender:
         runner.train(module.training)
         runner.own_forward, runner.extend = module.__dict__.get("forward"), self
         module.add_module(RESERVED, runner)
-        module.__dict__["forward"] = runner.run
+        module.__dict__["forward"] = as_forward(runner.run, module, runner.own_forward)
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def _own_forwards(root: nn.Module) -> Iterator[None]:
         yield
     finally:
         for runner in found:
-            runner.root.__dict__["forward"] = runner.run
+            runner.root.__dict__["forward"] = as_forward(runner.run, runner.root, runner.own_forward)
 
 
 def _share(first: GraphRunner, added: GraphRunner) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,20 @@ def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Modul
     assert "not compared: calls of (root)" in str(compared)
     with pytest.raises(ValueError, match=r"no program of \(root\) stands for any of these batches"):
         quant.parity(p, q, [{"x": x, "mode": "tanh"}])
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_forwards_have_the_signature_that_the_user_gave(model: nn.Module, replaced: bool) -> None:
+    """By it Hugging Face's Trainer chooses the columns of its data."""
+    if replaced:
+        forward = model.forward
+        model.forward = lambda x, power=1: forward(x) ** power  # type: ignore[method-assign]
+    p = quant.prepare(model, torch.randn(20, 16))
+    p(torch.randn(20, 16))
+    expected = inspect.signature(model.forward)
+    for form in (p, quant.convert(p), copy.deepcopy(p), copy.deepcopy(quant.convert(p))):
+        assert inspect.signature(form.forward) == expected
+        assert form.forward.__self__ is form._modules[RESERVED]
 
 
 class Writes(nn.Module):
