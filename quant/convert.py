@@ -20,6 +20,8 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
+from quant.ops.lowering import Context
+from quant.ops.operator import Weighted
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
@@ -29,7 +31,6 @@ from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
 from quant.static.int8_layers import Made, int8_layers, is_layer
-from quant.static.lower import Context
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, assemble
@@ -218,7 +219,7 @@ def _convert_unit(
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
     further = "@" in path  # a further program of a module whose first one is in place
-    context = Context(plan, root, ranges, runner.tables)
+    context = Context(plan.graph, root, {value: ranges[slot] for value, slot in plan.slot_of.items()}, runner.tables)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)
@@ -263,7 +264,7 @@ def _folds(runner: GraphRunner) -> tuple[set[str], set[str]]:
     """The batch norms that a program folds into weights, and those that it calls."""
     graph, folded, called = runner.graph, set(), set()
     for step in runner.plan.steps:
-        norm = step.attrs.get("batch_norm") if step.integer else None
+        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         if norm is not None and graph.nodes[norm].kind == "module":
             folded.add(graph.nodes[norm].target)
         called |= {graph.nodes[index].target for index in step.nodes if index != norm

@@ -9,61 +9,30 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
 from quant.capture.calls import says_it_writes
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
+from quant.ops.arithmetic import Add, Mul
+from quant.ops.call import StaysFloat, reads_only_shape
+from quant.ops.concat import Concat
+from quant.ops.linear import Linear
+from quant.ops.lookup import Lookup
+from quant.ops.moves import Move
+from quant.ops.operator import Float, Operator, Recurrent, ShapeOnly, Weighted
+from quant.ops.recurrent import Cell, Sequence
+from quant.ops.registry import Recognised, recognise
+from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.static.folding import Affine
 from quant.static.joins import Groups, join
-from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
-from quant.static.recognise import OPERATORS, recognise
 from quant.static.streams import float_streams
-
-FLOAT, SHAPE = "float", "shape"
 
 RULES = 2
 """Version of what is decided here about float sums and shared ranges. A saved model is planned by the rules that it was
 converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range."""
-
-
-@dataclass
-class Step:
-    """One or more captured calls that are computed together.
-
-    Attributes:
-        op: an entry of `recognise.OPERATORS`; "float" for the user's own arithmetic, "shape" for what reads no values.
-        nodes: indices of the calls, in order; the value of the last is the step's.
-        inputs: the values it reads as activations.
-        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `affine`: what else
-            was, as `Affine`s, `clamp`: (low, high).
-            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`. `left`:
-            it has an integer form, and the recipe or convert leaves it float.
-        name: for people, and of its observer.
-        reason: why it is float.
-        qconfig: of a weighted step.
-    """
-
-    op: str
-    nodes: tuple[int, ...]
-    inputs: tuple[int, ...] = ()
-    attrs: dict[str, Any] = field(default_factory=dict)
-    name: str = ""
-    reason: str = ""
-    qconfig: QConfig | None = None
-
-    @property
-    def output(self) -> int:
-        """The value it gives."""
-        return self.nodes[-1]
-
-    @property
-    def integer(self) -> bool:
-        """Whether it computes in integers."""
-        return self.op not in (FLOAT, SHAPE)
 
 
 @dataclass
@@ -128,7 +97,7 @@ class Plan:
 
         A cell's state goes round in the user's loop as a float, and is quantised for whoever else reads it.
         """
-        return step.integer and step.output in self.slot_of and step.op != "cell"
+        return step.integer and step.output in self.slot_of and not isinstance(step.operator, Cell)
 
     def read_both_ways(self) -> set[int]:
         """Values made in float that integer steps read rounded, and float steps or the caller as they are."""
@@ -136,15 +105,16 @@ class Plan:
         users, end = self.graph.users(), len(self.graph.nodes)
 
         def as_it_is(value: int, user: int) -> bool:
-            return user == end or (steps[user].op != SHAPE and value not in steps[user].inputs)
+            return user == end or not (_reads_shape(steps[user]) or value in steps[user].inputs)
 
         return {value for value in self.slot_of
                 if not steps[value].integer and any(as_it_is(value, user) for user in users[value])}  # fmt: skip
 
     def inner_slots(self, step: Step) -> dict[str, str]:
         """Of a recurrent step: the slot of each range inside of it, by the range's name."""
+        assert isinstance(step.operator, Recurrent)
         path = self.graph.nodes[step.nodes[0]].target
-        return {name: self.inner[path, name] for name in step.attrs["ranges"]}
+        return {name: self.inner[path, name] for name in step.operator.ranges}
 
     def slot_like(self, other: Slot) -> str:
         """The slot that holds the values of another plan's slot, of the same graph."""
@@ -183,23 +153,23 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, s
     steps = []
     for node in graph.nodes:
         if node.kind in ("input", "guard") or reads_only_shape(node):
-            steps.append(Step(SHAPE, (node.index,), name=node.label))
+            steps.append(Step(ShapeOnly(), (node.index,), name=node.label))
             continue
-        attrs: dict[str, Any] = {}
+        has_form = False
         try:
-            meaning = recognise(node, graph, root)
-            attrs = {"left": True}
-            qconfig = _qconfig(node, meaning, graph, root, recipe, floats)
-            steps.append(Step(meaning.op, (node.index,), meaning.inputs, meaning.attrs, node.label, qconfig=qconfig))
+            known = recognise(node, graph, root)
+            has_form = True
+            qconfig = _qconfig(node, known, graph, root, recipe, floats)
+            steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))
         except StaysFloat as reason:
-            steps.append(Step(FLOAT, (node.index,), attrs=attrs, name=node.label, reason=str(reason)))
+            steps.append(Step(Float(str(reason), has_form), (node.index,), name=node.label))
     return steps
 
 
 def _qconfig(
-    node: Node, meaning: Meaning, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
+    node: Node, known: Recognised, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
 ) -> QConfig | None:
-    if not OPERATORS[meaning.op].anchor:
+    if not known.operator.anchor:
         return None
     name = node.target if node.kind == "module" else node.owner
     if name in floats:
@@ -223,7 +193,7 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     }  # fmt: skip
     taken: set[int] = set()
     for step in steps:
-        if step.op == "sequence" and step.output in first:
+        if isinstance(step.operator, Sequence) and step.output in first:
             step.nodes = (*step.nodes, first[step.output])
             taken.add(step.output)
     kept = [step for step in steps if len(step.nodes) > 1 or step.output not in taken]
@@ -235,7 +205,7 @@ def _look_at_inputs(steps: list[Step], graph: Graph) -> None:
 
     So it is no reader of a value that folding does away with.
     """
-    weighted = {step.output: step for step in steps if step.integer and OPERATORS[step.op].weighted}
+    weighted = {step.output: step for step in steps if isinstance(step.operator, Weighted)}
     for index, node in enumerate(graph.nodes):
         if node.kind == "method" and node.target == "dim" and isinstance(node.args[0], Ref):
             layer = weighted.get(node.args[0].index)
@@ -248,32 +218,35 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
-        if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
+        if not isinstance(step.operator, Lookup) or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        if _is_written_between(before, step, graph, root):
+        fused = _fused(before, step, step.operator, graph, root)
+        if fused is None or _is_written_between(before, step, graph, root):
             continue
-        affine = step.attrs.get("affine")
-        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, graph, root):
-            before.attrs["batch_norm"] = step.nodes[0]
-        elif affine is not None and _takes_affine(before, affine, graph, root):
-            before.attrs["affine"] = (*before.attrs.get("affine", ()), affine)
-        elif step.attrs.get("clamp") and _takes_clamp(before, step):
-            before.attrs["clamp"] = step.attrs["clamp"]
-        else:
-            continue
+        before.operator = fused
         before.nodes = (*before.nodes, *step.nodes)
         by_output[before.output] = before
         gone.add(id(step))
     kept = [step for step in steps if id(step) not in gone]
     for step in kept:
-        if step.op == "lookup" and step.attrs.get("only_folded"):
-            step.op, step.inputs, step.reason = (
-                FLOAT,
-                (),
-                "its operand is no activation, and no layer before it takes it in",
-            )
+        if isinstance(step.operator, Lookup) and step.operator.only_folded:
+            reason = "its operand is no activation, and no layer before it takes it in"
+            step.operator, step.inputs = Float(reason), ()
     return sorted(kept, key=lambda step: step.output)
+
+
+def _fused(before: Step, step: Step, lookup: Lookup, graph: Graph, root: nn.Module) -> Operator | None:
+    """The operator of `before` that does what `step`, a function of its value, does as well; None if there is none."""
+    known = before.operator
+    if lookup.is_batch_norm and isinstance(known, Weighted) and _takes_batch_norm(before, graph, root):
+        return replace(known, batch_norm=step.nodes[0])
+    if lookup.affine is not None and isinstance(known, Weighted) and _takes_affine(before, lookup.affine, graph, root):
+        return replace(known, affine=(*known.affine, lookup.affine))
+    if isinstance(known, (Weighted, Add, Mul)) and known.clamp is None and lookup.clamp is not None:
+        low, high = lookup.clamp
+        return replace(known, clamp=lookup.clamp) if low <= 0.0 <= high else None
+    return None
 
 
 def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
@@ -292,22 +265,23 @@ def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
     if not _is_folded_into(before, graph, root) or len(before.nodes) > 1:
         return False
     meta = graph.nodes[before.output].meta
-    return meta is not None and (before.op != "linear" or len(meta.shape) == 2)
+    return meta is not None and (not isinstance(before.operator, Linear) or len(meta.shape) == 2)
 
 
 def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
     """Whether a number per channel may go into the weight; after a batch norm or a clamp it may not."""
-    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(before.attrs.get("affine", ())):
+    known = before.operator
+    assert isinstance(known, Weighted)
+    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(known.affine):
         return False
     meta = graph.nodes[before.output].meta
-    channels = -1 if before.op == "linear" else 1
-    return meta is not None and (affine.axis in (0, channels) or (len(meta.shape) == 2 and before.op == "linear"))
+    fits = affine.axis in (0, known.input_channel_axis)  # the output's lie along the same axis as the input's
+    return meta is not None and (fits or (len(meta.shape) == 2 and isinstance(known, Linear)))
 
 
 def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
     """Whether a step has a weight to fold into that no other call needs as it is."""
-    weighted = before.integer and OPERATORS[before.op].weighted
-    return weighted and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
+    return isinstance(before.operator, Weighted) and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
 
 
 def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
@@ -319,24 +293,18 @@ def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
     return len(calls) > 1
 
 
-def _takes_clamp(before: Step, step: Step) -> bool:
-    low, high = step.attrs["clamp"]
-    clampable = before.op in ("add", "mul") or (before.integer and OPERATORS[before.op].weighted)
-    return clampable and before.attrs.get("clamp") is None and low <= 0.0 <= high
-
-
 def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]], rules: int) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
-    computing = {step.output for step in steps if step.op == FLOAT and "left" not in step.attrs}
-    moving = {step.output for step in steps if step.op == "pass"}
+    computing = {step.output for step in steps if _is_computation(step)}
+    moving = {step.output for step in steps if isinstance(step.operator, Move)}
 
     def demote(step: Step, reason: str) -> None:
-        step.op, step.reason, step.inputs = FLOAT, reason, ()
+        step.operator, step.inputs = Float(reason), ()
 
     def demote_unread() -> None:
         for step in reversed(steps):
-            if not step.integer or OPERATORS[step.op].anchor:
+            if not step.integer or step.operator.anchor:
                 continue
             readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
             # A cell is an integer step, and yet reads its state as a float.
@@ -344,17 +312,26 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
                 demote(step, "what reads it is float")
 
     for step in steps:
-        if not step.integer or OPERATORS[step.op].anchor:
+        if not step.integer or step.operator.anchor:
             continue
         if not any(by_node[value].integer for value in step.inputs):
             demote(step, "what it reads is float")
     demote_unread()
     for step in steps:
-        if step.op == "pass" and _part_of_float(step, graph, by_node):
+        if isinstance(step.operator, Move) and _part_of_float(step, graph, by_node):
             demote(step, "what it reads is float")
     for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
         demote(step, "float steps read it too")
     demote_unread()
+
+
+def _is_computation(step: Step) -> bool:
+    """Whether a step is float because no kernel has integers for it."""
+    return isinstance(step.operator, Float) and not step.operator.has_integer_form
+
+
+def _reads_shape(step: Step) -> bool:
+    return isinstance(step.operator, ShapeOnly)
 
 
 def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
@@ -367,26 +344,24 @@ def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[i
     inside = _inner_ranges(steps, graph)
     groups = Groups([*read, *inside])
     inside_of = {key: value for value, key in inside.items()}
-    sharing = {
-        step.output: step for step in steps if step.integer and OPERATORS[step.op].shares and step.output in read
-    }
-    cats = [step for step in sharing.values() if step.op == "cat" and rules > 1]
+    sharing = {step.output: step for step in steps if step.operator.shares_range and step.output in read}
+    cats = [step for step in sharing.values() if isinstance(step.operator, Concat) and rules > 1]
     for step in sharing.values():
-        for value in step.inputs if step.op != "cat" or rules < 2 else ():
+        for value in step.inputs if rules < 2 or not isinstance(step.operator, Concat) else ():
             groups.join(value, step.output)
     modules: dict[str, int] = {}
     for step in steps:
-        if is_recurrent(step):
+        if isinstance(step.operator, Recurrent):
             # One int8 layer, wherever it is called from: one range of its input, one of each layer's states.
             path = graph.nodes[step.nodes[0]].target
             groups.join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
-            if step.op == "sequence" and step.output in read:
-                groups.join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+            if isinstance(step.operator, Sequence) and step.output in read:
+                groups.join(inside_of[path, step.operator.ranges[-1]], step.output)
     by_node = {index: step for step in steps for index in step.nodes}
 
     def keeps(group: int, user: int) -> bool:
         reader = by_node.get(user)
-        if reader is None or reader.op == SHAPE:
+        if reader is None or _reads_shape(reader):
             return reader is not None
         return reader.output in sharing and groups.find(reader.output) == group
 
@@ -395,7 +370,7 @@ def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[i
 
     def shown(value: int) -> bool:
         maker = makers[value]
-        moved = maker.integer and (OPERATORS[maker.op].shares or maker.op == "sequence")
+        moved = maker.operator.shares_range or isinstance(maker.operator, Sequence)
         return value not in joins.covered and (not moved or value in joins.rescaling)
 
     plan = Plan(graph, steps, {}, {})
@@ -421,8 +396,8 @@ def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]
     """The ranges inside of recurrent layers, (path, name), numbered below zero where values are numbered above."""
     found: dict[tuple[str, str], int] = {}
     for step in steps:
-        if is_recurrent(step):
-            for name in step.attrs["ranges"]:
+        if isinstance(step.operator, Recurrent):
+            for name in step.operator.ranges:
                 found.setdefault((graph.nodes[step.nodes[0]].target, name), -1 - len(found))
     return {number: key for key, number in found.items()}
 
@@ -448,4 +423,4 @@ def _slot(
 
 def is_recurrent(step: Step) -> bool:
     """Whether the step is an int8 layer with states."""
-    return step.integer and OPERATORS[step.op].recurrent
+    return isinstance(step.operator, Recurrent)

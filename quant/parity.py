@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import calls_of, evaluating
-from quant.fuse import Step, is_recurrent
+from quant.fuse import is_recurrent
 from quant.graph import Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
+from quant.ops.recurrent import Sequence
+from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.arguments import copied
@@ -272,7 +274,7 @@ def _recurrent(
     given = _first(registers[2 * step.output + emits])
     q_given = given if emits else last.quantize(given)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
-    if step.op == "sequence":
+    if isinstance(step.operator, Sequence):
         whole = _first(runner.simulated(step, _reals(runner, registers))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 

@@ -32,17 +32,19 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.report import lost_share
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, attribute
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from quant.static.meaning import what
-from quant.static.recognise import OPERATORS
+from quant.ops.call import what
+from quant.ops.conv import Conv
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.recurrent import tensors_of
 from quant.static.runner import GraphRunner
-from quant.static.weights import folded, output_first
+from quant.static.weights import folded
 
 LOWEST_COSINE = 0.98
 """Between a layer's output and its int8 form: an error of a fifth of the signal. Healthy layers have 0.999."""
@@ -80,11 +82,11 @@ def column_is_small(rows: Tensor) -> bool:
 def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
     """The steps whose weights may belong to inputs of very different sizes, each with an observer for these inputs."""
     for step in runner.plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted) or step.attrs.get("groups", 1) != 1:
+        if not isinstance(step.operator, Weighted) or (isinstance(step.operator, Conv) and step.operator.groups != 1):
             continue
-        rows = output_first(folded(step, runner.graph, runner.root)[0], step)
+        rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0])
         if column_is_lost(rows) or column_is_small(rows):
-            axis = -1 if step.op == "linear" else 1
+            axis = step.operator.input_channel_axis
             yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
 
 
@@ -92,7 +94,7 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
     for step in runner.plan.steps:
-        if not (step.integer and OPERATORS[step.op].anchor) or is_recurrent(step):
+        if not (step.operator.anchor) or is_recurrent(step):
             continue
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or _under_a_logarithm(step, runner)
@@ -125,7 +127,7 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
     peaks = runner.input_peaks(step)
     if peaks is None or not bool((peaks > 0).any()):
         return ""
-    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach()
+    rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0]).detach()
     lost, scale = column_is_lost(rows), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale)
     cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
@@ -183,7 +185,7 @@ def _followers(step: Step, plan: Plan) -> Iterator[Node]:
             seen.add(user)
             yield plan.graph.nodes[user]
             reader = makers[user]
-            if not (reader.integer and OPERATORS[reader.op].anchor):
+            if not (reader.operator.anchor):
                 waiting.append(user)
 
 

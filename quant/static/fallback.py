@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Attr, CaptureMismatch, Ref, attribute
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.folding import norm_arguments
 from quant.static.layers import StaticLayer
-from quant.static.recognise import OPERATORS
 
 
 class UncapturedCall(UserWarning):
@@ -51,15 +52,15 @@ class WeightsToRestore:
         self.neutral: dict[str, Tensor] = {}
         self._done = False
         for step in plan.steps:
-            if step.integer and OPERATORS[step.op].weighted:
-                self._note_folded(step, plan)
+            if isinstance(step.operator, Weighted):
+                self._note_folded(step, step.operator, plan)
                 if plan.graph.nodes[step.nodes[0]].kind != "module":
-                    self._note(step, plan)
+                    self._note(step, step.operator, plan)
 
-    def _note_folded(self, step: Step, plan: Plan) -> None:
+    def _note_folded(self, step: Step, operator: Weighted, plan: Plan) -> None:
         """What is a part of an int8 weight and would be computed once more: a batch norm can be made to do nothing."""
-        place = step.attrs.get("batch_norm")
-        if "affine" in step.attrs:
+        place = operator.batch_norm
+        if operator.affine:
             self.problem = f"layer '{step.name}' has a scale and an offset in its weight that the forward computes"
         elif place is not None and plan.graph.nodes[place].kind != "module":
             given = norm_arguments(plan.graph.nodes[place])
@@ -74,10 +75,9 @@ class WeightsToRestore:
                 if source is not None:
                     self.neutral[source.path] = torch.full((width.shape[1],), value)
 
-    def _note(self, step: Step, plan: Plan) -> None:
+    def _note(self, step: Step, layer: Weighted, plan: Plan) -> None:
         key = "/" + step.name.replace(".", "/")
-        for name in ("weight", "bias"):
-            value = step.attrs[name]
+        for name, value in (("weight", layer.weight), ("bias", layer.bias)):
             rows: slice | None = None
             if isinstance(value, Ref):
                 node = plan.graph.nodes[value.index]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quant.kernels import QParams
 from quant.kernels.reference_ops import OpTable
+from quant.ops.lowering import clamp_limits
 from quant.static import nonfinite, ops
 from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
@@ -200,13 +201,3 @@ class _Derived:
         ):  # others fall into phases in another way
             self.phases = Phases(layer.q_weight, self.q_bias, self.multiplier, settings)
         self.pad = None if before is None else (*before, self.input_zero_point)
-
-
-def clamp_limits(clamp: tuple[float, float] | None, scale: float, zero_point: int) -> tuple[int, int]:
-    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
-    if clamp is None:
-        return 0, 255
-    ends = torch.tensor(clamp, dtype=torch.float32)
-    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
-    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
-    return int(low), int(high)

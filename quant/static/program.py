@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable, rescale
+from quant.ops.call import what
+from quant.ops.lowering import Context
+from quant.ops.operator import ShapeOnly
+from quant.ops.step import Step
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
 from quant.static.layers import StaticLayer
-from quant.static.lower import Context, Instruction, lower
-from quant.static.meaning import what
+from quant.static.lower import Instruction, lower
 from quant.static.native import Schedule, schedule
 from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
@@ -126,7 +129,7 @@ class _Assembler:
             self._integer_step(step)
             return
         for index in step.nodes:
-            self._call(index, self.any_form if step.op == "shape" else self.real, step.name)
+            self._call(index, self.any_form if isinstance(step.operator, ShapeOnly) else self.real, step.name)
 
     def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
         """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""

@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
+from quant.ops.linear import Linear
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.agreement import Agreement
 from quant.static.folding import parameter
 
@@ -103,13 +106,13 @@ class Ranges(nn.Module):
         return [
             step
             for step in self.plan.steps
-            if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
+            if isinstance(step.operator, Weighted) and step.qconfig is not None and step.qconfig.bias_correction
             if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
         ]
 
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
         """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
-        if not step.integer or "weight" not in step.attrs:
+        if not isinstance(step.operator, Weighted):
             return ()
         scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
         return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
@@ -120,9 +123,9 @@ class Ranges(nn.Module):
 
 
 def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
-    weight = parameter(step.attrs["weight"], ranges.graph, ranges.root)
+    weight = parameter(step.weighted.weight, ranges.graph, ranges.root)
     assert weight is not None
-    mean = ChannelMean(axis=1 - weight.dim() if step.op != "linear" else -1)
+    mean = ChannelMean(axis=-1 if isinstance(step.operator, Linear) else 1 - weight.dim())
     mean.name = step.name
     return mean
 

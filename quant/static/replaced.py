@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
+from quant.ops.operator import Weighted
 from quant.static.folding import norm_arguments
 from quant.static.program import ProgramRunner
-from quant.static.recognise import OPERATORS
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -28,7 +28,8 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 def remove_folded(plan: Plan, root: nn.Module) -> None:
     """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
     for step in plan.steps:
-        node = plan.graph.nodes[step.attrs["batch_norm"]] if step.integer and "batch_norm" in step.attrs else None
+        place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
+        node = None if place is None else plan.graph.nodes[place]
         if node is not None and node.kind == "module":
             replace_module(root, attribute(root, node.target), nn.Identity())
 
@@ -37,11 +38,11 @@ def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) ->
     """Take away the float parameters of functional layers, and what was folded, where nothing in float reads them."""
     wanted = set().union(*(program.float_parameters() for program in programs))
     for step in plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted):
+        if not isinstance(step.operator, Weighted):
             continue
         functional = plan.graph.nodes[step.nodes[0]].kind != "module"
-        layer = _paths((step.attrs["weight"], step.attrs["bias"]), plan) if functional else set()
-        for path in (layer | folded_parameters(step, plan)) - wanted:
+        layer = _paths((step.operator.weight, step.operator.bias), plan) if functional else set()
+        for path in (layer | folded_parameters(step.operator, plan)) - wanted:
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):
@@ -55,10 +56,10 @@ def _saves_itself(module: nn.Module) -> bool:
     return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
 
 
-def folded_parameters(step: Step, plan: Plan) -> set[str]:
+def folded_parameters(operator: Weighted, plan: Plan) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
-    found: list[object] = [one.constant for one in step.attrs.get("affine", ())]
-    norm = plan.graph.nodes[step.attrs["batch_norm"]] if "batch_norm" in step.attrs else None
+    found: list[object] = [one.constant for one in operator.affine]
+    norm = None if operator.batch_norm is None else plan.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind == "function":
         found += [value for name, value in norm_arguments(norm).items() if name != "input"]
     return _paths(found, plan)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import (
     Attr,
     CaptureMismatch,
@@ -32,6 +32,7 @@ from quant.kernels import QParams
 from quant.names import child_of
 from quant.objects import Result
 from quant.observers import NoDataSeen
+from quant.ops.step import Step
 from quant.static.arguments import bind
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once

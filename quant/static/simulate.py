@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from quant.fuse import Step
 from quant.graph import Graph, arguments_of, attribute, evaluate
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static import weights
 from quant.static.recurrent import Run, call_of, float_run, run_float
 from quant.static.rnn import rounded
-from quant.static.weights import product
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
-    y = product(step, x, weight, bias)
-    return y if step.attrs.get("clamp") is None else torch.clamp(y, *step.attrs["clamp"])
+    return step.weighted.clamped(step.weighted.product(x, weight, bias))
 
 
 def simulated(
@@ -41,7 +39,7 @@ def simulated(
         learned: the weight's scale, where training learned it.
         mean: of the same layer's input, per channel.
     """
-    if "weight" not in step.attrs:
+    if not isinstance(step.operator, Weighted):
         own: dict[int, Any] = {}
         for index in step.nodes:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))

@@ -8,10 +8,10 @@ none of these.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quant.fuse import Step
+from quant.ops.arithmetic import Add
+from quant.ops.moves import Move
+from quant.ops.step import Step
 
 
 def float_streams(
@@ -36,7 +36,8 @@ def float_streams(
     stream: set[int] = set()
     for step in steps:
         of_stream = not stream.isdisjoint(step.inputs)
-        if (step.op == "add" and (of_stream or read_as_reals(step.output))) or (step.op == "pass" and of_stream):
+        adds, moves = isinstance(step.operator, Add), isinstance(step.operator, Move)
+        if (adds and (of_stream or read_as_reals(step.output))) or (moves and of_stream):
             found.append(step)
             stream.add(step.output)
     return found

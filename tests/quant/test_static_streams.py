@@ -58,7 +58,7 @@ def plan_of(model: nn.Module, x: Tensor) -> Plan:
 
 
 def integer_sums(plan: Plan) -> int:
-    return sum(step.op == "add" for step in plan.steps)
+    return sum(step.operator.name == "add" for step in plan.steps)
 
 
 def tokens(seed: int = 0) -> Tensor:
@@ -106,7 +106,7 @@ def test_what_only_such_a_sum_reads_is_float_with_it() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Dropped(), Dropped(), nn.Linear(32, 10)).eval()
     plan = plan_of(model, tokens())
-    assert all(plan.emits_integers(step) or step.op == "linear" for step in plan.steps if step.integer)
+    assert all(plan.emits_integers(step) or step.operator.name == "linear" for step in plan.steps if step.integer)
     q = quant.quantize_static(model, [tokens(seed) for seed in range(4)], progress=False)
     with torch.no_grad():
         assert decibels(model(tokens()), q(tokens())) > 30
@@ -143,7 +143,7 @@ class Residual(nn.Module):
 def test_sums_of_convolutions_stay_integers() -> None:
     plan = plan_of(Residual(), torch.randn(2, 3, 8, 8))
     assert integer_sums(plan) == 3
-    assert all(plan.emits_integers(step) for step in plan.steps if step.op == "add")
+    assert all(plan.emits_integers(step) for step in plan.steps if step.operator.name == "add")
 
 
 def test_a_layer_that_is_left_float_leaves_the_sums_before_it_integers() -> None:

@@ -1,12 +1,10 @@
-"""What a captured call is asked about, and what is answered: the words that the recognisers share."""
+"""A captured call as recognisers read it: its arguments by place or by name, and what it calls."""
 
 from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +12,6 @@ from torch import nn
 
 from quant.graph import Attr, Graph, Node, Ref, attribute
 from quant.static.leaves import base_layer
-
-
-@dataclass
-class Meaning:
-    """What a call computes.
-
-    Attributes:
-        op: an entry of `OPERATORS`.
-        inputs: the values it reads as activations.
-        attrs: its settings, by the names that `lower.py` expects.
-    """
-
-    op: str
-    inputs: tuple[int, ...]
-    attrs: dict[str, Any] = field(default_factory=dict)
 
 
 class StaysFloat(Exception):
@@ -71,10 +54,6 @@ class Call:
         if _is_ref(value) or (isinstance(value, (tuple, list)) and any(map(_is_ref, value))):
             raise StaysFloat(f"its {name} is computed at run time")
         return value
-
-
-Handler: TypeAlias = Callable[[Call], Meaning]
-"""Recognises one kind of call, or raises StaysFloat."""
 
 
 def _is_ref(value: Any) -> bool:
