@@ -323,6 +323,11 @@ _PLAIN = (type(None), bool, int, float, str)
 """Constants that are equal to themselves; asked first, because most arguments of a call are one."""
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a constant is one of the plain ones, which `match_arguments` takes for equal where they are the same."""
+    return isinstance(value, _PLAIN)
+
+
 def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
     """Walk the captured arguments beside those of a call, and bind each tensor.
 
@@ -425,8 +430,11 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
+    return call(node, root, *arguments_of(node, root, value))
 
-    args, kwargs = arguments_of(node, root, value)
+
+def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a node calls, with these arguments in place of its own; `kwargs` may be changed."""
     if kwargs.get("training") is False and not node.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, node.owner).training
