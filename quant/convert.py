@@ -140,6 +140,8 @@ def _check_whole(prepared: nn.Module) -> None:
 def _drop_unseen(model: nn.Module) -> None:
     """Drop programs to which no data came, where a module has others; their calls run as they are."""
     for runner in runners(model).values():
+        if not len(runner.others):
+            continue
         programs = [runner, *runner.others]
         seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
         if not seen or len(seen) == len(programs):

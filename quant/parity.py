@@ -21,11 +21,12 @@ from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.arguments import copied
+from quant.static.binding import bound_values
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 

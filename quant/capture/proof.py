@@ -137,6 +137,12 @@ class _Proof:
         every = [limit for group in groups for limit in group]
         if self._agrees(_other_values, every) or (self.problems and not every):
             return
+        # Most models hold the width of a layer to what it is, and refuse another before they compute much.
+        widths = [group for group in groups if any(_is_width(one, recorder) for one in group)]
+        others = [group for group in groups if group not in widths]
+        if widths and others and self._agrees(_other_values, [limit for group in others for limit in group]):
+            self._hold_where_unlike(_other_values, widths)
+            return
         # What differs by values is a module's own; what differs by one size alone is that size's.
         self.problems = {}
         values: Variation = _same_values
@@ -147,6 +153,11 @@ class _Proof:
             if agrees:
                 values = change
                 break
+        self._hold_where_unlike(values, groups)
+
+    def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
+        """Hold the sizes that change what is recorded."""
+        self.problems = {}
         for group in groups:
             if self._agrees(values, group) is False:
                 self.problems = {}
@@ -199,6 +210,12 @@ def _groups(recorder: Recorder) -> list[list[Limit]]:
             if Limit(place, dim) not in batch:
                 rest.setdefault(size, []).append(Limit(place, dim))
     return [group for group in [batch, *rest.values()] if group]
+
+
+def _is_width(limit: Limit, recorder: Recorder) -> bool:
+    """Whether a size is likely to be held by a layer: channels of images and signals, features of what has fewer."""
+    dims = recorder.tensors[limit.place].dim()
+    return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
 
 
 def _larger(size: int) -> int:

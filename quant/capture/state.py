@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +40,20 @@ class Snapshot:
         return isinstance(other, Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
 
 
+_EMPTY = {kind: Snapshot(kind, ()) for kind in (list, dict, set, OrderedDict)}
+"""Most lists and dicts of a module are empty tables of hooks."""
+
+
 def _snapshot(value: Any) -> Snapshot:
+    if not value and type(value) in _EMPTY:
+        return _EMPTY[type(value)]
     return Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
 
 
 def _same(one: Any, other: Any) -> bool:
     """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    if one is other:
+        return True
     if isinstance(one, Snapshot):
         return bool(one == other)
     if isinstance(one, tuple) and isinstance(other, tuple):

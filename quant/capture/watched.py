@@ -129,6 +129,8 @@ def _keeping(model: nn.Module) -> Iterator[None]:
 
 
 STORES = ("_parameters", "_buffers", "_modules")
+_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+"""Classes of what cannot be changed."""
 
 
 def snapshot(model: nn.Module) -> Callable[[], set[str]]:
@@ -166,14 +168,22 @@ class _ModuleState:
         self.name, self.module = name, module
         self.attributes = {key: value for key, value in vars(module).items() if key not in STORES}
         self.stores = {key: dict(vars(module)[key]) for key in STORES}
-        self.held = {key: (value, copy.copy(value)) for key, value in self.attributes.items()
-                     if isinstance(value, (list, dict, set))}  # fmt: skip
-        self.objects = [
-            (key, one, content(one)) for key, value in self.attributes.items() for one in _own_objects(value)
-        ]
-        self.tensors = {key: (tensor, tensor._version, tensor.detach().clone())
-                        for key, tensor in {**self.attributes, **self.stores["_buffers"]}.items()
-                        if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())}  # fmt: skip
+        self.held: dict[str, tuple[Any, Any]] = {}
+        self.objects: list[tuple[str, Any, Any]] = []
+        self.tensors: dict[str, tuple[Tensor, int, Tensor]] = {}
+        # Most of a module's attributes are plain values and empty tables of hooks: this is asked of them first, because
+        # a capture takes many snapshots.
+        for key, value in {**self.attributes, **self.stores["_buffers"]}.items():
+            if type(value) in _VALUES:
+                continue
+            if isinstance(value, (list, dict, set)):
+                if key in self.attributes:
+                    self.held[key] = (value, copy.copy(value) if value else ())
+            elif isinstance(value, Tensor):
+                if not (value.is_meta or value.is_inference()):
+                    self.tensors[key] = (value, value._version, value.detach().clone())
+            else:
+                self.objects += [(key, one, content(one)) for one in _own_objects(value)]
 
     def put_back(self) -> list[str]:
         own = vars(self.module)
@@ -187,6 +197,8 @@ class _ModuleState:
             own[key].clear()
             own[key].update(stored)
         for key, (held, items) in self.held.items():
+            if not held and not items:
+                continue
             if held != items or list(map(id, held)) != list(map(id, items)):
                 changed.add(key)
                 held.clear()

@@ -22,8 +22,9 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
+from quant.static.binding import bound_values
 from quant.static.folding import is_own_norm, norm_of
-from quant.static.runner import GraphRunner, bound_values, finished, is_replaying, output_of, seen_by
+from quant.static.runner import GraphRunner, finished, is_replaying, output_of, seen_by
 from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")

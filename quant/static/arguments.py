@@ -41,7 +41,7 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 
 @functools.lru_cache(maxsize=256)
-def _places(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
+def places_of(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
     """The names of the arguments, the defaults, and how many have none; None where some have no one place and name."""
     parameters = list(_signature(forward).parameters.values())[1:]
     if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
@@ -52,7 +52,7 @@ def _places(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
 
 def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """What `inspect` would find, in a fifth of its time; None where that has to look, or has something to say."""
-    places = _places(type(module).forward)
+    places = places_of(type(module).forward)
     if places is None:
         return None
     names, defaults, needed = places

@@ -93,11 +93,12 @@ def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
+    has_logarithms = any(what(node, runner.root) in LOGARITHMS for node in runner.graph.nodes)
     for step in runner.plan.steps:
         if not (step.operator.anchor) or is_recurrent(step):
             continue
         node = runner.graph.nodes[step.nodes[0]]
-        reason = _compensated(step, runner) or _under_a_logarithm(step, runner)
+        reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
             found[node.target if node.kind == "module" else node.owner] = reason
     return found

@@ -112,12 +112,12 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
 
 
 def _is_written(graph: Graph, source: Any) -> bool:
-    paths = _paths(graph, source)
-    return any(
-        node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
-        and isinstance(node.args[0], Attr) and node.args[0].path in paths
-        for node in graph.nodes
-    )  # fmt: skip
+    written = {
+        node.args[0].path for node in graph.nodes
+        if node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        and isinstance(node.args[0], Attr)
+    }  # fmt: skip
+    return bool(written) and not written.isdisjoint(_paths(graph, source))
 
 
 def _paths(graph: Graph, source: Any) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +24,6 @@ from quant.graph import (
     attribute,
     evaluate,
     map_leaves,
-    match_arguments,
-    said,
     settled,
 )
 from quant.kernels import QParams
@@ -34,6 +32,7 @@ from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
 from quant.static.arguments import bind
+from quant.static.binding import bound_values
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
@@ -248,43 +247,6 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
     finally:
         for runner in found:
             runner.simulate = False
-
-
-def bound_values(
-    graph: Graph,
-    root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    quantized: Container[int] = (),
-) -> dict[int, Any]:
-    """The tensors of a call, by the nodes that stand for them.
-
-    Args:
-        quantized: values that become integers, which only float32 does.
-
-    Raises:
-        CaptureMismatch: the call is not of the kind that was captured.
-    """
-    values: dict[int, Any] = {}
-
-    def take(index: int, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
-                f"{said(value)} now; prepare the model with example_inputs like this call"
-            )
-        meta = graph.nodes[index].meta
-        if meta is not None and value.dtype != meta.dtype and (graph.typed or index in quantized):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was {meta.dtype} in example_inputs and "
-                f"is {value.dtype} now; prepare the model with example_inputs like this call"
-            )
-        values[index] = value
-
-    bound = bind(root, args, kwargs)
-    for name, expected in graph.arguments.items():
-        match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
-    return values
 
 
 def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.static.binding import bound_values
 from quant.static.leaves import is_leaf, register_leaf
-from quant.static.runner import bound_values, finished, output_of
+from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
 
