@@ -24,7 +24,7 @@ from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
-from quant.static.beyond import beyond_eight_bits, beyond_one_range
+from quant.static.beyond import leave_float
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
@@ -36,7 +36,7 @@ from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, all_runners, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, all_runners, programs_of, runners, unwrapped
 from quant.static.signature import signature
 from quant.static.state import keep_ranges
 
@@ -189,15 +189,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     """
     dynamic: dict[str, str] = {}
     for path, first in runners(model).items():
-        programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
-        recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
-        floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
-        if not floats:
-            continue
-        for runner in programs:  # one layer is int8 in all programs or in none
-            plan = runner.plan.again(runner.root, info.recipe, floats)
-            points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
-            runner.replan(plan, points)
+        floats, recurrent = leave_float(programs_of(first), info.recipe)
         for name, reason in floats.items():
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"

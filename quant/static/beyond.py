@@ -38,6 +38,7 @@ from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
+from quant.recipe import Recipe
 from quant.static.meaning import what
 from quant.static.recognise import OPERATORS
 from quant.static.recurrent import tensors_of
@@ -86,6 +87,23 @@ def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
         if column_is_lost(rows) or column_is_small(rows):
             axis = -1 if step.op == "linear" else 1
             yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
+
+
+def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, str], dict[str, str]]:
+    """Plan a module's programs anew without the layers that 8 bits or one range cannot hold.
+
+    One layer is int8 in all programs or in none.
+
+    Returns:
+        all that were taken out, and the recurrent ones among them: their names within the module, and why.
+    """
+    recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
+    floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
+    for runner in programs if floats else ():
+        plan = runner.plan.again(runner.root, recipe, floats)
+        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
+        runner.replan(plan, points)
+    return floats, recurrent
 
 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:

@@ -51,7 +51,8 @@ class GraphRunner(Ranges):
         others: runners of further programs of the same module, for calls that this graph does not stand for.
         own_forward: the forward that the user had set on the module itself, if any.
         extend: makes one more program for a call, or gives None where none can be had.
-        simulate: compute what the integers will, instead of observing.
+        simulate: compute what the integers will, instead of observing (`simulating.py`).
+        dropped: in a simulation, whether convert would drop this program, to which no data came.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
@@ -62,7 +63,7 @@ class GraphRunner(Ranges):
         self.extend: Callable[[GraphRunner, tuple[Any, ...], dict[str, Any]], GraphRunner | None] | None = None
         self.example: Any = None
         self.said: set[str] = set()
-        self.simulate = False
+        self.simulate = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
@@ -86,6 +87,8 @@ class GraphRunner(Ranges):
         Raises:
             CaptureMismatch: it does not stand for such a call.
         """
+        if self.dropped:
+            raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
         if is_replaying():
             output = self._replay(values)
@@ -225,6 +228,11 @@ def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
     return found
 
 
+def programs_of(first: GraphRunner) -> list[GraphRunner]:
+    """A module's first program and its further ones."""
+    return [first, *(one for one in first.others if isinstance(one, GraphRunner))]
+
+
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     found = {}
@@ -233,20 +241,6 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
         if isinstance(runner, GraphRunner):
             found[name] = runner
     return found
-
-
-@contextlib.contextmanager
-def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
-    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
-    found = list(all_runners(prepared).values())
-    for runner in found:
-        runner.simulate = True
-    try:
-        with torch.no_grad():
-            yield prepared
-    finally:
-        for runner in found:
-            runner.simulate = False
 
 
 def bound_values(

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import quant
 from quant.parity import parity
 from quant.recipe import QConfig, Recipe
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 RECIPES = {
     "default": QConfig(),

@@ -34,7 +34,7 @@ from quant.parity import parity
 from quant.static import ops, program
 from quant.static.meaning import what
 from quant.static.program import ProgramRunner
-from quant.static.runner import simulating
+from quant.static.simulating import simulating
 
 from .random_blocks import Draw
 
