@@ -50,6 +50,8 @@ class GraphRunner(Ranges):
     Attributes:
         others: runners of further programs of the same module, for calls that this graph does not stand for.
         own_forward: the forward that the user had set on the module itself, if any.
+        alone: whether the module is a part of another captured one, and this is for calls of it by itself.
+        promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call, or gives None where none can be had.
         simulate: compute what the integers will, instead of observing (`simulating.py`).
         dropped: in a simulation, whether convert would drop this program, to which no data came.
@@ -62,6 +64,7 @@ class GraphRunner(Ranges):
         self.own_forward: Callable[..., Any] | None = None
         self.extend: Callable[[GraphRunner, tuple[Any, ...], dict[str, Any]], GraphRunner | None] | None = None
         self.example: Any = None
+        self.alone = self.promoted = False
         self.said: set[str] = set()
         self.simulate = self.dropped = False
         self.tables: dict[str, Tensor] = {}
@@ -231,6 +234,17 @@ def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
 def programs_of(first: GraphRunner) -> list[GraphRunner]:
     """A module's first program and its further ones."""
     return [first, *(one for one in first.others if isinstance(one, GraphRunner))]
+
+
+def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
+    """Drop the other programs of a module."""
+    taking, *others = kept
+    taking.others = nn.ModuleList(others)
+    taking.promoted = taking is not first
+    if taking.promoted:
+        taking.own_forward, taking.extend = first.own_forward, first.extend
+        first.root._modules[RESERVED] = taking
+        first.root.__dict__["forward"] = taking.run
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
