@@ -39,6 +39,8 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
                 one.simulate, one.dropped = True, bool(seen) and one not in seen
             if info is not None and seen:
                 leave_float(seen, info.recipe)
+            for one in programs:
+                one.known = {}
         if info is not None:
             for module, qconfig in _becoming_dynamic(model, info):
                 undo.enter_context(_computing(module, _stand_in(module, qconfig)))

@@ -36,6 +36,7 @@ from zoo.language import LLAMA, SOUNDS, T5, WHISPER, WORDS
 from zoo.torchvision_ops import import_library
 
 import quant
+from quant.static.meaning import what
 from quant.static.program import ProgramRunner
 from quant.static.region import Region
 from quant.static.runner import RESERVED
@@ -175,8 +176,8 @@ class Row:
 
     Attributes:
         calls: of each program that ran, by its unit and its kind of call: how many times it ran, native calls in it,
-            and of the steps between them how many are there and of what kind.
-        unplanned: integer steps that ran outside of native calls.
+            and what the steps between them are.
+        fallbacks: calls that ran outside of programs.
     """
 
     name: str
@@ -188,14 +189,15 @@ class Row:
     islands: list[str] = field(default_factory=list)
     programs: int = 0
     calls: dict[str, str] = field(default_factory=dict)
-    unplanned: list[str] = field(default_factory=list)
+    native: Counter[str] = field(default_factory=Counter)
     fallbacks: list[str] = field(default_factory=list)
     times: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        """Whether all tokens are the simulation's and all integers are planned."""
-        return self.tokens == self.simulated and not self.unplanned and not self.fallbacks
+        """Whether all tokens are the simulation's, and prefill and step run in programs with native calls."""
+        planned = all(self.native[kind] for kind in ("prefill", "step"))
+        return self.tokens == self.simulated and planned and not self.fallbacks
 
 
 def programs_of(model: nn.Module) -> dict[str, ProgramRunner]:
@@ -241,13 +243,26 @@ def note_programs(row: Row, q: nn.Module, ran: dict[str, Counter[str]]) -> None:
         if not kinds:
             continue
         planned = runner.schedule(runner.program)
-        single = [step for step in planned.steps if not isinstance(step, Region)]
-        integers = [step for step in single if step.op not in ("call", "dequantize")]
-        row.unplanned += [f"{name}: {step.step or step.op}" for step in integers]
         inside = sum(region.steps for region in planned.regions)
-        row.calls[name] = (
-            f"{'+'.join(kinds)}: {len(planned.regions)} native calls of {inside} steps, {len(single)} single"
-        )
+        single = Counter(_kind(step, runner) for step in planned.steps if not isinstance(step, Region))
+        for kind in kinds:
+            row.native[kind] += len(planned.regions)
+        calls = f"{'+'.join(kinds)}: {len(planned.regions)} native calls of {inside} steps, {single.total()} single"
+        row.calls[name] = f"{calls} ({', '.join(f'{count} {kind}' for kind, count in single.most_common())})"
+
+
+SIZES = {"getattr", "getitem", "size", "numel", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "guard"}
+
+
+def _kind(step: Any, runner: ProgramRunner) -> str:
+    """What a step outside of native calls is."""
+    if step.op != "call":
+        return f"int8 {step.op}"
+    node = runner.graph.nodes[step.target]
+    if node.kind == "module":
+        return type(runner.root.get_submodule(node.target)).__name__
+    name = node.kind if node.kind == "guard" else what(node, runner.root)
+    return "sizes" if name in SIZES and node.meta is None else name
 
 
 def measure(subject: Subject, seed: int, tokens: int, *, trained: bool, size: int = 2) -> Row:
@@ -307,7 +322,6 @@ def together(rows: list[Row]) -> Row:
     for other in rows[1:]:
         for name in ("tokens", "simulated", "floats", "beams", "sampled"):
             setattr(one, name, getattr(one, name) + getattr(other, name))
-        one.unplanned += other.unplanned
         one.fallbacks += other.fallbacks
         one.times += other.times
     return one
@@ -326,7 +340,6 @@ def markdown(rows: list[Row]) -> str:
     for row in rows:
         lines += ["", f"{row.name}: {row.beams} tokens of beam search and {row.sampled} sampled ones as simulated"]
         lines += [f"- {name}: {what}" for name, what in row.calls.items()]
-        lines += [f"- integers outside of native calls: {', '.join(row.unplanned)}"] if row.unplanned else []
         lines += [f"- {text}" for text in dict.fromkeys(row.fallbacks)]
     return "\n".join(lines)
 
