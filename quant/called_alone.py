@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from quant.graph import CaptureMismatch
 from quant.names import full_name
-from quant.static.own_forward import is_falling_back
+from quant.static.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
 
 MakeProgram = Callable[[GraphRunner, str, tuple[Any, ...], dict[str, Any]], GraphRunner | None]
@@ -34,15 +35,25 @@ class CalledAlone:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The part's forward."""
-        runs_as_it_is = self._refused or self.runner.simulate or is_falling_back() or is_replaying()
-        made = None if runs_as_it_is else self.add_program(args, kwargs)
-        if made is not None:
-            return made.run(*args, **kwargs)
-        return (
-            type(self.part).forward(self.part, *args, **kwargs)
-            if self.own_forward is None
-            else self.own_forward(*args, **kwargs)
-        )
+        if self.runner.simulate and not is_falling_back():
+            return self._simulated(args, kwargs)
+        waits = not (self._refused or is_falling_back() or is_replaying())
+        made = self.add_program(args, kwargs) if waits else None
+        return self._as_it_is(args, kwargs) if made is None else made.run(*args, **kwargs)
+
+    def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a converted model computes a part for which there is no program of its own (`static/parts.py`)."""
+        region = next(one for one in self.runner.graph.regions if one.path == self.path)
+        try:
+            return self.runner.simulated_part(self.part, region, args, kwargs)
+        except CaptureMismatch:
+            with falling_back():
+                return self._as_it_is(args, kwargs)
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.own_forward is not None:
+            return self.own_forward(*args, **kwargs)
+        return type(self.part).forward(self.part, *args, **kwargs)
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """Capture a call; the program runs in place of this from then on."""

@@ -20,12 +20,14 @@ from quant.graph import (
     Graph,
     Node,
     Ref,
+    Region,
     arguments_of,
     attribute,
     evaluate,
     map_leaves,
     match_arguments,
     said,
+    settle,
     settled,
 )
 from quant.kernels import QParams
@@ -176,16 +178,38 @@ class GraphRunner(Ranges):
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
+    def simulated_part(self, part: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
+
+        Raises:
+            CaptureMismatch: the part was not called so when it was captured.
+        """
+        values: dict[int, Any] = {}
+        bound = bind(part, args, kwargs)
+        for name, expected in region.arguments.items():
+            match_arguments(expected, bound[name], f"{region.path}: argument '{name}'", values.__setitem__)
+        inside = range(region.start, region.end)
+        steps = [step for step in self.plan.steps if all(index in inside for index in step.nodes)]
+        # Integer steps round what is given; float ones read it as it is.
+        rounded = {value: map_leaves(rounding(self.qparams(self.plan.slot_of[value])), given)
+                   for value, given in values.items() if value in self.plan.slot_of}  # fmt: skip
+        self._simulate_steps(steps, values, rounded)
+        output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, region.output)
+        return settle(output, bound)
+
     def _simulate(self, values: dict[int, Any]) -> Any:
-        both, rounded = self.plan.read_both_ways(), dict[int, Any]()
-        for step in self.plan.steps:
+        self._simulate_steps(self.plan.steps, values, {})
+        return output_of(self.graph, values)
+
+    def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+        both = self.plan.read_both_ways()
+        for step in steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
                 kept = rounded if step.output in both else values
                 kept[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
-        return output_of(self.graph, values)
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:

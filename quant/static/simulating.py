@@ -2,25 +2,32 @@
 
 Steps of captured graphs are simulated by their runners (`simulate.py`). Here is what convert does besides: the layers
 that it leaves float or makes dynamic, and the programs that it drops. A dynamic layer computes what its int8 stand-in
-does on the reference, whoever calls it: a program, an island, or the user's own forward.
+does on the reference, whoever calls it: a program, an island, or the user's own forward. Where that runs as it is, for
+a call that no program stands for, a static layer takes a range of the call, as `StaticLayer` does; only weights of
+functional calls (`F.linear(x, self.weight)`) are then the user's own and not those of the integers.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
-from quant.fuse import is_recurrent
+from quant.fuse import Step, is_recurrent
 from quant.graph import attribute
+from quant.kernels import QParams
 from quant.recipe import QConfig, Recipe
 from quant.static.beyond import leave_float
+from quant.static.layers import range_of_call
+from quant.static.own_forward import is_falling_back
 from quant.static.rest import dynamic_part, dynamic_settings, without_runner
-from quant.static.runner import RESERVED, GraphRunner, programs_of, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, programs_of, rounding, runners, unwrapped
+from quant.static.simulate import simulated
 
 REFERENCE = "reference"
 
@@ -43,7 +50,11 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
                 one.known = {}
         if info is not None:
             for module, qconfig in _becoming_dynamic(model, info):
-                undo.enter_context(_computing(module, _stand_in(module, qconfig)))
+                stand_in = _stand_in(module, qconfig)
+                if stand_in is not None:
+                    undo.enter_context(_computing(module, stand_in.forward))
+            for module, forward in _lone_layers(model).items():
+                undo.enter_context(_computing(module, forward))
         yield prepared
 
 
@@ -82,14 +93,57 @@ def _stand_in(module: nn.Module, qconfig: QConfig) -> nn.Module | None:
     return made.get_submodule("0")
 
 
+def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+    """Forwards of the layers that programs call, for when the user's own forward calls them; and of batch norms that
+    are parts of them, which then do nothing."""
+    found: dict[nn.Module, Callable[..., Any]] = {}
+    for first in runners(model).values():
+        for one in programs_of(first):
+            for step in () if one.dropped else one.plan.steps:
+                node = one.graph.nodes[step.nodes[0]]
+                if not step.integer or "weight" not in step.attrs or node.kind != "module":
+                    continue
+                module = attribute(one.root, node.target)
+                found.setdefault(module, _LoneLayer(module, step, one).forward)
+                norm = step.attrs.get("batch_norm")
+                if norm is not None and one.graph.nodes[norm].kind == "module":
+                    found.setdefault(attribute(one.root, one.graph.nodes[norm].target), lambda x: x)
+    return found
+
+
+class _LoneLayer:
+    """A layer of a program that is called by itself (`StaticLayer.forward`)."""
+
+    def __init__(self, module: nn.Module, step: Step, runner: GraphRunner) -> None:
+        self.step, self.runner = step, runner
+        own = module.__dict__.get("forward")
+        self.unit = own if isinstance(getattr(own, "__self__", None), GraphRunner) else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """By a range of the call where the user's forward runs as it is, else by those of its first call."""
+        if not is_falling_back() and self.unit is not None:
+            return self.unit(*args, **kwargs)
+        return self._rounded(*args, **kwargs)
+
+    def _rounded(self, input: Tensor) -> Tensor:
+        step, runner = self.step, self.runner
+        own = runner.qparams(runner.plan.slot_of[step.inputs[0]])
+        _, smallest = runner.input_scales(step)
+        if is_falling_back():
+            step = replace(step, attrs={**step.attrs, "clamp": None})
+            scale, zero_point = range_of_call(input)
+            own = QParams(scale, torch.tensor(zero_point, dtype=torch.int32), own.scheme)
+        x, known = rounding(own)(input), {"learned": runner.learned(step), "mean": runner.mean(step)}
+        y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, smallest, **known)
+        emits = runner.plan.emits_integers(self.step) and not is_falling_back()
+        return rounding(runner.qparams(runner.plan.slot_of[step.output]))(y) if emits else y
+
+
 @contextlib.contextmanager
-def _computing(module: nn.Module, stand_in: nn.Module | None) -> Iterator[None]:
-    """Let a module compute what another does; its own hooks run."""
-    if stand_in is None:
-        yield
-        return
+def _computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module compute something else; its own hooks run."""
     before = module.__dict__.get("forward")
-    module.__dict__["forward"] = stand_in.forward
+    module.__dict__["forward"] = forward
     try:
         yield
     finally:

@@ -135,3 +135,40 @@ def test_an_embedding_in_an_island_becomes_int8_and_is_simulated() -> None:
         simulated = prepared(ids)
     assert torch.allclose(simulated, q(ids), atol=1e-5)
     assert not torch.allclose(prepared(ids), q(ids), atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_part_without_a_program_is_simulated_as_its_stretch_of_the_graph(model: nn.Module) -> None:
+    prepared, x = quant.prepare(model, torch.randn(8, 16)), torch.randn(8, 16)
+    prepared(x)
+    q = quant.convert(prepared)
+    with simulating(prepared):
+        simulated = prepared.encoder(x)  # type: ignore[operator]
+    assert torch.allclose(simulated, q.encoder(x), atol=1e-5)  # type: ignore[operator]
+    assert not torch.allclose(model.encoder(x), q.encoder(x), atol=1e-5)  # type: ignore[operator]
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, *, signed: bool = False) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.head((y.tanh() if signed else y.relu()).mean(-1))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::quant.types.UncapturedCall")
+def test_a_call_that_no_program_stands_for_is_simulated_layer_by_layer() -> None:
+    torch.manual_seed(0)
+    model, x = Normed(), torch.randn(6, 4, 20)
+    model(x)
+    model.eval()
+    prepared = quant.prepare(model, x)
+    prepared(x)
+    q = quant.convert(prepared)
+    with simulating(prepared):
+        simulated = prepared(3 * x, signed=True)
+    assert torch.allclose(simulated, q(3 * x, signed=True), atol=1e-5)
+    assert not torch.allclose(model(3 * x, signed=True), q(3 * x, signed=True), atol=1e-5)
