@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
+from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
@@ -26,7 +27,7 @@ from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
-from quant.static.beyond import beyond_eight_bits, beyond_one_range
+from quant.static.beyond import leave_float
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
@@ -36,8 +37,8 @@ from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
-from quant.static.rest import make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, all_runners, runners, unwrapped
+from quant.static.rest import is_lone_dynamic, make_rest_dynamic
+from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners, unwrapped
 from quant.static.signature import signature
 from quant.static.state import keep_ranges
 
@@ -72,6 +73,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
+    stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
@@ -101,7 +103,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["further"] = {path: runner.example for path, runner in found.items() if "@" in path}
+    description["further"] = {path: one.example for path, one in found.items() if "@" in path or one.promoted}
+    description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -144,13 +147,8 @@ def _drop_unseen(model: nn.Module) -> None:
             continue
         programs = [runner, *runner.others]
         seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
-        if not seen or len(seen) == len(programs):
-            continue
-        first, *others = seen
-        first.others = nn.ModuleList(others)
-        first.own_forward = runner.own_forward
-        runner.root._modules[RESERVED] = first
-        runner.root.__dict__["forward"] = first.run
+        if seen and len(seen) < len(programs):
+            keep_programs(runner, seen)
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
@@ -192,15 +190,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     """
     dynamic: dict[str, str] = {}
     for path, first in runners(model).items():
-        programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
-        recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
-        floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
-        if not floats:
-            continue
-        for runner in programs:  # one layer is int8 in all programs or in none
-            plan = runner.plan.again(runner.root, info.recipe, floats)
-            points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
-            runner.replan(plan, points)
+        floats, recurrent = leave_float(programs_of(first), info.recipe)
         for name, reason in floats.items():
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
@@ -232,6 +222,8 @@ def _convert_unit(
     if not further:
         del root._modules[RESERVED]
         del root.__dict__["forward"]
+    if is_lone_dynamic(runner):
+        return model
     if "" in layers:
         if further:
             return model

@@ -42,6 +42,7 @@ from quant.ops.call import what
 from quant.ops.conv import Conv
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.recipe import Recipe
 from quant.static.recurrent import tensors_of
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded
@@ -88,6 +89,23 @@ def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
         if column_is_lost(rows) or column_is_small(rows):
             axis = step.operator.input_channel_axis
             yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
+
+
+def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, str], dict[str, str]]:
+    """Plan a module's programs anew without the layers that 8 bits or one range cannot hold.
+
+    One layer is int8 in all programs or in none.
+
+    Returns:
+        all that were taken out, and the recurrent ones among them: their names within the module, and why.
+    """
+    recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
+    floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
+    for runner in programs if floats else ():
+        plan = runner.plan.again(runner.root, recipe, floats)
+        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
+        runner.replan(plan, points)
+    return floats, recurrent
 
 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:

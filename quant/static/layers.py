@@ -112,12 +112,7 @@ class StaticLayer(nn.Module):
 
     def _alone(self, x: Tensor) -> _Derived:
         """What follows from the buffers for an input with a range of its own, and no range of the output."""
-        low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
-        if not math.isfinite(high - low) or high == low:
-            low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
-        scale = torch.tensor((high - low) / 255, dtype=torch.float32)
-        zero_point = round(-low / float(scale))
-        return _Derived(self, self.own, (scale, min(max(zero_point, 0), 255)))
+        return _Derived(self, self.own, range_of_call(x))
 
     def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None) -> Tensor:
         table = ops.table(self.backend)
@@ -201,3 +196,13 @@ class _Derived:
         ):  # others fall into phases in another way
             self.phases = Phases(layer.q_weight, self.q_bias, self.multiplier, settings)
         self.pad = None if before is None else (*before, self.input_zero_point)
+
+
+def range_of_call(x: Tensor) -> tuple[Tensor, int]:
+    """Scale, float32 (), and zero point that an input takes where other values may come than calibration saw."""
+    low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
+    if not math.isfinite(high - low) or high == low:
+        low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
+    scale = torch.tensor((high - low) / 255, dtype=torch.float32)
+    zero_point = round(-low / float(scale))
+    return scale, min(max(zero_point, 0), 255)

@@ -26,6 +26,7 @@ class Ranges(nn.Module):
         plan: steps and ranges.
         root: the captured module.
         points: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
+        known: ranges that were asked for, while they cannot change; None where they can.
         means: of the inputs of `corrected` steps, by the steps' names likewise.
     """
 
@@ -39,6 +40,7 @@ class Ranges(nn.Module):
         # Not a child: root holds this module, and a module that holds itself has no end.
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
+        self.known: dict[str, QParams] | None = None
         self._columns: dict[int, str] = {}
         self._agreement = Agreement(plan.joined)
 
@@ -77,10 +79,11 @@ class Ranges(nn.Module):
 
     def qparams(self, slot: str) -> QParams:
         """The range that calibration chose for a slot, or for several that are joined (`agreement.py`)."""
-        together = self._agreement.of(slot, self.point)
-        if together is not None:
-            return together
-        found: QParams = self.point(slot).qparams()  # type: ignore[operator]
+        if self.known is not None and slot in self.known:
+            return self.known[slot]
+        found: QParams = self._agreement.of(slot, self.point) or self.point(slot).qparams()  # type: ignore[operator]
+        if self.known is not None:
+            self.known[slot] = found
         return found
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:

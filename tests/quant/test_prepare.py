@@ -18,7 +18,8 @@ from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
 from quant.static.layers import StaticLayer
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

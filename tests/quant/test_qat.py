@@ -21,7 +21,8 @@ from quant.qat import freeze_norms, freeze_ranges, observe_only, round_values
 from quant.qat.norm import folding_gain, normalise
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe, RecipeError
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 
 class Residual(nn.Module):

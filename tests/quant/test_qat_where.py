@@ -17,7 +17,8 @@ import quant
 from quant.ops.operator import Weighted
 from quant.parity import parity
 from quant.recipe import QConfig, Recipe
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 RECIPES = {
     "default": QConfig(),

@@ -34,7 +34,7 @@ from quant.ops.call import what
 from quant.parity import parity
 from quant.static import ops, program
 from quant.static.program import ProgramRunner
-from quant.static.runner import simulating
+from quant.static.simulating import simulating
 
 from .random_blocks import Draw
 
