@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from quant.capture.recorder import Limit, Recorder, tensors_in
 from quant.capture.watched import Watched, snapshot
-from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
-from quant.objects import Result, compares_itself
+from quant.objects import Given, Result, compares_itself
 from quant.static.arguments import Arguments, copied, rebuilt
 
 MOST_PASSES = 64
@@ -65,6 +65,7 @@ def record(
                 new, limits = proof.problems, (*limits, *proof.limits)
                 if training and not new and not proof.limits:
                     new = _in_training(watched, recorder, call)
+                new = {_answerable(recorder, name): reason for name, reason in new.items()}
                 if not new and not proof.limits:
                     return recorder
             elif not new:
@@ -76,6 +77,16 @@ def record(
         f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
         "quant.register_leaf(its class) runs it as it is"
     )
+
+
+def _answerable(recorder: Recorder, name: str) -> str:
+    """The innermost module around what is at fault that can be made an island: one that is called, and is none yet.
+
+    A module may be only a holder of methods, or of an attribute that its parent's forward writes.
+    """
+    while name != recorder.path and (name not in recorder.called or name in recorder.islands):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
@@ -283,12 +294,29 @@ def _difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
     if place is not None:
         owner = one.nodes[place].owner if place < len(one.nodes) else other.nodes[place].owner
         return owner, "does something else for other values"
-    if not _alike(one.output, other.output):
+    if not _alike(_without_repeated(one.output, other.output), other.output):
         writes = isinstance(one.output, Result) and isinstance(other.output, Result)
         if writes and _alike(one.output.value, other.output.value):
             return _writer(one.output, other.output), "changes its state in a way that no graph shows"
         return "", "gives a value that follows from its inputs unseen"
     return None
+
+
+def _without_repeated(one: Any, other: Any) -> Any:
+    """The first output without the constants that it wrote on the module: a second call finds them there already."""
+    if type(one) is not Result:
+        return one
+    again = {write.target for write in other.writes} if type(other) is Result else set()
+    writes = tuple(
+        write
+        for write in one.writes
+        if not isinstance(write.target, str) or write.target in again or not _is_constant(write.value)
+    )
+    return Result(one.value, writes) if writes or type(other) is Result else one.value
+
+
+def _is_constant(tree: Any) -> bool:
+    return not any(isinstance(leaf, (Ref, Attr, Given, Tensor)) for leaf in leaves(tree))
 
 
 def _writer(one: Result, other: Result) -> str:

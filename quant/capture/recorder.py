@@ -112,6 +112,7 @@ class Recorder(TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self._inputs: list[Tensor] = []
         self._given: dict[int, tuple[Any, Given]] = {}
+        self._state: dict[str, dict[str, Any]] = {}
         self._where: dict[int, Ref | Attr] = {}
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
@@ -133,14 +134,14 @@ class Recorder(TorchFunctionMode):
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
         self._hold_sizes()
-        attributes = state_of(self.root)
+        self._state = state_of(self.root)
         with self:
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
                 with self._switched(True):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
-            self._end(before, attributes)
+            self._end(before)
         self.called.add(self.path)
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
@@ -153,9 +154,9 @@ class Recorder(TorchFunctionMode):
         """What was recorded, without what nobody needs."""
         return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, self._typed))
 
-    def _end(self, before: dict[int, Any], attributes: dict[str, dict[str, Any]]) -> None:
+    def _end(self, before: dict[int, Any]) -> None:
         value = self._output_places(self.result)
-        writes = [*self._argument_writes(before), *self._attribute_writes(attributes)]
+        writes = [*self._argument_writes(before), *self._attribute_writes(self._state)]
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
 
     def _output_places(self, result: Any) -> Any:
@@ -174,7 +175,12 @@ class Recorder(TorchFunctionMode):
         for path, attributes in state_of(self.root).items():
             if path not in before:
                 continue  # a new submodule is a change of its parent's
-            changed = {name for name in {*attributes, *before[path]} if differs(before[path], attributes, name)}
+            changed = {
+                name
+                for name in {*attributes, *before[path]}
+                # A number that follows from this call's sizes was set in it, though it may be what it was before.
+                if differs(before[path], attributes, name) or self._is_own_number(attributes.get(name))
+            }
             for name in sorted(changed):
                 value = attributes.get(name)
                 if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, Snapshot)):
@@ -256,9 +262,12 @@ class Recorder(TorchFunctionMode):
     def _is_given(self, value: Any) -> bool:
         return id(value) in self._given and self._given[id(value)][0] is value
 
+    def _is_own_number(self, value: Any) -> bool:
+        return type(value) in NUMBERS and value.recorder is self
+
     def _place(self, leaf: Any) -> Any:
         if type(leaf) in NUMBERS:
-            return Ref(leaf.index) if leaf.recorder is self else plain(leaf)
+            return Ref(leaf.index) if self._is_own_number(leaf) else plain(leaf)
         if not isinstance(leaf, Tensor):
             return leaf
         place = self._where.get(id(leaf)) or self.attributes.get(id(leaf))
@@ -555,13 +564,30 @@ class Recorder(TorchFunctionMode):
             self.problem(self._owners[-1], f"hands an object of its caller's to {name}, which runs as it is")
         path = full_name(self.path, name)
         real_args, real_kwargs = _plain((args, kwargs))
-        value = self.run_inside(path, module, real_args, real_kwargs, forward)
+        with self._writing_itself(module, name):
+            value = self.run_inside(path, module, real_args, real_kwargs, forward)
         self.opaque.append(path)
         if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.problem(self._owners[-1], f"hands an object to {name}, which changes it")
         if any(isinstance(leaf, bool) for leaf in leaves(self._opened(value))):
             self.problem(self._owners[-1], f"calls {name}, which gives a bool")
         return self._module_results(node, module, value, known, args, kwargs)
+
+    @contextlib.contextmanager
+    def _writing_itself(self, module: nn.Module, name: str) -> Iterator[None]:
+        """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
+        before = state_of(module)
+        for path, attributes in before.items():
+            known = self._state.get(full_name(name, path), {})
+            if any(differs(known, attributes, one) for one in {*known, *attributes}):
+                self.problem(self._owners[-1], f"writes on {full_name(name, path)} before that runs as it is")
+        yield
+        for path, attributes in state_of(module).items():
+            known = self._state.setdefault(full_name(name, path), {})
+            for one in {*attributes, *before.get(path, {})}:
+                if differs(before.get(path, {}), attributes, one):
+                    known.pop(one, None)
+                    known.update({one: attributes[one]} if one in attributes else {})
 
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
         node = Node(len(self.nodes), "module", name, self.places(args), self.places(kwargs), self._owners[-1])

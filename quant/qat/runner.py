@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
+from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
@@ -155,8 +155,7 @@ class TrainingRunner(GraphRunner):
         qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
-        args, kwargs = map_leaves(lambda leaf: value(leaf.index) if isinstance(leaf, Ref) else leaf,
-                                  (node.args, node.kwargs))  # fmt: skip
+        args, kwargs = arguments_of(node, self.root, value)
         try:
             return call_rounded(attribute(self.root, node.target), qconfig, args, kwargs)
         except ValueError as error:

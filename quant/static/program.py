@@ -320,6 +320,16 @@ class ProgramRunner(nn.Module):
             kept[instruction.out] = copied(registers[instruction.out])
         return kept
 
+    def registers_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ProgramRunner, dict[int, Any]] | None:
+        """The program that stands for a call, this or a further one, and its registers; None where none does."""
+        for one in (self, *self.others):
+            assert isinstance(one, ProgramRunner)
+            with contextlib.suppress(CaptureMismatch):
+                return one, one.registers(*args, **kwargs)
+        return None
+
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
         nodes = [self.graph.nodes[one.target] for one in self.program.instructions if one.op == "call"]

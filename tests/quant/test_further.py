@@ -143,6 +143,30 @@ def test_training_takes_calls_of_two_kinds(model: nn.Module) -> None:
         assert decibels(p(x, mask), q(x, mask)) > 40
 
 
+def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Module) -> None:
+    """A program to which no data came is in the prepared model only; a call that no program stands for is named."""
+    x, mask = torch.randn(20, 16), torch.rand(16)
+    p = quant.prepare(model, x, examples=[{"x": x, "mode": "tanh"}, (x, mask)])
+    for batch in (x, torch.randn(20, 16)):
+        p(batch)
+        p(batch, mask)
+    q = quant.convert(p)
+    both = quant.parity(p, q, [(x, mask), (x, None)])
+    assert both.holds
+    assert both.outside == ()
+    assert quant.compare(model, q, [(x, mask), (x, None)]).outside == ()
+    with pytest.warns(UncapturedCall):
+        partly = quant.parity(p, q, [x, {"x": x, "mode": "tanh"}])
+    assert partly.holds
+    assert partly.outside == ("(root)",)
+    assert "not compared: calls of (root)" in str(partly)
+    compared = quant.compare(model, q, [x, {"x": x, "mode": "tanh"}])
+    assert compared.outside == ("(root)",)
+    assert "not compared: calls of (root)" in str(compared)
+    with pytest.raises(ValueError, match=r"no program of \(root\) stands for any of these batches"):
+        quant.parity(p, q, [{"x": x, "mode": "tanh"}])
+
+
 class Cache:
     """Keys of all calls so far; none at first."""
 
