@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from quant.graph import Attr, Node, Ref, TensorMeta
 from quant.static.folding import Affine, depends_on_nothing, is_own_norm, norm_arguments, own_shape
-from quant.static.meaning import Call, Handler, Meaning, StaysFloat, function_name, what
+from quant.static.meaning import Call, Handler, Meaning, StaysFloat, check_reals, function_name, what
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 """Functions of torch that are told whether to drop; those of `nn` ask their module."""
@@ -148,8 +148,8 @@ def cat(call: Call) -> Meaning:
         if not isinstance(tensor, Ref):
             raise StaysFloat("it joins a constant")
         meta = call.graph.nodes[tensor.index].meta
-        if meta is None or meta.dtype != torch.float32:
-            raise StaysFloat("it joins what is not float32")
+        if meta is None or meta.dtype != torch.float32 or meta.layout != torch.strided:
+            raise StaysFloat("it joins what is not float32, or is sparse")
         inputs.append(tensor.index)
     return Meaning("cat", tuple(inputs))
 
@@ -162,8 +162,8 @@ def moved(call: Call) -> Meaning:
     if not isinstance(found, Ref):
         raise StaysFloat("its input is no activation")
     source = call.graph.nodes[found.index]
-    if source.meta is not None and source.meta.dtype != torch.float32:
-        raise StaysFloat(f"its input is {source.meta.dtype}")
+    if source.meta is not None:
+        check_reals(source.meta)
     if source.meta is None and not _splits(source):
         raise StaysFloat("its input is no tensor")
     return Meaning("pass", (found.index,))
