@@ -253,7 +253,7 @@ def _convert_unit(
         if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
             first.others.append(program_runner)
         return model
-    root.add_module(RESERVED, program_runner)
+    root._modules[RESERVED] = program_runner
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
     return model

@@ -75,7 +75,7 @@ class Extender:
         runner = self.make(module, plan)
         runner.train(module.training)
         runner.own_forward, runner.extend = module.__dict__.get("forward"), self
-        module.add_module(RESERVED, runner)
+        module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
         module.__dict__["forward"] = runner.run
 
 

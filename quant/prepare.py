@@ -22,7 +22,7 @@ from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
 from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
-from quant.names import full_name
+from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
@@ -33,6 +33,7 @@ from quant.static.examples import encode
 from quant.static.leaves import base_layer, is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 
+from quant.uncompiled import is_compiled
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
 
@@ -101,7 +102,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
     """Refuse what has no float forward to capture."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+    if isinstance(model, torch.jit.ScriptModule) or is_compiled(model):
         raise TypeError(
             f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
             "compile the result"
@@ -160,7 +161,7 @@ def planned(
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
         )
-    taken = [name for name, module in model.named_modules() if hasattr(module, RESERVED)]
+    taken = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
     if taken:
         raise ValueError(
             f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
