@@ -80,6 +80,10 @@ def record(
                 return recorder
         finally:
             put_back()
+        if new and not watched.has_run:
+            # A first call fills caches, of torch's too (jagged tensors): what a second one shows is so in every process.
+            watched.has_run, limits = True, ()
+            continue
         islands.update(new)
     raise CaptureError(
         f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
