@@ -21,9 +21,13 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
+<<<<<<< HEAD
 from quant.ops.lowering import Context
 from quant.ops.operator import Weighted
 from quant.prepare import Prepared
+=======
+from quant.prepare import Prepared, put_attribute
+>>>>>>> errors
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -120,8 +124,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
 def _forget_calibration(model: nn.Module, info: Prepared) -> None:
     """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
     for path, value in info.state.items():
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, copy.deepcopy(value))
+        put_attribute(model, path, copy.deepcopy(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:
@@ -248,7 +251,7 @@ def _convert_unit(
         if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
             first.others.append(program_runner)
         return model
-    root.add_module(RESERVED, program_runner)
+    root._modules[RESERVED] = program_runner
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
     return model

@@ -104,7 +104,7 @@ class Extender:
         waiting = alone(module)
         runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
         runner.extend = self
-        module.add_module(RESERVED, runner)
+        module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
         module.__dict__["forward"] = runner.run
         self._watch_parts(runner)
         return runner

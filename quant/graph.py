@@ -81,6 +81,7 @@ class TensorMeta:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    layout: torch.layout = torch.strided
 
 
 @dataclass(frozen=True)

@@ -26,3 +26,9 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
     for part in path.split(".") if path else ():
         found = None if found is None else child_of(found, part)
     return root.get_submodule(path) if found is None else found
+
+
+def has_attribute(module: nn.Module, name: str) -> bool:
+    """Whether a module or its class has an attribute, without asking a `__getattr__` of the user's."""
+    stores = (module._parameters, module._buffers, module._modules)
+    return name in vars(module) or hasattr(type(module), name) or any(name in store for store in stores)

@@ -137,6 +137,32 @@ def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) ->
     return Instance(kind, attributes, items)
 
 
+def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether, in a value, something that holds what is wanted is a part of itself: no tree stands for such a value."""
+    holds: dict[int, bool] = {}
+    around: set[int] = set()
+    again: set[int] = set()
+
+    def walk(part: Any) -> bool:
+        if wanted(part) or isinstance(part, OPAQUE):
+            return wanted(part)
+        key = id(part)
+        if key in around:
+            again.add(key)
+            return False
+        if key not in holds:
+            around.add(key)
+            items = items_of(part)
+            inside = [*attributes_of(part).values(), *(items.values() if isinstance(items, dict) else items or ())]
+            found = [walk(one) for one in inside]  # all of them: a later one may hold what came before
+            holds[key] = any(found)
+            around.discard(key)
+        return holds[key]
+
+    walk(value)
+    return any(holds[key] for key in again)
+
+
 def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int, ...]) -> Any:
     """A dataclass, made again only where it holds an object that is opened: its constructor may have a say."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -94,19 +94,19 @@ def _capture_unit(
     if path not in found.islands:
         found.graphs[path] = recorder.graph()
     for island in inside:
-        for child in recorder.calls[island].children:
+        for child in recorder.inside.found[island].children:
             _capture_child(watched, recorder, child, found, training)
 
 
 def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Capture, training: bool) -> None:
     """Capture a module that an island calls, or, where its calls do not look alike, the modules that it calls."""
-    if path in found.graphs or path not in recorder.calls:
+    if path in found.graphs or path not in recorder.inside.found:
         return
-    call = recorder.calls[path]
+    call = recorder.inside.found[path]
     if watched.has_hooks_in(call.module):
         found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
-    if call.varies:
-        found.islands.setdefault(path, "it is called with different arguments each time")
+    if call.reason:
+        found.islands.setdefault(path, call.reason)
     if path in found.islands:
         for child in call.children:
             _capture_child(watched, recorder, child, found, training)

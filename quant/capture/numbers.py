@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
 
@@ -67,6 +69,9 @@ def plain(value: Any) -> Any:
     return float.__float__(value) if type(value) is RecordedFloat else value
 
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
@@ -80,6 +85,8 @@ def _noted(function: Callable[..., Any], *operands: Any) -> Any:
 
 def _binary(function: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
+        if isinstance(other, SYMBOLIC):  # sizes of jagged tensors, which know no subclass of int
+            return function(other, plain(self)) if reflected else function(plain(self), other)
         if not _is_number(other):
             # Of a tensor, torch's reflected operator; of a list, its repetition, which reads the number.
             if isinstance(other, (list, tuple, str, bytes)):

@@ -16,7 +16,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from quant.capture.recorder import Limit, Recorder, tensors_in
+from quant.capture.called import tensors_in
+from quant.capture.outside import said_of
+from quant.capture.recorder import Limit, Recorder
 from quant.capture.watched import Watched, snapshot
 from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
@@ -58,7 +60,14 @@ def record(
         put_back = watched.snapshot()
         try:
             recorder = Recorder(module, path, islands, limits, training=training)
-            run(watched, recorder, call)
+            try:
+                run(watched, recorder, call)
+            except Exception as error:
+                put_back()
+                fails = _where_it_fails(recorder, call)
+                if not fails:
+                    raise error
+                recorder.problems.update(fails)
             new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
@@ -72,6 +81,10 @@ def record(
                 return recorder
         finally:
             put_back()
+        if new and not watched.has_run:
+            # A first call fills caches, of torch's too (jagged tensors): what a second one shows is so in every process.
+            watched.has_run, limits = True, ()
+            continue
         islands.update(new)
     raise CaptureError(
         f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
@@ -99,6 +112,19 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
             recorder.run(args, kwargs)
+
+
+def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module whose forward raises an error because it is recorded; none where the error is the model's own.
+
+    Pickle, higher-order operators and transforms of torch refuse numbers that take notes, or a mode that looks on.
+    """
+    args, kwargs = copied(call[0]), copied(call[1])
+    recorder.root.__dict__["forward"](*args, **kwargs)  # the model's own error, without ours above it
+    if recorder.failed is None or recorder.failed[0] in recorder.islands:
+        return {}
+    name, error = recorder.failed
+    return {name: f"its forward cannot be recorded ({said_of(error)})"}
 
 
 def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:

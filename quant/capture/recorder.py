@@ -12,15 +12,15 @@ import contextlib
 import math
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quant.capture.called import IslandCalls
 from quant.capture.calls import (
     COUNTED,
     METADATA,
@@ -36,11 +36,12 @@ from quant.capture.calls import (
     write_items,
 )
 from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.outside import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.capture.state import Snapshot, differs, same_content, state_of
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
 from quant.names import full_name
-from quant.objects import Given, Instance, Result, Write, containers, content, opened
-from quant.static.arguments import Arguments, alike, bind, copied, kept
+from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, opened
+from quant.static.arguments import bind, kept
 from quant.static.attention import forward_of
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
@@ -49,16 +50,6 @@ WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it 
 ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}
 CONSTANT, STORED, GIVEN = range(3)
 """What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
-
-
-@dataclass
-class Called:
-    """A module as an island called it: with what first, whether later calls differ in kind, and what it calls."""
-
-    module: nn.Module
-    example: Arguments
-    varies: bool = False
-    children: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -74,10 +65,11 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         problems: by dotted name within the model, why a module is to run as it is; filled by `run`.
+        failed: the innermost module whose forward raised an error, and the error, if one did.
         nodes, values: the calls, and what each gave.
         regions: calls of submodules that were seen through.
         opaque: islands that were called, in order.
-        calls: modules that islands called.
+        inside: modules that islands called.
         foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
         tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
         output: nested, with Ref; set by `run`.
@@ -101,8 +93,9 @@ class Recorder(TorchFunctionMode):
         self.values: list[Any] = []
         self.regions: list[Region] = []
         self.opaque: list[str] = []
-        self.calls: dict[str, Called] = {}
+        self.inside = IslandCalls()
         self.problems: dict[str, str] = {}
+        self.failed: tuple[str, Exception] | None = None
         self.called: set[str] = set()
         self.foreign: list[tuple[int, str, Any]] = []
         self.output: Any = None
@@ -120,8 +113,6 @@ class Recorder(TorchFunctionMode):
         self._by_storage: dict[int, list[int]] = {}
         self._owners: list[str] = [""]
         self._sites: dict[str, int] = {}
-        self._running: list[str] = []
-        self._thread = threading.get_ident()
         self._recording = False
         self._typed = False
 
@@ -139,7 +130,7 @@ class Recorder(TorchFunctionMode):
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
-                with self._switched(True):
+                with self._switched(True), self._noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
             self._end(before)
         self.called.add(self.path)
@@ -197,6 +188,16 @@ class Recorder(TorchFunctionMode):
         finally:
             self._recording = before
 
+    @contextlib.contextmanager
+    def _noting_errors(self, name: str) -> Iterator[None]:
+        """Note whose forward an error comes from: a module is asked for it before those that it is in."""
+        try:
+            yield
+        except Exception as error:
+            if self.failed is None or self.failed[1] is not error:
+                self.failed = full_name(self.path, name), error
+            raise
+
     def problem(self, name: str, reason: str) -> None:
         """Note that the module `name` (within the root) has to run as it is."""
         self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
@@ -227,7 +228,7 @@ class Recorder(TorchFunctionMode):
     def _append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
         """Note a call; its tensor is known by this node from now on."""
         if isinstance(value, Tensor):
-            node.meta = TensorMeta(tuple(value.shape), value.dtype)
+            node.meta = TensorMeta(tuple(value.shape), value.dtype, value.layout)
             self._where[id(value)] = Ref(node.index)
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 if value.layout == torch.strided:
@@ -257,6 +258,8 @@ class Recorder(TorchFunctionMode):
 
         if self._is_given(tree):
             return swap(tree)
+        if holds_itself(tree, known):
+            self.problem("", "gives out objects that hold each other")
         return _swapped(opened(tree, known), swap, self._is_given)
 
     def _is_given(self, value: Any) -> bool:
@@ -271,8 +274,11 @@ class Recorder(TorchFunctionMode):
         if not isinstance(leaf, Tensor):
             return leaf
         place = self._where.get(id(leaf)) or self.attributes.get(id(leaf))
-        if place is None:
+        if place is None and is_transformed(leaf):
+            self.problem(self._owners[-1], "runs a transform of torch.func (vmap, grad, ...)")
+        elif place is None:
             self.foreign.append((len(self.nodes), self._owners[-1], leaf))
+        if place is None:
             return leaf
         if isinstance(place, Ref) and place.index in self._overwritten:
             self.problem(self._owners[-1], WRITTEN)
@@ -335,8 +341,12 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._recording or threading.get_ident() != self._thread:
+        if not self._recording or self.inside.is_elsewhere:
             return func(*args, **kwargs)
+        strangers = stand_ins(types, (args, kwargs))
+        if strangers:
+            with self:  # what they make of the call is seen
+                return asked(strangers, func, types, args, kwargs)
         with self._switched(False):
             real_args, real_kwargs = _plain((args, kwargs))
             known = _versions((real_args, real_kwargs))
@@ -344,9 +354,8 @@ class Recorder(TorchFunctionMode):
             try:
                 return self._note(func, args, kwargs, value, known)
             except Exception as error:  # of tensors that torch itself cannot be asked about
-                said = str(error).splitlines()
                 name = getattr(func, "__name__", str(func))
-                self.problem(self._owners[-1], f"calls {name}, which cannot be followed: {said[0] if said else error}")
+                self.problem(self._owners[-1], f"calls {name}, which cannot be followed: {said_of(error)}")
                 return value
 
     def _note(
@@ -397,11 +406,16 @@ class Recorder(TorchFunctionMode):
         length = Node(len(self.nodes), "function", len, (Ref(node.index),), owner=node.owner)
         self._guard(Ref(self._append(length, count, GIVEN)), count)
 
-    def _parts(self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool) -> Any:
+    def _parts(
+        self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool, around: tuple[int, ...] = ()
+    ) -> Any:
         """`value`, the value of node `index`, with its tensors and numbers known as parts of it."""
+        inside = (*around, id(value))
 
         def part(item: Any, function: Callable[..., Any], key: Any) -> Any:
             if item is None or isinstance(item, (str, bool)) or (isinstance(item, Tensor) and id(item) in self._where):
+                return item
+            if id(item) in inside:  # objects that hold each other
                 return item
             node = Node(len(self.nodes), "function", function, (Ref(index), key), owner=owner)
             if isinstance(item, Tensor):
@@ -411,7 +425,7 @@ class Recorder(TorchFunctionMode):
                 return recorded(item, self, self._append(node, item, follows), False)
             if not isinstance(item, (tuple, list, dict, Mapping)) and type(self._opened(item)) is not Instance:
                 return item
-            return self._parts(item, self._append(node, item, follows), owner, follows, sized_by_values)
+            return self._parts(item, self._append(node, item, follows), owner, follows, sized_by_values, inside)
 
         if type(value) in (tuple, list):
             return type(value)(part(item, operator.getitem, place) for place, item in enumerate(value))
@@ -516,10 +530,11 @@ class Recorder(TorchFunctionMode):
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """What happens instead of a submodule's forward."""
-        if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)
         name = self.names.get(id(module))
-        if not self._recording:
+        if self.inside.is_elsewhere and self.inside.running is None:
+            self.problem(self._owners[-1], "calls modules in another thread")
+            return forward(*args, **kwargs)
+        if not self._recording or self.inside.is_elsewhere:
             return self._call_inside(module, name, forward, args, kwargs)
         if name is None or module is self.root:
             return forward(*args, **kwargs)
@@ -538,7 +553,7 @@ class Recorder(TorchFunctionMode):
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self._owners.append(name)
         try:
-            with self._switched(True):
+            with self._switched(True), self._noting_errors(name):
                 output = forward_of(module, forward)(*args, **kwargs)
             self.regions.append(Region(name, start, len(self.nodes), arguments, self.places(output)))
         finally:
@@ -605,45 +620,21 @@ class Recorder(TorchFunctionMode):
         return self._results(node, value, GIVEN, sized_by_values=self._is_sized_by_values(places))
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """Run a module as it is, noting what it calls and with what."""
+        """Run a module as it is, without this mode, noting what it calls and with what."""
         self.called.add(path)
-        call = self.calls.setdefault(path, Called(module, (copied(args), copied(kwargs))))
-        call.children = []
-        self._running.append(path)
-        try:
-            with self._switched(False):
-                return forward(*args, **kwargs)
-        finally:
-            self._running.pop()
+        self.inside.enter(path, module, args, kwargs)
+        with self.inside.within(path), self._switched(False), out_of_sight(self):
+            return forward(*args, **kwargs)
 
     def _call_inside(
         self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """A module called by an island, or inside of a layer."""
-        if not self._running or name is None:
+        if self.inside.running is None or name is None:
             return forward(*args, **kwargs)
         path = full_name(self.path, name)
         self.called.add(path)
-        parent = self.calls[self._running[-1]]
-        if path == self._running[-1]:
-            return forward(*args, **kwargs)
-        if path not in parent.children:
-            parent.children.append(path)
-        if path not in self.calls:
-            self.calls[path] = Called(module, (copied(args), copied(kwargs)))
-        elif not self.calls[path].varies:
-            self.calls[path].varies = not alike(module, self.calls[path].example, (args, kwargs))
-        self._running.append(path)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._running.pop()
-
-
-def tensors_in(call: Arguments) -> list[Tensor]:
-    """The tensors of a call, also of those in objects, in order."""
-    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+        return self.inside.call(path, module, forward, args, kwargs)
 
 
 def _plain(tree: Any) -> Any:

@@ -36,12 +36,14 @@ class Watched:
     Attributes:
         recorder: is told of every call, where there is one.
         changed: dotted names of the attributes and buffers that some forward changed.
+        has_run: whether the model has been called before, as far as its recordings know.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.recorder: Recorder | None = None
         self.changed: set[str] = set()
+        self.has_run = False
 
     def has_hooks_in(self, module: nn.Module) -> bool:
         """Whether hooks that belong to the model are on modules inside of a module."""

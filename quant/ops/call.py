@@ -10,12 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute
+from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
 from quant.static.leaves import base_layer
 
 
 class StaysFloat(Exception):
     """A call that has no integer kernel; the message is the reason in the report."""
+
+
+def check_reals(meta: TensorMeta) -> None:
+    """Raise StaysFloat for a value that cannot become integers as it lies in memory: of another dtype, or sparse."""
+    if meta.dtype != torch.float32:
+        raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+    if meta.layout != torch.strided:
+        raise StaysFloat(f"its input has the layout {meta.layout}, expected torch.strided")
 
 
 class Call:
@@ -39,8 +47,7 @@ class Call:
         meta = self.graph.nodes[found.index].meta
         if meta is None:
             raise StaysFloat("its input is no tensor")
-        if meta.dtype != torch.float32:
-            raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+        check_reals(meta)
         return found.index
 
     def rank(self, index: int) -> int:

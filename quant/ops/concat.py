@@ -44,7 +44,7 @@ def concat(call: Call) -> Recognised:
         if not isinstance(tensor, Ref):
             raise StaysFloat("it joins a constant")
         meta = call.graph.nodes[tensor.index].meta
-        if meta is None or meta.dtype != torch.float32:
-            raise StaysFloat("it joins what is not float32")
+        if meta is None or meta.dtype != torch.float32 or meta.layout != torch.strided:
+            raise StaysFloat("it joins what is not float32, or is sparse")
         inputs.append(tensor.index)
     return Recognised(Concat(), tuple(inputs))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Node, Ref
-from quant.ops.call import Call, StaysFloat, function_name
+from quant.ops.call import Call, StaysFloat, check_reals, function_name
 from quant.ops.lowering import MOVE, Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
@@ -52,8 +52,8 @@ def moved(call: Call) -> Recognised:
     if not isinstance(moved, Ref):
         raise StaysFloat("its input is no activation")
     source = call.graph.nodes[moved.index]
-    if source.meta is not None and source.meta.dtype != torch.float32:
-        raise StaysFloat(f"its input is {source.meta.dtype}")
+    if source.meta is not None:
+        check_reals(source.meta)
     if source.meta is None and not _splits(source):
         raise StaysFloat("its input is no tensor")
     return Recognised(Move(), (moved.index,))

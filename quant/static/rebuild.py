@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quant.called_alone import alone
 from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.names import child_of
+from quant.names import child_of, has_attribute
 from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
@@ -168,7 +168,7 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
         if unit in backends:
             found: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
             for module in found:
-                if hasattr(module, "backend"):
+                if has_attribute(module, "backend"):
                     module.backend = backends[unit]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
@@ -76,7 +75,7 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
     gone = []
     for name, module in root.named_modules():
         lists = child_of(module, "parametrizations")
-        if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
+        if not isinstance(lists, nn.ModuleDict) or [*lists.parameters(), *lists.buffers()]:
             continue
         del module._modules["parametrizations"]
         module.__class__ = type(module).__base__

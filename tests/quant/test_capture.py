@@ -453,3 +453,67 @@ class Powers(nn.Module):
 def test_powers_and_choices_with_numbers() -> None:
     x = torch.randn(3, 4)
     assert equal(replay(whole(Powers(), x), Powers(), x), Powers()(x))
+
+
+class Cached(nn.Module):
+    """Keeps a table where every object of the class finds it."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if Cached.table is None:
+            Cached.table = torch.linspace(0, 1, 4)
+        return x * Cached.table
+
+
+def test_a_cache_that_the_first_call_fills_is_no_reason_for_an_island() -> None:
+    x = torch.randn(3, 4)
+    Cached.table = None
+    first = whole(Cached(), x)
+    again = whole(Cached(), x)
+    assert [node.target for node in first.nodes] == [node.target for node in again.nodes]
+    assert equal(replay(first, Cached(), x), Cached()(x))
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise LookupError("nothing to see")
+
+
+def test_an_error_of_the_model_s_own_is_raised_as_it_is() -> None:
+    with pytest.raises(LookupError, match="nothing to see"):
+        capture(nn.Sequential(nn.Linear(4, 4), Broken()), torch.randn(3, 4))
+
+
+class RefusesToBeRecorded(nn.Module):
+    """Fails wherever it is looked at, as operators of torch's do that are traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.overrides._len_torch_function_stack():
+            raise RuntimeError("not under a mode")
+        return x * 2
+
+
+def test_a_forward_that_fails_because_it_is_recorded_is_an_island() -> None:
+    found = capture(nn.Sequential(nn.Linear(4, 4), RefusesToBeRecorded()), torch.randn(3, 4))
+    assert list(found.islands) == ["1"]
+    assert "not under a mode" in found.islands["1"]
+
+
+class CallsElsewhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(self.first(x)))
+        thread.start()
+        thread.join()
+        return self.last(found[0])
+
+
+def test_layers_called_in_another_thread_are_captured_by_themselves() -> None:
+    found = capture(CallsElsewhere(), torch.randn(3, 4))
+    assert found.islands == {"": "its forward calls modules in another thread"}
+    assert set(found.graphs) == {"first", "last"}

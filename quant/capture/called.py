@@ -1,0 +1,119 @@
+"""The modules that islands call, with what: each of them is captured by itself afterwards, where it can be.
+
+An island may call its layers in threads of its own; whatever thread calls a module that is watched does so for the
+forward that is recorded, since the model is a copy that nobody else has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.capture.outside import foreign
+from quant.graph import leaves
+from quant.objects import opened
+from quant.static.arguments import Arguments, alike, copied
+
+VARIES = "it is called with different arguments each time"
+
+
+@dataclass
+class Called:
+    """A module as an island called it.
+
+    Attributes:
+        example: the arguments of its first call, copied.
+        reason: why no graph of its own can stand for its calls; '' where one can.
+        children: dotted names of the modules that it called in turn.
+    """
+
+    module: nn.Module
+    example: Arguments
+    reason: str = ""
+    children: list[str] = field(default_factory=list)
+
+
+class IslandCalls:
+    """What is called while modules run as they are, in any thread.
+
+    Attributes:
+        found: by dotted name, every module that was called.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Called] = {}
+        self._thread = threading.get_ident()
+        self._running: list[str] = []
+        self._elsewhere = threading.local()
+        self._lock = threading.RLock()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that records."""
+        return threading.get_ident() != self._thread
+
+    @property
+    def running(self) -> str | None:
+        """The innermost module that runs as it is and calls others, as this thread sees it."""
+        own = self._stack()
+        return own[-1] if own else self._running[-1] if self._running else None
+
+    def _stack(self) -> list[str]:
+        if not self.is_elsewhere:
+            return self._running
+        if not hasattr(self._elsewhere, "running"):
+            self._elsewhere.running = []
+        found: list[str] = self._elsewhere.running
+        return found
+
+    def note(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of a module by the one that is running, which may be itself (`super().forward`)."""
+        parent = self.running
+        with self._lock:
+            if parent is not None and parent != path and path not in self.found[parent].children:
+                self.found[parent].children.append(path)
+            known = self.found.get(path)
+            reason = foreign(tensors_in((args, kwargs)))
+            if known is None:
+                example: Arguments = ((), {}) if reason else (copied(args), copied(kwargs))
+                self.found[path] = Called(module, example, reason)
+            elif not known.reason:
+                known.reason = reason or ("" if alike(module, known.example, (args, kwargs)) else VARIES)
+
+    def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that an island begins: what its last call called counts, not what earlier ones did."""
+        with self._lock:
+            if path not in self.found:
+                self.note(path, module, args, kwargs)
+            self.found[path].children = []
+
+    @contextmanager
+    def within(self, path: str) -> Iterator[None]:
+        """Let calls of this thread be the module's."""
+        stack = self._stack()
+        stack.append(path)
+        try:
+            yield
+        finally:
+            stack.pop()
+
+    def call(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module as it is, and note it."""
+        if path == self.running:
+            return forward(*args, **kwargs)
+        self.note(path, module, args, kwargs)
+        with self.within(path):
+            return forward(*args, **kwargs)
+
+
+def tensors_in(call: Arguments) -> list[Tensor]:
+    """The tensors of a call, also of those in objects, in order."""
+    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
