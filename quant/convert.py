@@ -21,13 +21,9 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-<<<<<<< HEAD
 from quant.ops.lowering import Context
 from quant.ops.operator import Weighted
-from quant.prepare import Prepared
-=======
 from quant.prepare import Prepared, put_attribute
->>>>>>> errors
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report

@@ -36,7 +36,7 @@ from zoo.language import LLAMA, SOUNDS, T5, WHISPER, WORDS
 from zoo.torchvision_ops import import_library
 
 import quant
-from quant.static.meaning import what
+from quant.ops.call import what
 from quant.static.program import ProgramRunner
 from quant.static.region import Region
 from quant.static.runner import RESERVED
