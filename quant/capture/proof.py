@@ -82,7 +82,7 @@ def record(
         finally:
             put_back()
         if new and not watched.has_run:
-            # A first call fills caches, of torch's too (jagged tensors): what a second one shows is so in every process.
+            # A first call fills caches, of torch too (jagged tensors): what a second shows is so in every process.
             watched.has_run, limits = True, ()
             continue
         islands.update(new)
