@@ -15,7 +15,7 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
-from quant.static.meaning import StaysFloat, what
+from quant.static.meaning import StaysFloat, reads_only_rank, what
 from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
 from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.plannable_reals import MOVES as REAL_MOVES
@@ -164,7 +164,7 @@ class Planner:
 
     def _rank(self, node: Node, args: tuple[Any, ...]) -> Symbol | None:
         """A look at the number of dimensions, which that of the region's inputs decides."""
-        if node.kind == "method" and node.target == "dim":
+        if reads_only_rank(node):
             return Symbol("rank", args[0].index)
         before = self.symbols.get(args[0].index)
         if before is None or before.kind != "rank" or any(isinstance(arg, Ref) for arg in args[1:]):
