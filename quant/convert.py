@@ -210,7 +210,9 @@ def _convert_unit(
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
     further = "@" in path  # a further program of a module whose first one is in place
-    context = Context(plan.graph, root, {value: ranges[slot] for value, slot in plan.slot_of.items()}, runner.tables)
+    by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
+    emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
+    context = Context(plan.graph, root, by_value, emitted, runner.tables)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)

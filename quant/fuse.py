@@ -16,7 +16,7 @@ from quant.capture.calls import says_it_writes
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
-from quant.ops.call import StaysFloat, reads_only_shape
+from quant.ops.call import StaysFloat, reads_only_rank, reads_only_shape, what
 from quant.ops.concat import Concat
 from quant.ops.linear import Linear
 from quant.ops.lookup import Lookup
@@ -28,11 +28,13 @@ from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.static.folding import Affine
 from quant.static.joins import Groups, join
-from quant.static.streams import float_streams
+from quant.static.streams import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 
-RULES = 2
-"""Version of what is decided here about float sums and shared ranges. A saved model is planned by the rules that it was
-converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range."""
+RULES = 3
+"""Version of what is decided here about float values, shared ranges and biases. A saved model is planned by the rules
+that it was converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its
+range; 2 rounded what the caller or a float step reads wherever integer steps read it too, had a table for each of
+several functions in a row, moved values for an nn.Identity, and corrected biases that a layer does not have."""
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Plan:
         shared: layers that other captured units call too (`shared.py`).
         joined: of each concatenation with ranges of its inputs that are not its own: its slot, and such an input's.
         rules: as given to `make_plan`.
+        as_reals: outputs of weighted steps and matrix products that float steps or the caller read as well.
     """
 
     graph: Graph
@@ -79,6 +82,7 @@ class Plan:
     shared: frozenset[str] = frozenset()
     joined: tuple[tuple[str, str], ...] = ()
     rules: int = RULES
+    as_reals: frozenset[int] = frozenset()
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -95,20 +99,18 @@ class Plan:
     def emits_integers(self, step: Step) -> bool:
         """Whether the step's value is uint8; an integer step that only float ones read gives float32 directly.
 
-        A cell's state goes round in the user's loop as a float, and is quantised for whoever else reads it.
+        So do those of `as_reals`, and cells, whose state goes round in the user's loop as a float; it is quantised for
+        whoever else reads it.
         """
-        return step.integer and step.output in self.slot_of and not isinstance(step.operator, Cell)
+        emits = step.integer and step.output in self.slot_of and step.output not in self.as_reals
+        return emits and not isinstance(step.operator, Cell)
 
     def read_both_ways(self) -> set[int]:
         """Values made in float that integer steps read rounded, and float steps or the caller as they are."""
         steps = {index: step for step in self.steps for index in step.nodes}
-        users, end = self.graph.users(), len(self.graph.nodes)
-
-        def as_it_is(value: int, user: int) -> bool:
-            return user == end or not (_reads_shape(steps[user]) or value in steps[user].inputs)
-
+        wanted = wanted_as_reals(self.steps, self.graph.users())
         return {value for value in self.slot_of
-                if not steps[value].integer and any(as_it_is(value, user) for user in users[value])}  # fmt: skip
+                if value in wanted and (not steps[value].integer or value in self.as_reals)}  # fmt: skip
 
     def inner_slots(self, step: Step) -> dict[str, str]:
         """Of a recurrent step: the slot of each range inside of it, by the range's name."""
@@ -140,12 +142,21 @@ def make_plan(
         rules: by which sums stay float and ranges are shared (`RULES`).
     """
     steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
-    _look_at_inputs(steps, graph)
+    _look_at_inputs(steps, graph, root)
     users = graph.users()
+    if rules > 2:
+        steps = _drop_identities(steps, graph, root, users)
     steps = _fuse(steps, graph, root, users)
+    if rules > 2:
+        steps = _join_lookups(steps, graph, root, users)
     _choose_domains(steps, graph, users, rules)
     plan = _share_ranges(steps, graph, recipe, users, rules)
     plan.floats, plan.rules = dict(floats or {}), rules
+    if rules > 2:
+        plan.as_reals = frozenset(
+            step.output for step in steps if gives_reals(step) and step.output in plan.slot_of
+        ) & wanted_as_reals(steps, users)
+        _correct_own_biases(steps)
     return plan
 
 
@@ -200,17 +211,54 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     return sorted(kept, key=lambda step: step.output)
 
 
-def _look_at_inputs(steps: list[Step], graph: Graph) -> None:
-    """Let what asks for the rank of a layer's output (batch norms of torch.nn check it) ask for its input's: the same.
+def _look_at_inputs(steps: list[Step], graph: Graph, root: nn.Module) -> None:
+    """Let what asks for a value's rank (batch norms check it) ask for that of an earlier value, which is the same.
 
     So it is no reader of a value that folding does away with.
     """
-    weighted = {step.output: step for step in steps if isinstance(step.operator, Weighted)}
+    sources = {step.output: _of_same_rank(step, graph) for step in steps if _keeps_rank(step, graph, root)}
     for index, node in enumerate(graph.nodes):
-        if node.kind == "method" and node.target == "dim" and isinstance(node.args[0], Ref):
-            layer = weighted.get(node.args[0].index)
-            if layer is not None:
-                graph.nodes[index] = replace(node, args=(Ref(layer.inputs[0]),))
+        if reads_only_rank(node) and isinstance(node.args[0], Ref):
+            value = node.args[0].index
+            while value in sources:
+                value = sources[value]
+            graph.nodes[index] = replace(node, args=(Ref(value), *node.args[1:]))
+
+
+def _keeps_rank(step: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether an integer step that may be fused with others has the rank of one of its inputs."""
+    return isinstance(step.operator, (Lookup, Add, Mul, Weighted)) or _is_identity(step, graph, root)
+
+
+def _of_same_rank(step: Step, graph: Graph) -> int:
+    def rank(value: int) -> int:
+        meta = graph.nodes[value].meta
+        return len(meta.shape) if meta is not None else 0
+
+    return max(step.inputs, key=rank)
+
+
+def _is_identity(step: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether a step is an nn.Identity."""
+    node = graph.nodes[step.nodes[0]]
+    return isinstance(step.operator, Move) and node.kind == "module" and what(node, root) == "Identity"
+
+
+def _drop_identities(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
+    """Take an nn.Identity into the integer step before it, so that it does not keep what follows from being fused."""
+    by_output = {step.output: step for step in steps}
+    gone: set[int] = set()
+    for step in steps:
+        if not _is_identity(step, graph, root):
+            continue
+        before = by_output[step.inputs[0]]
+        known = before.operator
+        computes = known.integer and not known.shares_range and not isinstance(known, Recurrent)
+        if computes and users[before.output] == [step.output]:
+            before.nodes = (*before.nodes, *step.nodes)
+            by_output[before.output] = before
+            gone.add(id(step))
+    return sorted((step for step in steps if id(step) not in gone), key=lambda step: step.output)
 
 
 def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
@@ -249,6 +297,24 @@ def _fused(before: Step, step: Step, lookup: Lookup, graph: Graph, root: nn.Modu
     return None
 
 
+def _join_lookups(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
+    """Make one table of functions that follow each other, as an activation and the batch norm after it."""
+    by_output = {step.output: step for step in steps}
+    gone: set[int] = set()
+    for step in steps:
+        before = by_output[step.inputs[0]] if isinstance(step.operator, Lookup) else step
+        if not isinstance(before.operator, Lookup) or before is step or users[before.output] != [step.nodes[0]]:
+            continue
+        if _is_written_between(before, step, graph, root):
+            continue
+        assert isinstance(step.operator, Lookup)
+        before.operator = Lookup(per_channel=before.operator.per_channel or step.operator.per_channel)
+        before.nodes = (*before.nodes, *step.nodes)
+        by_output[before.output] = before
+        gone.add(id(step))
+    return sorted((step for step in steps if id(step) not in gone), key=lambda step: step.output)
+
+
 def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
     """Whether an input of a step is changed in place before what would be fused into it, so that it were read late."""
     for index in range(before.nodes[0] + 1, step.nodes[0]):
@@ -262,17 +328,19 @@ def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module)
 
 
 def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
-    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1:
+    known = before.operator
+    assert isinstance(known, Weighted)
+    if not _is_folded_into(before, graph, root) or known.is_folded or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
-    return meta is not None and (not isinstance(before.operator, Linear) or len(meta.shape) == 2)
+    return meta is not None and (not isinstance(known, Linear) or len(meta.shape) == 2)
 
 
 def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
     """Whether a number per channel may go into the weight; after a batch norm or a clamp it may not."""
     known = before.operator
     assert isinstance(known, Weighted)
-    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(known.affine):
+    if not _is_folded_into(before, graph, root) or known.batch_norm is not None or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
     fits = affine.axis in (0, known.input_channel_axis)  # the output's lie along the same axis as the input's
@@ -322,6 +390,11 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
             demote(step, "what it reads is float")
     for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
         demote(step, "float steps read it too")
+    for step in wanted_unrounded(steps, users) if rules > 2 else ():
+        demote(step, "float steps or the caller read it too")
+    for step in steps:
+        if isinstance(step.operator, Move) and rules > 2 and _part_of_float(step, graph, by_node):
+            demote(step, "what it reads is float")
     demote_unread()
 
 
@@ -332,6 +405,17 @@ def _is_computation(step: Step) -> bool:
 
 def _reads_shape(step: Step) -> bool:
     return isinstance(step.operator, ShapeOnly)
+
+
+def _correct_own_biases(steps: list[Step]) -> None:
+    """Correct no bias of layers without one: they map zeros to zeros, which a norm after them would blow up else."""
+    for step in steps:
+        layer = step.operator
+        if step.qconfig is None or not isinstance(layer, Weighted):
+            continue
+        shifted = layer.batch_norm is not None or any(one.op == "add" for one in layer.affine)
+        if layer.bias is None and not shifted:
+            step.qconfig = replace(step.qconfig, bias_correction=False)
 
 
 def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:

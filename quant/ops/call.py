@@ -103,11 +103,20 @@ def function_name(node: Node) -> str:
     return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
 
 
-SHAPE_CALLS = {"size", "dim", "numel", "nelement", "stride", "len"}
+RANK_CALLS = {"dim", "ndimension"}
+
+SHAPE_CALLS = {"size", "numel", "nelement", "stride", "len", *RANK_CALLS}
 
 
 def reads_only_shape(node: Node) -> bool:
     """Whether a call looks at a tensor's shape alone, so that integers serve it as well as reals."""
     if node.kind == "function" and node.target is getattr:
-        return bool(node.args[1] == "shape")
+        return node.args[1] in ("shape", "ndim")
     return node.kind in ("function", "method") and function_name(node) in SHAPE_CALLS
+
+
+def reads_only_rank(node: Node) -> bool:
+    """Whether a call asks a tensor for the number of its dimensions and nothing else."""
+    if node.kind == "function" and node.target is getattr:
+        return bool(node.args[1] == "ndim")
+    return node.kind == "method" and node.target in RANK_CALLS

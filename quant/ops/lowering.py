@@ -5,7 +5,7 @@ Registers: value v of the graph in float is register 2 * v, in uint8 register 2 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +43,15 @@ class Context:
 
     Attributes:
         graph, root: what was captured.
-        ranges: of the values that are uint8.
+        ranges: of the values that are uint8 for some reader.
+        emitted: those of them that the step which makes them gives in uint8.
         tables: look-up tables that are known, by step; the others are computed from the step's own function.
     """
 
     graph: Graph
     root: nn.Module
     ranges: Mapping[int, QParams]
+    emitted: Collection[int]
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
     def scale(self, value: int) -> float:

@@ -24,9 +24,10 @@ class Matmul(Operator):
 
     name: ClassVar[str] = "matmul"
     anchor: ClassVar[bool] = True
+    gives_reals: ClassVar[bool] = True
 
     def lower(self, step: Step, context: Context) -> Kernel:
-        if step.output not in context.ranges:
+        if step.output not in context.emitted:
             return Kernel("matmul_f32", factors(step, context, torch.ones(())))
         scale = context.ranges[step.output].scale
         return Kernel("matmul", (*factors(step, context, scale), *context.limits(step, None)))

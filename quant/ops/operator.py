@@ -31,12 +31,14 @@ class Operator:
         anchor: worth quantising its inputs for; others become integers only between integers.
         shares_range: its inputs and its output have one range, because values pass through it unchanged; of a
             concatenation only those inputs that nobody else reads (`static/joins.py`).
+        gives_reals: it has a kernel that gives float32 as well.
     """
 
     name: ClassVar[str] = ""
     integer: ClassVar[bool] = True
     anchor: ClassVar[bool] = False
     shares_range: ClassVar[bool] = False
+    gives_reals: ClassVar[bool] = False
 
     def lower(self, step: Step, context: Context) -> Kernel:
         """The call of an integer kernel that computes the step.
@@ -54,7 +56,7 @@ class Float(Operator):
 
     Attributes:
         reason: why it is float, for the report.
-        has_integer_form: whether it would be integers if the recipe, convert or its neighbours were others.
+        has_integer_form: whether there is a kernel for it, and the recipe or convert leaves it float.
     """
 
     name: ClassVar[str] = "float"
@@ -93,6 +95,7 @@ class Weighted(Clampable):
     """
 
     anchor: ClassVar[bool] = True
+    gives_reals: ClassVar[bool] = True
     weight: Any = None
     bias: Any = None
     batch_norm: int | None = None

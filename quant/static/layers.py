@@ -97,6 +97,8 @@ class StaticLayer(nn.Module):
             raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
         if x.dtype != torch.float32:
             raise TypeError(f"an int8 {self.op} layer: expected torch.float32, got {x.dtype}")
+        if self.op != "linear" and x.dim() == self.q_weight.dim() - 1:  # torch takes one without a batch as well
+            return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         known = self._alone(x) if is_falling_back() else self.site(self.own)
         q_x = ops.table(self.backend)["quantize"](x, known.input_scale, known.input_zero_point)
         y = self._compute(q_x, known, None if known.alone else self.clamps[self.own])

@@ -39,5 +39,5 @@ class Instruction:
 def lower(step: Step, context: Context) -> Instruction:
     """The operator call of an integer step that has no weight."""
     made = step.operator.lower(step, context)
-    out = 2 * step.output + (step.output in context.ranges)
+    out = 2 * step.output + (step.output in context.emitted)
     return Instruction(made.name, made.args, out, step.output, made.kwargs, step.name)

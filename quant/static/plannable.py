@@ -13,7 +13,7 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, leaves
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
-from quant.ops.call import StaysFloat, what
+from quant.ops.call import StaysFloat, reads_only_rank, what
 from quant.ops.pad import Pad
 from quant.ops.registry import recognise
 from quant.static.layers import StaticLayer
@@ -165,7 +165,7 @@ class Planner:
 
     def _rank(self, node: Node, args: tuple[Any, ...]) -> Symbol | None:
         """A look at the number of dimensions, which that of the region's inputs decides."""
-        if node.kind == "method" and node.target == "dim":
+        if reads_only_rank(node):
             return Symbol("rank", args[0].index)
         before = self.symbols.get(args[0].index)
         if before is None or before.kind != "rank" or any(isinstance(arg, Ref) for arg in args[1:]):
