@@ -280,34 +280,6 @@ def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
     return tree
 
 
-def holds_objects(tree: Any) -> bool:
-    """Whether nested places have objects that `settled` is to build."""
-    found = False
-
-    def look(leaf: Any) -> Any:
-        nonlocal found
-        found = found or type(leaf) is Given
-        return leaf
-
-    def walk(part: Any) -> None:
-        nonlocal found
-        if type(part) is Instance:
-            found = True
-        elif isinstance(part, (list, tuple)):
-            for item in part:
-                walk(item)
-        elif isinstance(part, Mapping):
-            for item in part.values():
-                walk(item)
-        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-            for item in dataclasses.fields(part):
-                walk(getattr(part, item.name, None))
-
-    map_leaves(look, tree)
-    walk(tree)
-    return found
-
-
 def _packed(items: list[Any]) -> tuple[Any, ...]:
     real = isinstance(items[0], Tensor)
     return PackedSequence._make(items) if real else PackedParts._make(items)

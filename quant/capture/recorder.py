@@ -38,9 +38,9 @@ from quant.capture.calls import (
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.capture.state import Snapshot, differs, same_content, state_of
-from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
+from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
 from quant.names import full_name
-from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, opened
+from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, holds_objects, opened
 from quant.static.arguments import bind, kept
 from quant.static.attention import forward_of
 from quant.static.dead import remove_dead

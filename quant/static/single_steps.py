@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from quant.graph import Node, attribute, call, holds_objects, settle
+from quant.graph import Node, attribute, call, settle
 from quant.kernels.reference_ops import rescale
+from quant.objects import holds_objects
 from quant.ops.call import what
 from quant.static.filling import Fill, filler
 

@@ -20,24 +20,31 @@ X = torch.linspace(-1.0, 1.0, 16).reshape(2, 8)
 MASK = torch.ones(2, 8)
 
 
-class Net(nn.Module):
-    """A tensor, a tensor or None, and settings."""
+class Layer(nn.Module):
+    """What both forwards below compute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
 
+    def compute(self, x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        y: Tensor = self.layer(x) * scale
+        return y if mask is None else y * mask
+
+
+class Plain(Layer):
+    """A tensor, a tensor or None, and a number, each by place or by name."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        return self.compute(x, mask, scale)
+
+
+class Net(Layer):
+    """The same with a setting that can only be named, and nested outputs."""
+
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0, *, end: str = "sum") -> Any:
-        y = self.layer(x) * scale
-        y = y if mask is None else y * mask
+        y = self.compute(x, mask, scale)
         return y if end == "sum" else {"y": y, "pair": [x, (y, end)]}
-
-
-class Plain(Net):
-    """The same without keyword-only settings."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Any:
-        return super().forward(x, mask, scale)
 
 
 def converted(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -116,7 +123,7 @@ def test_a_signature_with_more_than_plain_arguments_is_left_to_the_thorough_way(
 def test_the_forms_of_calls_follow_the_forward_of_the_class() -> None:
     class Other(Plain):
         def forward(self, mask: Any, x: Any, scale: float = 2.0) -> Any:  # type: ignore[override]
-            return super().forward(x, mask, scale)
+            return self.compute(x, mask, scale)
 
     model = converted(Plain(), X, MASK)
     runner = runner_of(model)
@@ -169,3 +176,19 @@ def test_a_filler_gives_the_tree_with_registers_in_it(tree: Any) -> None:
     assert found == by_hand(tree)
     assert type(found) is type(by_hand(tree))
     assert not isinstance(found, (list, dict)) or found is not tree
+
+
+def test_a_dropout_that_is_off_in_training_too_stays_off_in_a_converted_model() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(torch.sin(self.layer(x)), 0.5, False)
+
+    prepared = quant.prepare_qat(Net(), (X,))
+    prepared.train()(X)
+    model = quant.convert(prepared.eval())
+    expected = model(X)
+    assert torch.equal(model.train()(X), expected)
