@@ -33,8 +33,13 @@ REFERENCE = "reference"
 
 
 @contextlib.contextmanager
-def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
-    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
+def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Module]:
+    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights.
+
+    Args:
+        exact: add products in float64 and rescale the sums as integers are. In float32, in which training rounds and
+            parity compares, a value beside the edge between two integers may fall to either side.
+    """
     model = unwrapped(prepared)
     with torch.no_grad(), contextlib.ExitStack() as undo:
         info = model.__dict__.get(RESERVED + "_prepared")
@@ -43,7 +48,8 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
             undo.enter_context(_as_they_were(programs))
             seen = [one for one in programs if one.has_seen()]
             for one in programs:
-                one.simulate, one.dropped = True, bool(seen) and one not in seen
+                one.simulate, one.adds_exactly = True, exact
+                one.dropped = bool(seen) and one not in seen
             if info is not None and seen:
                 leave_float(seen, info.recipe)
             for one in programs:
@@ -133,7 +139,10 @@ class _LoneLayer:
             step = replace(step, attrs={**step.attrs, "clamp": None})
             scale, zero_point = range_of_call(input)
             own = QParams(scale, torch.tensor(zero_point, dtype=torch.int32), own.scheme)
-        x, known = rounding(own)(input), {"learned": runner.learned(step), "mean": runner.mean(step)}
+        x, known = (
+            rounding(own)(input),
+            {"learned": runner.learned(step), "mean": runner.mean(step), "exact": runner.adds_exactly},
+        )
         y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, smallest, **known)
         emits = runner.plan.emits_integers(self.step) and not is_falling_back()
         return rounding(runner.qparams(runner.plan.slot_of[step.output]))(y) if emits else y
