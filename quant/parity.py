@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import calls_of, evaluating
 from quant.fuse import Step, is_recurrent
-from quant.graph import Graph, arguments_of, attribute, leaves
+from quant.graph import CaptureMismatch, Graph, arguments_of, attribute, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
@@ -23,7 +24,7 @@ from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, bound_values, programs_of, rounding, runners, unwrapped
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 
@@ -168,13 +169,16 @@ def _converted(converted: nn.Module, path: str) -> bool:
     )
 
 
-def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: Any) -> Iterator[StepParity]:
+def _unit(path: str, first: GraphRunner, unit: nn.Module, args: Any, kwargs: Any) -> Iterator[StepParity]:
     program = child_of(unit, RESERVED)
     if isinstance(program, ProgramRunner):
-        registers = program.registers(*args, **kwargs)
+        ran = _program_of(first, program, args, kwargs)
+        if ran is None:
+            return  # it ran as the user wrote it
+        runner, program, registers = ran
         computed = {one.out for one in program.program.instructions if one.op not in ("call", "quantize", "dequantize")}
     else:
-        registers = _layer_registers(unit, runner, *args, **kwargs)
+        runner, registers = first, _layer_registers(unit, first, *args, **kwargs)
         computed = set(registers)
     for step in runner.plan.steps:
         name = full_name(path, step.name)
@@ -186,6 +190,19 @@ def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: An
                 yield _step(name, step, runner, registers)
         elif isinstance(table := _called(step, runner.graph, unit), (Embedding, EmbeddingBag)):
             yield _table(name, step, runner, table, registers)
+
+
+def _program_of(
+    first: GraphRunner, program: ProgramRunner, args: Any, kwargs: Any
+) -> tuple[GraphRunner, ProgramRunner, dict[int, Any]] | None:
+    """The program that stands for a call, the one it was converted from, and its registers; None where none does."""
+    prepared = programs_of(first)
+    kept = [one for one in prepared if one.has_seen()] or prepared
+    for runner, one in zip(kept, [program, *program.others], strict=False):
+        assert isinstance(one, ProgramRunner)
+        with contextlib.suppress(CaptureMismatch):
+            return runner, one, one.registers(*args, **kwargs)
+    return None
 
 
 def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> dict[int, Any]:
