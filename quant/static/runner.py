@@ -173,7 +173,7 @@ class GraphRunner(Ranges):
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
-            known = {"learned": self.learned(step), "mean": self.mean(step), "output": None, "exact": False}
+            known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
             if self.adds_exactly:
                 emits = self.plan.emits_integers(step)
                 known |= {"exact": True, "output": self.qparams(self.plan.slot_of[step.output]) if emits else None}
