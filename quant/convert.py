@@ -11,7 +11,6 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
@@ -22,7 +21,6 @@ from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.ops.lowering import Context
-from quant.ops.operator import Weighted
 from quant.prepare import Prepared, put_attribute
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
@@ -30,7 +28,7 @@ from quant.report import attach_report
 from quant.static.beyond import leave_float
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore
+from quant.static.fallback import WeightsToRestore, norms_of
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
@@ -91,7 +89,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
-            if "@" in path and _folds(runner) != _folds(found[path.partition("@")[0]]):
+            first = found[path.partition("@")[0]].plan
+            if "@" in path and norms_of(runner.plan, runner.root) != norms_of(first, runner.root):
                 continue  # a batch norm that another program has in a weight is gone; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
         for path, runner in found.items():
@@ -253,18 +252,6 @@ def _convert_unit(
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
     return model
-
-
-def _folds(runner: GraphRunner) -> tuple[set[str], set[str]]:
-    """The batch norms that a program folds into weights, and those that it calls."""
-    graph, folded, called = runner.graph, set(), set()
-    for step in runner.plan.steps:
-        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
-        if norm is not None and graph.nodes[norm].kind == "module":
-            folded.add(graph.nodes[norm].target)
-        called |= {graph.nodes[index].target for index in step.nodes if index != norm
-                   and graph.nodes[index].kind == "module"}  # fmt: skip
-    return folded, {name for name in called if isinstance(runner.root.get_submodule(name), _BatchNorm)}
 
 
 def _remove_unread(runner: GraphRunner, entries: Entries) -> None:

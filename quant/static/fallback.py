@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.fuse import Plan
 from quant.graph import Attr, CaptureMismatch, Ref, attribute
@@ -109,6 +110,18 @@ class WeightsToRestore:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
+
+
+def norms_of(plan: Plan, root: nn.Module) -> tuple[set[str], set[str]]:
+    """The batch norms that a program folds into weights, and those that it calls."""
+    graph, folded, called = plan.graph, set(), set()
+    for step in plan.steps:
+        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
+        if norm is not None and graph.nodes[norm].kind == "module":
+            folded.add(graph.nodes[norm].target)
+        called |= {graph.nodes[index].target for index in step.nodes if index != norm
+                   and graph.nodes[index].kind == "module"}  # fmt: skip
+    return folded, {name for name in called if isinstance(root.get_submodule(name), _BatchNorm)}
 
 
 def _is_gone(module: nn.Module, name: str) -> bool:

@@ -202,6 +202,7 @@ class _Derived:
 
 def range_of_call(x: Tensor) -> tuple[Tensor, int]:
     """Scale, float32 (), and zero point that an input takes where other values may come than calibration saw."""
+    x = x.detach()
     low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
     if not math.isfinite(high - low) or high == low:
         low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards

@@ -57,6 +57,7 @@ class GraphRunner(Ranges):
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call, or gives None where none can be had.
         simulate: compute what the integers will, instead of observing (`simulating.py`).
+        adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, to which no data came.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
@@ -69,7 +70,7 @@ class GraphRunner(Ranges):
         self.example: Any = None
         self.alone = self.promoted = False
         self.said: set[str] = set()
-        self.simulate = self.dropped = False
+        self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
@@ -173,8 +174,11 @@ class GraphRunner(Ranges):
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
-            scales, known = self.input_scales(step), {"learned": self.learned(step), "mean": self.mean(step)}
-            return {step.output: simulated(step, self.graph, self.root, value, *scales, **known)}
+            known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
+            if self.adds_exactly:
+                emits = self.plan.emits_integers(step)
+                known |= {"exact": True, "output": self.qparams(self.plan.slot_of[step.output]) if emits else None}
+            return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.plan.inner_slots(step).items()}
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}

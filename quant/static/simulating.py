@@ -25,6 +25,7 @@ from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.static.beyond import leave_float
+from quant.static.fallback import norms_of
 from quant.static.layers import range_of_call
 from quant.static.own_forward import is_falling_back
 from quant.static.rest import dynamic_part, dynamic_settings, without_runner
@@ -35,8 +36,13 @@ REFERENCE = "reference"
 
 
 @contextlib.contextmanager
-def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
-    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
+def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Module]:
+    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights.
+
+    Args:
+        exact: add products in float64 and rescale the sums as integers are. In float32, in which training rounds and
+            parity compares, a value beside the edge between two integers may fall to either side.
+    """
     model = unwrapped(prepared)
     with torch.no_grad(), contextlib.ExitStack() as undo:
         info = model.__dict__.get(RESERVED + "_prepared")
@@ -45,7 +51,10 @@ def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
             undo.enter_context(_as_they_were(programs))
             seen = [one for one in programs if one.has_seen()]
             for one in programs:
-                one.simulate, one.dropped = True, bool(seen) and one not in seen
+                one.simulate, one.adds_exactly = True, exact
+                one.dropped = bool(seen) and (
+                    one not in seen or norms_of(one.plan, one.root) != norms_of(seen[0].plan, one.root)
+                )
             if info is not None and seen:
                 leave_float(seen, info.recipe)
             for one in programs:
@@ -109,8 +118,21 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
                 found.setdefault(module, _LoneLayer(module, step, one).forward)
                 norm = step.operator.batch_norm
                 if norm is not None and one.graph.nodes[norm].kind == "module":
-                    found.setdefault(attribute(one.root, one.graph.nodes[norm].target), lambda x: x)
+                    part = attribute(one.root, one.graph.nodes[norm].target)
+                    found.setdefault(part, _FoldedNorm(part).forward)
     return found
+
+
+class _FoldedNorm:
+    """A batch norm that is a part of a layer of a program, and so does nothing where the user's forward runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = module.forward
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of float32, as a batch norm's."""
+        found: Tensor = input if is_falling_back() else self.own(input)
+        return found
 
 
 class _LoneLayer:
@@ -130,13 +152,14 @@ class _LoneLayer:
     def _rounded(self, input: Tensor) -> Tensor:
         step, runner = self.step, self.runner
         own = runner.qparams(runner.plan.slot_of[step.inputs[0]])
-        _, smallest = runner.input_scales(step)
+        smallest = runner.input_scales(step)[-1:]
         if is_falling_back():
             step = replace(step, operator=replace(step.weighted, clamp=None))
             scale, zero_point = range_of_call(input)
             own = QParams(scale, torch.tensor(zero_point, dtype=torch.int32), own.scheme)
-        x, known = rounding(own)(input), {"learned": runner.learned(step), "mean": runner.mean(step)}
-        y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, smallest, **known)
+        x, exact = rounding(own)(input), runner.adds_exactly
+        known: dict[str, Any] = {"learned": runner.learned(step), "mean": runner.mean(step), "exact": exact}
+        y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, *smallest, **known)
         emits = runner.plan.emits_integers(self.step) and not is_falling_back()
         return rounding(runner.qparams(runner.plan.slot_of[step.output]))(y) if emits else y
 

@@ -144,6 +144,7 @@ def test_a_part_without_a_program_is_simulated_as_its_stretch_of_the_graph(model
     q = quant.convert(prepared)
     with simulating(prepared):
         simulated = prepared.encoder(x)  # type: ignore[operator]
+    assert list(all_runners(prepared)) == [""]  # a simulation changes nothing
     assert torch.allclose(simulated, q.encoder(x), atol=1e-5)  # type: ignore[operator]
     assert not torch.allclose(model.encoder(x), q.encoder(x), atol=1e-5)  # type: ignore[operator]
 
@@ -172,3 +173,16 @@ def test_a_call_that_no_program_stands_for_is_simulated_layer_by_layer() -> None
         simulated = prepared(3 * x, signed=True)
     assert torch.allclose(simulated, q(3 * x, signed=True), atol=1e-5)
     assert not torch.allclose(model(3 * x, signed=True), q(3 * x, signed=True), atol=1e-5)
+
+
+@torch.no_grad()
+def test_exact_sums_are_those_of_the_integers_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 64)).eval()
+    prepared = quant.prepare(model, torch.randn(8, 64))
+    prepared(torch.randn(256, 64))
+    q, x = quant.convert(prepared), torch.randn(2000, 64)
+    with simulating(prepared, exact=True):
+        assert torch.equal(prepared(x), q(x))
+    with simulating(prepared):
+        assert not torch.equal(prepared(x), q(x))

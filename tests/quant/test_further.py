@@ -247,3 +247,12 @@ def test_a_batch_norm_that_is_part_of_a_weight_is_not_computed_again() -> None:
     with torch.no_grad():
         assert decibels(model(images[0], twice=True), got) > 25
         assert decibels(model(images[0]), q(images[0])) > 25
+
+
+def test_parity_compares_each_call_with_the_program_that_stands_for_it(model: nn.Module) -> None:
+    prepared, inputs = quant.prepare(model, {"x": batches()[0]}), {"mode": "tanh"}
+    with torch.no_grad():
+        prepared(x=batches()[0], **inputs)
+    found = quant.parity(prepared, quant.convert(prepared), [{"x": batches()[0], **inputs}])
+    assert found.holds
+    assert any("tanh" in step.name for step in found)
