@@ -7,11 +7,11 @@ runs without the recorder on it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -19,6 +19,8 @@ from torch.overrides import (
     _pop_mode,
     _push_mode,
 )
+
+from quant.static.arguments import copyable
 
 
 @contextlib.contextmanager
@@ -53,6 +55,23 @@ def foreign(tensors: list[Any]) -> str:
         if tensor.layout != torch.strided:
             return f"it is called with a tensor of layout {tensor.layout}"
     return ""
+
+
+def read_once(call: Any) -> str:
+    """What of a call's arguments can be read once, as a generator can, by its class; '' where nothing is so."""
+    found = (one for one in _flat(call) if hasattr(one, "__next__") and not copyable(one))
+    return next((type(one).__name__ for one in found), "")
+
+
+def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that can be read once, by name: a forward is recorded several times."""
+    for name, value in arguments.items():
+        kind = read_once(value)
+        if kind:
+            raise TypeError(
+                f"{path or type(model).__name__}: argument '{name}' is or has a {kind}, which can be read once, and "
+                "capture calls the forward several times; give it a list or a tuple"
+            )
 
 
 def is_transformed(tensor: Tensor) -> bool:

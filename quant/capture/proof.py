@@ -81,7 +81,7 @@ def record(
         finally:
             put_back()
         if new and not watched.has_run:
-            # A first call fills caches, of torch's too (jagged tensors): what a second one shows is so in every process.
+            # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
             watched.has_run, limits = True, ()
             continue
         islands.update(new)
