@@ -26,7 +26,7 @@ from quant.static.arguments import copyable
 @contextlib.contextmanager
 def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
     """Take a function mode off this thread's stack for a while; the user's own modes stay, in their order."""
-    stack = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    stack = list(_get_current_function_mode_stack())
     if not any(one is mode for one in stack):
         yield
         return
@@ -39,7 +39,7 @@ def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
 
 def _show(stack: list[TorchFunctionMode]) -> None:
     """Make torch's stack of function modes this one, lowest first."""
-    for _ in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+    for _ in _get_current_function_mode_stack():
         _pop_mode()
     for mode in stack:
         _push_mode(mode)
@@ -76,7 +76,7 @@ def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor belongs to a running transform of `torch.func`, and is none outside of it."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))  # type: ignore[attr-defined]
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
     if not kinds:
         return []
     found = [leaf for leaf in _flat(call) if isinstance(leaf, kinds)]
-    return list(_get_overloaded_args(found))  # type: ignore[no-untyped-call]
+    return list(_get_overloaded_args(found))
 
 
 def asked(strangers: list[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
