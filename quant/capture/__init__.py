@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.capture.outside import refuse_read_once
 from quant.capture.proof import record
 from quant.capture.recorder import Recorder
+from quant.capture.unseen import refuse_read_once
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
 from quant.static.arguments import Arguments, bind, copied

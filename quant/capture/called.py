@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.capture.outside import foreign, is_transformed, read_once
+from quant.capture.unseen import foreign, is_transformed, read_once
 from quant.graph import leaves
 from quant.objects import opened
 from quant.static.arguments import Arguments, alike, copied

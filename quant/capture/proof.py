@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.called import tensors_in
-from quant.capture.outside import said_of
 from quant.capture.recorder import Limit, Recorder
+from quant.capture.unseen import said_of
 from quant.capture.watched import Watched, snapshot
 from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
