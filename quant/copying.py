@@ -67,7 +67,8 @@ def _begun(module: nn.Module) -> tuple[Any, Any] | None:
     try:
         getattr(module, "__deepcopy__", None)
     except Exception:  # of the user's
-        make, arguments, state = module.__reduce_ex__(4)[:3]  # type: ignore[misc]
+        reduced: Any = module.__reduce_ex__(4)
+        make, arguments, state = reduced[:3]
         return make(*arguments), state
     return None
 

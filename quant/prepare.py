@@ -185,31 +185,31 @@ def planned(
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
     names = {*found.state, *_kept_by_islands(prepared, found.islands)}
-    state = {} if training else {name: copy.deepcopy(attribute_of(prepared, name)) for name in sorted(names)}
+    state = {} if training else {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in sorted(names)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
 
 
 class Absent(enum.Enum):
-    """The value of an attribute that is not there: a forward is the first to set it."""
+    """Stands for an attribute that a forward is the first to set."""
 
     ABSENT = enum.auto()
 
 
-def attribute_of(model: nn.Module, path: str) -> Any:
-    """An attribute by its dotted name, or `Absent.ABSENT`."""
+def attribute_or_absent(model: nn.Module, path: str) -> Any:
+    """An attribute by its dotted name."""
     owner, _, name = path.rpartition(".")
     return getattr(model.get_submodule(owner), name, Absent.ABSENT)
 
 
-def put_attribute(model: nn.Module, path: str, value: Any) -> None:
-    """Make an attribute what `attribute_of` gave."""
+def set_or_delete(model: nn.Module, path: str, value: Any) -> None:
+    """Make an attribute what `attribute_or_absent` gave."""
     owner, _, name = path.rpartition(".")
     module = model.get_submodule(owner)
     if value is not Absent.ABSENT:
         setattr(module, name, value)
-    elif hasattr(module, name):
+    elif name in {*vars(module), *module._buffers, *module._parameters, *module._modules}:
         delattr(module, name)
 
 
@@ -224,13 +224,13 @@ def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterato
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:
     """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
-    before = {name: copy.deepcopy(attribute_of(prepared, name)) for name in state} if examples else {}
+    before = {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in state} if examples else {}
     for example in examples:
         args, kwargs = copied(as_arguments(example))
         with torch.no_grad(), replaying(), evaluating(prepared):
             prepared(*args, **kwargs)
     for name, value in before.items():
-        put_attribute(prepared, name, value)
+        set_or_delete(prepared, name, value)
 
 
 def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:

@@ -15,9 +15,10 @@ from torch import nn
 
 from quant.capture.proof import record
 from quant.capture.recorder import Recorder
+from quant.capture.unseen import refuse_read_once
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
-from quant.static.arguments import Arguments, copied
+from quant.static.arguments import Arguments, bind, copied
 
 
 @dataclass
@@ -50,6 +51,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) ->
     """
     found = Capture()
     args, kwargs = as_arguments(example_inputs)
+    refuse_read_once(model, "", bind(model, args, kwargs))
     with watching(model) as watched, torch.no_grad():
         _capture_unit(watched, model, "", args, kwargs, found, training)
     found.state = watched.changed
@@ -65,6 +67,7 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
         training: as for `capture`.
     """
     found = Capture(islands=dict(islands))
+    refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, found, training)
     return found

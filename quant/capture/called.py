@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from quant.capture.outside import foreign
+from quant.capture.unseen import foreign, is_transformed, read_once
 from quant.graph import leaves
 from quant.objects import opened
 from quant.static.arguments import Arguments, alike, copied
@@ -78,7 +79,7 @@ class IslandCalls:
             if parent is not None and parent != path and path not in self.found[parent].children:
                 self.found[parent].children.append(path)
             known = self.found.get(path)
-            reason = foreign(tensors_in((args, kwargs)))
+            reason = _why_alone(module, (args, kwargs))
             if known is None:
                 example: Arguments = ((), {}) if reason else (copied(args), copied(kwargs))
                 self.found[path] = Called(module, example, reason)
@@ -111,6 +112,18 @@ class IslandCalls:
         self.note(path, module, args, kwargs)
         with self.within(path):
             return forward(*args, **kwargs)
+
+
+def _why_alone(module: nn.Module, call: Arguments) -> str:
+    """Why no graph can stand for a module's call; '' where one can."""
+    once, tensors = read_once(call), tensors_in(call)
+    if once:
+        return f"it is called with a {once}, which can be read once"
+    if any(map(is_transformed, module.parameters())):
+        return "a transform of torch.func calls it with other parameters"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "it is called where the forward takes gradients itself, which integers do not have"
+    return foreign(tensors)
 
 
 def tensors_in(call: Arguments) -> list[Tensor]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.called import tensors_in
-from quant.capture.outside import said_of
 from quant.capture.recorder import Limit, Recorder
+from quant.capture.unseen import said_of
 from quant.capture.watched import Watched, snapshot
 from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
@@ -82,7 +82,7 @@ def record(
         finally:
             put_back()
         if new and not watched.has_run:
-            # A first call fills caches, of torch too (jagged tensors): what a second shows is so in every process.
+            # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
             watched.has_run, limits = True, ()
             continue
         islands.update(new)

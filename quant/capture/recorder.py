@@ -36,8 +36,8 @@ from quant.capture.calls import (
     write_items,
 )
 from quant.capture.numbers import NUMBERS, plain, recorded
-from quant.capture.outside import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.capture.state import Snapshot, differs, same_content, state_of
+from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, holds_objects, opened

@@ -16,8 +16,6 @@ NOT_YET: dict[str, str] = {
     "a global list grows": "static qat",
     "an f-string of the size names a thing": "static qat",
     "is, in and id of tensors": "static qat",
-    "a layer in bfloat16 between float layers": "static qat",
-    "vmap over a layer": "static qat",
     "functional_call with other parameters": "static qat",
     "a scripted module as a child": "qat",
     "a traced module as a child": "qat",

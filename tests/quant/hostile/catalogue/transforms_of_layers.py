@@ -11,8 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ..cases import WIDTH, TwoLayers, case, rows, two_rows
 
-FLOAT_ONLY = "int8 layers have no transforms of torch.func"
-
 
 @case("vmap with in_dims and out_dims between layers", two_rows, child=True)
 class VmapDims(TwoLayers):
@@ -172,3 +170,74 @@ class CallsDoubled(TwoLayers):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.middle(self.first(x)))
+
+
+class Compiled(nn.Module):
+    """A block that somebody compiled, with a branch on values in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        found: Tensor = y.relu() if x.mean() > 5 else y.tanh()
+        return found
+
+
+@case("a compiled child with a branch on values", child=True)
+class CompiledIsland(TwoLayers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = torch.compile(Compiled(), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+@case("a child compiled in place", child=True)
+def compiled_in_place() -> nn.Module:
+    model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, WIDTH))
+    model[1].compile(backend="eager")
+    return model
+
+
+@case("torch.while_loop on values", child=True)
+class WhileLoop(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        halved = torch._higher_order_ops.while_loop(
+            lambda t: t.abs().max() > 0.5, lambda t: (t * 0.5,), (x.detach().clone(),)
+        )
+        return self.last(self.first(halved[0]).relu())
+
+
+@case("a graph module of torch.fx as a child")
+class FxChild(TwoLayers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+@case("gradients of a loss taken by backward inside, and dropped", child=True)
+class InnerBackward(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            place = x.detach().requires_grad_()
+            (place * place).tanh().sum().backward()
+        assert place.grad is not None
+        return self.last(self.first(place.grad).relu())
+
+
+@case("a layer's input is improved by steps of gradient descent", child=True)
+class TestTime(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.detach() * 0.5
+        for _ in range(2):
+            with torch.enable_grad():
+                z = z.detach().requires_grad_()
+                loss = torch.tanh(self.first(z)).square().mean()
+                z = z - 0.5 * torch.autograd.grad(loss, z)[0]
+        return self.last(torch.cat([z.detach(), x], 1))

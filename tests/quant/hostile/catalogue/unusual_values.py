@@ -132,6 +132,26 @@ class TakesGenerator(TwoLayers):
         return self.last(sum(self.first(piece).relu() for piece in pieces))  # type: ignore[arg-type]
 
 
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, pieces: Iterator[Tensor]) -> Tensor:
+        return self.inner(sum(piece.relu() for piece in pieces))  # type: ignore[arg-type]
+
+
+@case("a generator handed to a child, beside a branch on values")
+class HandsGenerator(TwoLayers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = Summed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.middle(self.first(piece) for piece in (x, x * 0.5))
+        return self.last(y if x.mean() > 5 else y.tanh())
+
+
 @case("an iterator of a list as the input", lambda b, n, i: (iter([uniform(b, WIDTH), uniform(b, WIDTH)]),),
       refusal="an iterator can be read once")  # fmt: skip
 class TakesIterator(TwoLayers):

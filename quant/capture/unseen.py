@@ -7,11 +7,11 @@ runs without the recorder on it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -20,11 +20,13 @@ from torch.overrides import (
     _push_mode,
 )
 
+from quant.static.arguments import copyable
+
 
 @contextlib.contextmanager
 def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
     """Take a function mode off this thread's stack for a while; the user's own modes stay, in their order."""
-    stack = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    stack = list(_get_current_function_mode_stack())
     if not any(one is mode for one in stack):
         yield
         return
@@ -37,7 +39,7 @@ def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
 
 def _show(stack: list[TorchFunctionMode]) -> None:
     """Make torch's stack of function modes this one, lowest first."""
-    for _ in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+    for _ in _get_current_function_mode_stack():
         _pop_mode()
     for mode in stack:
         _push_mode(mode)
@@ -55,9 +57,26 @@ def foreign(tensors: list[Any]) -> str:
     return ""
 
 
+def read_once(call: Any) -> str:
+    """What of a call's arguments can be read once, as a generator can, by its class; '' where nothing is so."""
+    found = (one for one in _flat(call) if hasattr(one, "__next__") and not copyable(one))
+    return next((type(one).__name__ for one in found), "")
+
+
+def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that can be read once, by name: a forward is recorded several times."""
+    for name, value in arguments.items():
+        kind = read_once(value)
+        if kind:
+            raise TypeError(
+                f"{path or type(model).__name__}: argument '{name}' is or has a {kind}, which can be read once, and "
+                "capture calls the forward several times; give it a list or a tuple"
+            )
+
+
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor belongs to a running transform of `torch.func`, and is none outside of it."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))  # type: ignore[attr-defined]
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
@@ -66,7 +85,7 @@ def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
     if not kinds:
         return []
     found = [leaf for leaf in _flat(call) if isinstance(leaf, kinds)]
-    return list(_get_overloaded_args(found))  # type: ignore[no-untyped-call]
+    return list(_get_overloaded_args(found))
 
 
 def asked(strangers: list[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
