@@ -18,6 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDict
 from torch.nn.utils.weight_norm import WeightNorm
 
 from quant.names import child_of
+from quant.rebinding import rebind
 from quant.uncompiled import is_compiled, stand_in_of
 
 
@@ -35,7 +36,10 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
     _begin_by_hand(model, memo)
-    copied: nn.Module = copy.deepcopy(model, memo)
+    with torch.no_grad():  # else the parameters of a scripted module are computed from those that they are copies of
+        copied: nn.Module = copy.deepcopy(model, memo)
+    _require_gradients(model, copied)
+    rebind(copied, memo)
     for module in copied.modules():
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
@@ -71,6 +75,14 @@ def _begun(module: nn.Module) -> tuple[Any, Any] | None:
         make, arguments, state = reduced[:3]
         return make(*arguments), state
     return None
+
+
+def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
+    """Let the parameters of copied scripted modules require a gradient where those of the model do."""
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        if isinstance(module, torch.jit.ScriptModule):
+            for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+                other.requires_grad_(one.requires_grad)
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:

@@ -20,10 +20,11 @@ from quant.capture.called import tensors_in
 from quant.capture.recorder import Limit, Recorder
 from quant.capture.unseen import said_of
 from quant.capture.watched import Watched, snapshot
-from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Result, compares_itself
 from quant.static.arguments import Arguments, copied, rebuilt
+from quant.static.dead import needed_places
 
 MOST_PASSES = 64
 """Each pass makes at least one module an island or holds one size, and few models have that many to find."""
@@ -146,13 +147,14 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
         for module, mode in modes.items():
             module.training = mode
         put_back()
-    for one, twin in zip(recorder.nodes, other.nodes, strict=False):
+    for place, twin_place in zip(_needed(recorder), _needed(other), strict=False):
+        one, twin = recorder.nodes[place], other.nodes[twin_place]
         if one.kwargs.get("training") is False and twin.kwargs.get("training") is True:
             twin.kwargs["training"] = False
         elif one.kwargs.get("training") is False:
             one.frozen = True
-    fault = _difference(recorder, other) or _problem(recorder, other)
-    if fault is None:
+    fault = _problem(recorder, other) or _difference(recorder, other)
+    if fault is None or (not other.problems and _needs_alike(recorder, other)):
         return {}
     return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
 
@@ -319,13 +321,27 @@ def _difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
             return a.path, "gives a value that follows from its inputs unseen"
     if place is not None:
         owner = one.nodes[place].owner if place < len(one.nodes) else other.nodes[place].owner
-        return owner, "does something else for other values"
+        return _at_fault(one, other, owner, place), "does something else for other values"
     if not _alike(_without_repeated(one.output, other.output), other.output):
         writes = isinstance(one.output, Result) and isinstance(other.output, Result)
         if writes and _alike(one.output.value, other.output.value):
             return _writer(one.output, other.output), "changes its state in a way that no graph shows"
         return "", "gives a value that follows from its inputs unseen"
     return None
+
+
+def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
+    """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
+    caller = ""
+    for region in reversed(one.regions):  # noted when they end: callers come first
+        inside = region.start <= place <= region.end and f"{owner}.".startswith(f"{region.path}.")
+        twins = (twin for twin in other.regions if (twin.path, twin.start) == (region.path, region.start))
+        if not inside or (twin := next(twins, None)) is None:
+            continue
+        if not _alike(region.arguments, twin.arguments):
+            return caller
+        caller = region.path
+    return owner
 
 
 def _without_repeated(one: Any, other: Any) -> Any:
@@ -343,6 +359,34 @@ def _without_repeated(one: Any, other: Any) -> Any:
 
 def _is_constant(tree: Any) -> bool:
     return not any(isinstance(leaf, (Ref, Attr, Given, Tensor)) for leaf in leaves(tree))
+
+
+def _needed(recorder: Recorder) -> list[int]:
+    return needed_places(Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.regions))
+
+
+def _needs_alike(one: Recorder, other: Recorder) -> bool:
+    """Whether two recordings differ in nothing but calls whose values nobody reads."""
+    if len(one.foreign) != len(other.foreign) or any(
+        a[2] is not b[2] for a, b in zip(one.foreign, other.foreign, strict=True)
+    ):
+        return False
+    calls, twins = _numbered(one), _numbered(other)
+    return len(calls) == len(twins) and all(
+        a[0] == b[0] and _alike(a[1], b[1]) for a, b in zip(calls, twins, strict=True)
+    )
+
+
+def _numbered(recorder: Recorder) -> list[tuple[Any, Any]]:
+    """What is called with what, of the calls that are needed, numbered among themselves; the output is the last."""
+    places = {index: place for place, index in enumerate(_needed(recorder))}
+
+    def renumbered(tree: Any) -> Any:
+        return map_leaves(lambda leaf: Ref(places[leaf.index]) if isinstance(leaf, Ref) else leaf, tree)
+
+    nodes = [recorder.nodes[index] for index in places]
+    calls = [((node.kind, node.owner, node.target), renumbered((node.args, node.kwargs))) for node in nodes]
+    return [*calls, (None, renumbered(recorder.output))]
 
 
 def _writer(one: Result, other: Result) -> str:

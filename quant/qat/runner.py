@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,8 +24,9 @@ from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.static.binding import bound_values
+from quant.static.fallback import UncapturedCall
 from quant.static.folding import is_own_norm, norm_of
-from quant.static.runner import GraphRunner, finished, is_replaying, output_of, seen_by
+from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -65,6 +67,8 @@ class TrainingRunner(GraphRunner):
             value: (slot.name, place) for slot in plan.slots.values() for place, value in enumerate(slot.observed)
         }
         self._dead, self._both = last_readers(plan), plan.read_both_ways()
+        self._first: tuple[GraphRunner, ...] = (self,)
+        self._untrained: bool | None = None
 
     def switch(self, name: str, on: bool) -> None:
         """Set `rounding` or `norms_frozen`."""
@@ -78,17 +82,21 @@ class TrainingRunner(GraphRunner):
     def train(self, mode: bool = True) -> TrainingRunner:
         super().train(mode)
         self._read_switches()
+        self._untrained = None
         return self
 
     def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.simulate or is_replaying():
             return super().run_graph(args, kwargs)
+        if not self.training and self._is_untrained():
+            return self._run_untrained(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
 
     def follow(self, first: GraphRunner) -> None:
         assert isinstance(first, TrainingRunner)
+        self._first = (first,)
         for name in ("rounding", "norms_frozen"):
             self.switch(name, first.is_on(name))
         for key in self.weights:
@@ -101,6 +109,28 @@ class TrainingRunner(GraphRunner):
                 point.set_observing(bool(model.observing))
                 point.set_quantizing(bool(model.quantizing))
         self.synced = first.synced
+
+    def _is_untrained(self) -> bool:
+        """Whether data came to other programs of the module, and not to all values of this one."""
+        if self._untrained is None:
+            [first] = self._first
+            programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
+            self._untrained = len(programs) > 1 and not self.has_seen() and any(one.has_seen() for one in programs)
+        return self._untrained
+
+    def _run_untrained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of eval mode, as with a cache, that never came in training: in float; convert drops the program."""
+        path, said = self.graph.path or type(self.root).__name__, self._first[0].said
+        if path not in said:
+            said.add(path)
+            warnings.warn(
+                f"{path}: no call like this one came in training, so its ranges are unknown and it runs in float; "
+                "call it in training mode too, or the converted model will take ranges of each such call",
+                UncapturedCall,
+                stacklevel=4,
+            )
+        with replaying():
+            return super().run_graph(args, kwargs)
 
     def corrected(self) -> list[Step]:
         """None: training has seen the rounded weights, and made its biases for them."""
@@ -243,6 +273,7 @@ class TrainingRunner(GraphRunner):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._read_switches()
+        self._untrained = None
 
 
 def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:

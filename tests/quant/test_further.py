@@ -143,6 +143,28 @@ def test_training_takes_calls_of_two_kinds(model: nn.Module) -> None:
         assert decibels(p(x, mask), q(x, mask)) > 40
 
 
+def test_a_call_that_never_came_in_training_runs_in_float_and_says_so_once(model: nn.Module) -> None:
+    """As a decoder's with its cache. The converted model has no program for it."""
+    x = torch.randn(20, 16)
+    p = quant.prepare_qat(model, x)
+    p.train()
+    for _ in range(4):
+        p(torch.randn(20, 16)).square().mean().backward()
+    p.eval()
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="no call like this one came in training") as said:
+        tanh = [p(x, mode="tanh") for _ in range(3)]
+    assert len(said) == 1
+    twin = model.train()
+    twin.load_state_dict(p.state_dict(), strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(tanh[2], twin.eval()(x, mode="tanh"))
+    q = quant.convert(p)
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="layer by layer"):
+        assert decibels(tanh[0], q(x, mode="tanh")) > 25
+    with torch.no_grad():
+        assert decibels(p(x), q(x)) > 40
+
+
 def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Module) -> None:
     """A program to which no data came is in the prepared model only; a call that no program stands for is named."""
     x, mask = torch.randn(20, 16), torch.rand(16)
