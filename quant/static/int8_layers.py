@@ -19,7 +19,7 @@ from quant.static.program import Site
 from quant.static.recognise import OPERATORS
 from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
-from quant.static.weights import quantized
+from quant.static.weights import folded_numbers, quantized
 
 NOT_SETTINGS = {"weight", "bias", "batch_norm", "affine", "clamp"}
 """Attributes of a weighted step that are no settings of its operator."""
@@ -140,7 +140,8 @@ def _weighted_layer(
         settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
-        made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        fold = folded_numbers(step, runner.graph, runner.root)
+        made.layers[identity] = StaticLayer(step.op, weight, settings, backend, fold)
         if original is not None:
             inherit(made.layers[identity], original)
     layer = made.layers[identity]

@@ -16,7 +16,7 @@ from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.recipe import QConfig
-from quant.static.folding import norm_of, parameter
+from quant.static.folding import gain_and_shift, norm_of, parameter
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -59,6 +59,28 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
     rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
     shift = -norm.running_mean if bias is None else bias - norm.running_mean
     return rows, shift * gain if norm.bias is None else shift * gain + norm.bias
+
+
+def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
+
+    Where the gain is 0 the weight is gone, and cannot be had back by them.
+    """
+    place, affine = step.attrs.get("batch_norm"), step.attrs.get("affine", ())
+    if place is None and not affine:
+        return None
+    if place is not None:
+        gain, shift = gain_and_shift(norm_of(place, graph, root))
+    else:
+        weight = parameter(step.attrs["weight"], graph, root)
+        assert weight is not None
+        width = output_first(weight, step).shape[0]
+        gain, shift = torch.ones(width), torch.zeros(width)
+    for one in affine:
+        constant = parameter(one.constant, graph, root)
+        assert constant is not None
+        gain, shift = one.after(gain, shift, constant)
+    return gain.detach().to(torch.float32).clone(), shift.detach().to(torch.float32).clone()
 
 
 def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:
