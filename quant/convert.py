@@ -218,7 +218,7 @@ def _convert_unit(
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
     program = assemble(plan, steps, given, plan.graph.output, context, sites)
-    remove_folded(plan, root)
+    remove_folded(plan, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
         del root.__dict__["forward"]

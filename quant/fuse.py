@@ -379,22 +379,26 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
             if not any(reader.integer and step.output in reader.inputs for reader in readers):
                 demote(step, "what reads it is float")
 
-    for step in steps:
-        if not step.integer or step.operator.anchor:
-            continue
-        if not any(by_node[value].integer for value in step.inputs):
-            demote(step, "what it reads is float")
+    def demote_given_reals() -> None:
+        for step in steps:
+            if step.integer and not step.operator.anchor and not any(by_node[value].integer for value in step.inputs):
+                demote(step, "what it reads is float")
+
+    def demote_parts() -> None:
+        for step in steps:
+            if isinstance(step.operator, Move) and _part_of_float(step, graph, by_node):
+                demote(step, "what it reads is float")
+
+    demote_given_reals()
     demote_unread()
-    for step in steps:
-        if isinstance(step.operator, Move) and _part_of_float(step, graph, by_node):
-            demote(step, "what it reads is float")
+    demote_parts()
     for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
         demote(step, "float steps read it too")
-    for step in wanted_unrounded(steps, users) if rules > 2 else ():
-        demote(step, "float steps or the caller read it too")
-    for step in steps:
-        if isinstance(step.operator, Move) and rules > 2 and _part_of_float(step, graph, by_node):
-            demote(step, "what it reads is float")
+    if rules > 2:
+        for step in wanted_unrounded(steps, users):
+            demote(step, "float steps or the caller read it too")
+        demote_given_reals()
+        demote_parts()
     demote_unread()
 
 

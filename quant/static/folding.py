@@ -49,6 +49,12 @@ class Affine:
         shift = self.sign * numbers
         return rows, shift if bias is None else bias + shift
 
+    def after(self, gain: Tensor, shift: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+        """Gain and shift of what it makes of gain x + shift, one number per channel each."""
+        rows, moved = self.fold(gain, shift, constant)
+        assert moved is not None
+        return rows, moved
+
 
 @dataclass(frozen=True)
 class Transposed:
@@ -77,6 +83,15 @@ def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
     """The batch norm of a node: the module, or a `FunctionalNorm` of the call."""
     node = graph.nodes[place]
     return attribute(root, node.target) if node.kind == "module" else FunctionalNorm(node, graph, root)
+
+
+def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a batch norm does in eval mode, y = gain x + shift, one number per channel each."""
+    gain = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        gain = gain * norm.weight
+    shift = -norm.running_mean * gain
+    return gain, shift if norm.bias is None else shift + norm.bias
 
 
 def norm_arguments(node: Node) -> dict[str, Any]:

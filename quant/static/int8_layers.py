@@ -20,7 +20,7 @@ from quant.static.layers import StaticLayer
 from quant.static.program import Site
 from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
-from quant.static.weights import quantized
+from quant.static.weights import folded_numbers, quantized
 
 
 class Made:
@@ -135,7 +135,8 @@ def _weighted_layer(
     if identity not in made.layers:
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
-        made.layers[identity] = StaticLayer(step.operator.name, weight, step.weighted.settings(), backend)
+        fold = folded_numbers(step, runner.graph, runner.root)
+        made.layers[identity] = StaticLayer(step.operator.name, weight, step.weighted.settings(), backend, fold)
         if original is not None:
             inherit(made.layers[identity], original)
     layer = made.layers[identity]

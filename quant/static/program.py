@@ -294,8 +294,6 @@ class ProgramRunner(nn.Module):
             raise mismatch
         for runner in (self, *self.others):
             assert isinstance(runner, ProgramRunner)
-            if runner.weights is not None and runner.weights.problem:
-                raise CaptureMismatch(f"{mismatch}; it cannot run as it is either: {runner.weights.problem}")
             if runner.weights is not None:
                 runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
         output = run_own_forward(module, own, args, kwargs, mismatch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -10,7 +12,8 @@ from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
 from quant.ops.operator import Weighted
 from quant.static.folding import norm_arguments
-from quant.static.program import ProgramRunner
+from quant.static.layers import FoldedNorm, StaticLayer
+from quant.static.program import ProgramRunner, Site
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -24,24 +27,29 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
     return root
 
 
-def remove_folded(plan: Plan, root: nn.Module) -> None:
+def remove_folded(plan: Plan, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]) -> None:
     """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
     for step in plan.steps:
         place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         node = None if place is None else plan.graph.nodes[place]
         if node is not None and node.kind == "module":
-            replace_module(root, attribute(root, node.target), nn.Identity())
+            layer = layers[sites[step.output].layer]
+            assert isinstance(layer, StaticLayer)
+            replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
 def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:
-    """Take away the float parameters of functional layers, and what was folded, where nothing in float reads them."""
+    """Take away the float parameters of functional layers where nothing in float reads them.
+
+    Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
+    """
     wanted = set().union(*(program.float_parameters() for program in programs))
     for step in plan.steps:
         if not isinstance(step.operator, Weighted):
             continue
         functional = plan.graph.nodes[step.nodes[0]].kind != "module"
         layer = _paths((step.operator.weight, step.operator.bias), plan) if functional else set()
-        for path in (layer | folded_parameters(step.operator, plan)) - wanted:
+        for path in layer - wanted - folded_parameters(step.operator, plan):
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):

@@ -14,7 +14,7 @@ from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.ops.step import Step
 from quant.recipe import QConfig
-from quant.static.folding import norm_of, parameter
+from quant.static.folding import gain_and_shift, norm_of, parameter
 
 BIAS_LIMIT = 2**30
 """Largest quantised bias: as much again fits beside it in int32."""
@@ -53,6 +53,28 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
     rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
     shift = -norm.running_mean if bias is None else bias - norm.running_mean
     return rows, shift * gain if norm.bias is None else shift * gain + norm.bias
+
+
+def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
+
+    Where the gain is 0 the weight is gone, and cannot be had back by them.
+    """
+    layer = step.weighted
+    if not layer.is_folded:
+        return None
+    if layer.batch_norm is not None:
+        gain, shift = gain_and_shift(norm_of(layer.batch_norm, graph, root))
+    else:
+        weight = parameter(layer.weight, graph, root)
+        assert weight is not None
+        width = layer.output_first(weight).shape[0]
+        gain, shift = torch.ones(width), torch.zeros(width)
+    for one in layer.affine:
+        constant = parameter(one.constant, graph, root)
+        assert constant is not None
+        gain, shift = one.after(gain, shift, constant)
+    return gain.detach().to(torch.float32).clone(), shift.detach().to(torch.float32).clone()
 
 
 def quantized(
