@@ -217,9 +217,9 @@ def test_a_layer_with_batch_norm_runs_once(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(args)
         return right(*args, **kwargs)
 
-    from quant.static import weights
+    from quant.ops import conv
 
-    monkeypatch.setitem(weights._CONV, 2, counted)
+    monkeypatch.setitem(conv._CONV, 2, counted)
     prepared(x)
     assert len(calls) == 3
 
