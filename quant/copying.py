@@ -8,6 +8,7 @@ gets the same computation as a parametrization, which capture sees and training 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,7 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
     copied = copy.deepcopy(model, memo)
+    follow_weak_references(copied, memo)
     for module in copied.modules():
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
@@ -39,6 +41,18 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not training:
                 _unparametrize(module)
     return copied
+
+
+def follow_weak_references(copied: nn.Module, memo: dict[int, Any]) -> None:
+    """Let weak references to parts of a model, which a deep copy leaves as they are, be references to the copy's.
+
+    Args:
+        memo: of the deep copy.
+    """
+    for module in copied.modules():
+        for name, value in vars(module).items():
+            if type(value) is weakref.ref and id(value()) in memo and value() is not None:
+                vars(module)[name] = weakref.ref(memo[id(value())])
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
