@@ -20,7 +20,7 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.prepare import Prepared
+from quant.prepare import Prepared, set_or_delete
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -116,8 +116,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
 def _forget_calibration(model: nn.Module, info: Prepared) -> None:
     """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
     for path, value in info.state.items():
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, copy.deepcopy(value))
+        set_or_delete(model, path, copy.deepcopy(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:

@@ -15,8 +15,11 @@ from torch import nn
 
 from quant.capture.proof import record
 from quant.capture.recorder import Recorder
+from quant.capture.surroundings import OTHER_PARAMETERS
+from quant.capture.undisturbed import depends_on_caller
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
+from quant.names import full_name
 from quant.static.arguments import Arguments, copied
 
 
@@ -105,8 +108,15 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
     call = recorder.calls[path]
     if watched.has_hooks_in(call.module):
         found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
+    if call.swapped:
+        found.islands.setdefault(path, OTHER_PARAMETERS)
+    parameters = (full_name(path, name) for name, _ in call.module.named_parameters())
+    if not watched.changed.isdisjoint(parameters):
+        found.islands.setdefault(path, "a forward changes its parameters")
     if call.varies:
         found.islands.setdefault(path, "it is called with different arguments each time")
+    if path not in found.islands and depends_on_caller(watched, call):
+        found.islands[path] = "it depends on what its caller sets beside its arguments"
     if path in found.islands:
         for child in call.children:
             _capture_child(watched, recorder, child, found, training)
