@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import collections
 import contextvars
+import dis
 import functools
 import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,11 +25,14 @@ from torch import Tensor, nn
 
 from quant.capture.state import same, same_content
 from quant.capture.surroundings import GENERATORS, generator_key, generator_state, set_generator
-from quant.objects import OPAQUE, content, fill
+from quant.names import full_name
+from quant.objects import OPAQUE, attributes_of, fill
 
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 """Classes of Python's own whose objects are there to be written to; its others (loggers, locks) are left alone."""
+ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
+MODULE_STORES = {"_parameters", "_buffers", "_modules", "forward"}
 DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
 MOST_ITEMS, MOST_NUMBERS = 10_000, 65_536
 """Items of a container, and numbers of a tensor, that are compared and put back."""
@@ -71,9 +75,7 @@ class Content:
         self.key = (id(value), "")
 
     def state(self) -> Any:
-        if isinstance(self.value, (set, bytearray)):
-            return {}, list(self.value)
-        return content(self.value)
+        return attributes_of(self.value), _items(self.value)
 
     def put_back(self, state: Any) -> None:
         if isinstance(self.value, (set, bytearray)):
@@ -154,6 +156,16 @@ class Outside:
     def __init__(self) -> None:
         self.first: States = {}
         self._frames: list[States] = []
+        self._attributes: dict[Any, str] = {}
+
+    def keep_attributes(self, model: nn.Module) -> None:
+        """Put back what lists, dicts and objects on modules hold too, deeper than `watched` looks."""
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                if name not in MODULE_STORES and not isinstance(value, (Tensor, *GENERATORS)):
+                    for place in _contents(value, name):
+                        self.first.setdefault(place.key, (place, place.state()))
+                        self._attributes.setdefault(place.key, full_name(path, name))
 
     def enter(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         """A module's forward begins."""
@@ -180,14 +192,19 @@ class Outside:
         """What the forward that began last found."""
         return dict(self._frames[-1]) if self._frames else {}
 
-    def snapshot(self) -> Callable[[], None]:
-        """What puts everything back to what it is now, also what is reached for the first time later."""
+    def snapshot(self) -> Callable[[], set[str]]:
+        """What puts everything back to what it is now, also what is reached for the first time later.
+
+        It gives the dotted names of the attributes of modules that had changed.
+        """
         now = {key: (place, place.state()) for key, (place, _) in self.first.items()}
 
-        def put_back() -> None:
-            for place, state in {**self.first, **now}.values():
-                if not _is_as(place, state):
-                    place.put_back(state)
+        def put_back() -> set[str]:
+            changed = {key for key, (place, state) in {**self.first, **now}.items() if not _is_as(place, state)}
+            for key in changed:
+                place, state = now.get(key, self.first[key])
+                place.put_back(state)
+            return {self._attributes[key] for key in changed if key in self._attributes}
 
         return put_back
 
@@ -199,6 +216,25 @@ def alike(one: States, other: States) -> bool:
 
 def _is_as(place: Place, state: Any) -> bool:
     return bool(place.same(place.state(), state))
+
+
+def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Module) -> bool:
+    """Whether a forward names a class of a child's, and something that asks for classes: an int8 layer has another."""
+    function = _function_of(forward)
+    if function is None:
+        return False
+    for one in (function, *_helpers(module, function)):
+        names = _names(one.__code__)
+        if names.isdisjoint(ASKS_CLASS) and not _matches_classes(one.__code__):
+            continue
+        classes = [one.__globals__.get(name, getattr(nn, name, None)) for name in names]
+        if any(isinstance(kind, type) and kind is not nn.Module and isinstance(child, kind) for kind in classes):
+            return True
+    return False
+
+
+def _matches_classes(code: types.CodeType) -> bool:
+    return any(instruction.opname == "MATCH_CLASS" for instruction in dis.get_instructions(code))
 
 
 def _reached(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Place]:
@@ -251,13 +287,26 @@ def _contents(value: Any, name: str, depth: int = 0) -> Iterator[Place]:
     elif isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_inference() and value.numel() <= MOST_NUMBERS:
             yield Values(value, name)
+    elif 0 < depth < 3 and isinstance(value, nn.Module):  # one that nobody registered
+        yield Content(value, name)
+        for part in vars(value).values():
+            yield from _contents(part, name, depth + 1)
     elif _is_written_to(value):
         yield Content(value, name)
-        attributes, items = content(value)
-        inner = items.values() if isinstance(items, Mapping) else items or ()
-        for part in (*attributes.values(), *inner):
-            if depth < 2:
+        if depth < 2:
+            items = _items(value)
+            inner = items.values() if isinstance(items, dict) else items or ()
+            for part in (*attributes_of(value).values(), *inner):
                 yield from _contents(part, name, depth + 1)
+
+
+def _items(value: Any) -> Any:
+    """What a container holds, whatever its class gives when it is asked: transformers' tables make new objects."""
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    if isinstance(value, list):
+        return list(list.__iter__(value))
+    return list(value) if isinstance(value, CONTAINERS) else None
 
 
 def _is_written_to(value: Any) -> bool:

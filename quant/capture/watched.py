@@ -60,7 +60,7 @@ class Watched:
 
         def put_all_back() -> None:
             self.changed.update(put_back())
-            outside()
+            self.changed.update(outside())
 
         return put_all_back
 
@@ -110,6 +110,7 @@ def watching(model: nn.Module) -> Iterator[Watched]:
         forwards = [(module, module.forward) for module in model.modules()]
         for module, forward in forwards:
             module.__dict__["forward"] = watched._forward(module, forward)
+        watched.outside.keep_attributes(model)
         yield watched
 
 
