@@ -574,6 +574,13 @@ class Recorder(TorchFunctionMode):
 
     # ------------------------------------------------------------------------------------------------ modules
 
+    def on_copy(self, module: nn.Module) -> None:
+        """A forward copies a module: its copy would be of the int8 layer, whatever is then changed in it."""
+        name = self.names.get(id(module))
+        if name is not None and threading.get_ident() == self._thread:
+            self.problem(self._owners[-1], f"copies {name or 'itself'}")
+            self.problem(name, "is copied by another")
+
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -34,6 +34,9 @@ class Listener:
         self.outside = Outside()
         self._thread = threading.get_ident()
 
+    def on_copy(self, module: nn.Module) -> None:
+        """As of a recorder, which has seen to it."""
+
     def on_call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread or id(module) not in self.names:
             return forward(*args, **kwargs)

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import functools
 import random
+import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -84,16 +86,39 @@ class Watched:
         finally:
             self.recorder = before
 
-    def _forward(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)  # forwards are asked for their signatures
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self.recorder is None:
-                return forward(*args, **kwargs)
-            return self.recorder.on_call(module, forward, args, kwargs)
 
+class WatchedForward:
+    """What a module has as its forward while it is watched.
+
+    Copies that the forward makes of a module get their own forward; whoever copies, and what is copied, runs as it is.
+    """
+
+    def __init__(self, watched: Watched, module: nn.Module, forward: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, forward)  # forwards are asked for their signatures
+        self._watched, self._module, self._forward = watched, module, forward
         if "forward" not in vars(module):  # what the class says is still so
-            watched.watches = module  # type: ignore[attr-defined]
-        return watched
+            self.watches = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, told to the recorder."""
+        recorder = self._watched.recorder
+        if recorder is None:
+            return self._forward(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")  # of nn.Module's call; another than ours in a shallow copy
+        if isinstance(caller, nn.Module) and caller is not self._module and vars(caller).get("forward") is self:
+            recorder.on_copy(self._module)
+            return self._of(caller)(*args, **kwargs)
+        return recorder.on_call(self._module, self._forward, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._watched.recorder is not None:
+            self._watched.recorder.on_copy(self._module)
+        return self._of(memo[id(self._module)]) if id(self._module) in memo else self
+
+    def _of(self, copied: nn.Module) -> Any:
+        """The same forward of a copy."""
+        function = getattr(self._forward, "__func__", None)
+        return self._forward if function is None else types.MethodType(function, copied)
 
 
 @contextlib.contextmanager
@@ -109,7 +134,7 @@ def watching(model: nn.Module) -> Iterator[Watched]:
             stop_nesting(module)
         forwards = [(module, module.forward) for module in model.modules()]
         for module, forward in forwards:
-            module.__dict__["forward"] = watched._forward(module, forward)
+            module.__dict__["forward"] = WatchedForward(watched, module, forward)
         watched.outside.keep_attributes(model)
         yield watched
 

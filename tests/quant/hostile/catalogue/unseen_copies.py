@@ -123,7 +123,7 @@ class HiddenModule(TwoLayers):
         return self.last(self.hidden[0](self.first(x).relu()))
 
 
-@case("layers are called by their class, after a branch on values")
+@case("layers are called by their class, after a branch on values", refusal="every layer's class is asked for")
 class ByClass(nn.Module):
     def __init__(self) -> None:
         super().__init__()
