@@ -64,7 +64,15 @@ def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def copied(tree: Any) -> Any:
     """Nested arguments with tensors and objects of their own: a forward that writes into them changes nobody's."""
-    return rebuilt(tree, lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf)
+    return rebuilt(tree, lambda leaf: clone(leaf) if type(leaf) is Tensor else leaf)
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """A tensor of the same values, with the attributes that somebody set on it."""
+    found = tensor.detach().clone()
+    if tensor.__dict__:
+        found.__dict__.update(tensor.__dict__)
+    return found
 
 
 def kept(value: Any) -> Any:

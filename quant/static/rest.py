@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from quant.capture.surroundings import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.prepare import Prepared
@@ -36,7 +37,9 @@ def make_rest_dynamic(
     """
     rest: dict[str, QConfig] = {}
     for name, module in model.named_modules():
-        qconfig = info.recipe.resolve(name, module)[0] if name in info.called and is_dynamic(module) else None
+        read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
+        wanted = name in info.called and is_dynamic(module) and not read
+        qconfig = info.recipe.resolve(name, module)[0] if wanted else None
         if qconfig is not None:
             rest[name] = _dynamic_part(qconfig)
             layers[name] = qconfig

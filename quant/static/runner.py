@@ -20,6 +20,7 @@ from quant.graph import (
     Graph,
     Node,
     Ref,
+    TensorMeta,
     arguments_of,
     attribute,
     evaluate,
@@ -273,17 +274,30 @@ def bound_values(
                 f"{said(value)} now; prepare the model with example_inputs like this call"
             )
         meta = graph.nodes[index].meta
-        if meta is not None and value.dtype != meta.dtype and (graph.typed or index in quantized):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was {meta.dtype} in example_inputs and "
-                f"is {value.dtype} now; prepare the model with example_inputs like this call"
-            )
+        if meta is not None:
+            _check_kind(graph, index, meta, value, root, typed=graph.typed or index in quantized)
         values[index] = value
 
     bound = bind(root, args, kwargs)
     for name, expected in graph.arguments.items():
         match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
     return values
+
+
+def _check_kind(graph: Graph, index: int, meta: TensorMeta, value: Tensor, root: nn.Module, *, typed: bool) -> None:
+    """Raise CaptureMismatch for an input of another dtype, rank or layout than the graph stands for."""
+    if typed and value.dtype != meta.dtype:
+        was, is_now = str(meta.dtype), str(value.dtype)
+    elif graph.ranked and value.dim() != len(meta.shape):
+        was, is_now = f"of {len(meta.shape)} dimensions", f"of {value.dim()}"
+    elif graph.contiguous and value.layout == torch.strided and not value.is_contiguous():
+        was, is_now = "contiguous (the forward writes in place)", "not"
+    else:
+        return
+    name = f"{type(root).__name__}: argument '{graph.nodes[index].target}'"
+    raise CaptureMismatch(
+        f"{name} was {was} in example_inputs and is {is_now} now; prepare the model with example_inputs like this call"
+    )
 
 
 def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
