@@ -77,11 +77,16 @@ def clone(tensor: Tensor) -> Tensor:
 
 def kept(value: Any) -> Any:
     """An object as it is now, whatever is done to it: a copy, or itself where it cannot be copied or changed."""
-    if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None):
+    if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None or _is_iterator(value)):
         return value
     with contextlib.suppress(Exception):
         return copy.deepcopy(value)
     return value
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether a call changes an object by reading it, which only its class's C code knows how."""
+    return hasattr(value, "__next__")
 
 
 def copyable(value: Any) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -473,6 +473,17 @@ def test_a_cache_that_the_first_call_fills_is_no_reason_for_an_island() -> None:
     again = whole(Cached(), x)
     assert [node.target for node in first.nodes] == [node.target for node in again.nodes]
     assert equal(replay(first, Cached(), x), Cached()(x))
+
+
+class ReadsIterator(nn.Module):
+    def forward(self, x: Tensor, gains: Iterator[float]) -> Tensor:
+        return x * next(gains)
+
+
+def test_an_iterator_that_is_given_is_read_by_no_recording() -> None:
+    gains = iter([2.0, 3.0])
+    capture(ReadsIterator(), (torch.randn(3, 4), gains))
+    assert next(gains) == 2.0
 
 
 class Broken(nn.Module):
