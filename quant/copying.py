@@ -8,6 +8,7 @@ gets the same computation as a parametrization, which capture sees and training 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +41,7 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
         copied: nn.Module = copy.deepcopy(model, memo)
     _require_gradients(model, copied)
     rebind(copied, memo)
+    follow_weak_references(copied, memo)
     for module in copied.modules():
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
@@ -83,6 +85,18 @@ def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             for one, other in zip(module.parameters(), twin.parameters(), strict=True):
                 other.requires_grad_(one.requires_grad)
+
+
+def follow_weak_references(copied: nn.Module, memo: dict[int, Any]) -> None:
+    """Let weak references to parts of a model, which a deep copy leaves as they are, be references to the copy's.
+
+    Args:
+        memo: of the deep copy.
+    """
+    for module in copied.modules():
+        for name, value in vars(module).items():
+            if type(value) is weakref.ref and id(value()) in memo and value() is not None:
+                vars(module)[name] = weakref.ref(memo[id(value())])
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:

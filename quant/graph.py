@@ -175,6 +175,8 @@ class Graph:
         arguments: bound to forward's signature; Ref where a tensor goes in, else the value seen at capture.
         output: nested, with Ref; a `Result` where objects are to be built or something is to be written.
         typed: whether the forward asked for dtypes, so that its inputs must have those of the captured ones.
+        ranked: whether it read the sizes of a tensor, so that its inputs must have the captured numbers of dimensions.
+        contiguous: whether it writes in place to what is shared where inputs are contiguous, as the captured ones.
     """
 
     path: str
@@ -183,6 +185,8 @@ class Graph:
     output: Any
     regions: list[Region]
     typed: bool = False
+    ranked: bool = False
+    contiguous: bool = False
 
     def users(self) -> dict[int, list[int]]:
         """For each value the nodes that read it, in order; the output reads as node len(nodes)."""

@@ -173,6 +173,7 @@ def planned(
     if widen(prepared, *as_arguments(example_inputs)):
         example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training)
+    _restore_parameters(prepared, model, found.state)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
     for path, reasons in one_range_each(plans, modules).items():
@@ -191,6 +192,15 @@ def planned(
     return prepared
 
 
+@torch.no_grad()
+def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]) -> None:
+    """Give the parameters of a captured copy that its own forward changed the user's values again."""
+    values = dict(model.named_parameters())
+    for name, parameter in prepared.named_parameters():
+        if name in changed and name in values and values[name].shape == parameter.shape:
+            parameter.copy_(values[name])
+
+
 class Absent(enum.Enum):
     """Stands for an attribute that a forward is the first to set."""
 
@@ -204,7 +214,7 @@ def attribute_or_absent(model: nn.Module, path: str) -> Any:
 
 
 def set_or_delete(model: nn.Module, path: str, value: Any) -> None:
-    """Make an attribute what `attribute_or_absent` gave."""
+    """Let an attribute be what `attribute_or_absent` gave."""
     owner, _, name = path.rpartition(".")
     module = model.get_submodule(owner)
     if value is not Absent.ABSENT:

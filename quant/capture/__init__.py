@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.capture.outside import looks_at_class
 from quant.capture.proof import record
 from quant.capture.recorder import Recorder
+from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unseen import refuse_read_once
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
+from quant.names import full_name
 from quant.static.arguments import Arguments, bind, copied
 
 
@@ -97,8 +100,17 @@ def _capture_unit(
     if path not in found.islands:
         found.graphs[path] = recorder.graph()
     for island in inside:
-        for child in recorder.inside.found[island].children:
-            _capture_child(watched, recorder, child, found, training)
+        _capture_children(watched, recorder, island, found, training)
+
+
+def _capture_children(watched: Watched, recorder: Recorder, island: str, found: Capture, training: bool) -> None:
+    """Capture the modules that an island calls."""
+    parent = recorder.inside.found[island]
+    forward = parent.module.__dict__["forward"]
+    for child in parent.children:
+        if looks_at_class(parent.module, forward, recorder.inside.found[child].module):
+            found.islands.setdefault(child, f"the forward of {island or 'the model'} asks for its class")
+        _capture_child(watched, recorder, child, found, training)
 
 
 def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Capture, training: bool) -> None:
@@ -110,9 +122,13 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
         found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
     if call.reason:
         found.islands.setdefault(path, call.reason)
+    parameters = (full_name(path, name) for name, _ in call.module.named_parameters())
+    if not watched.changed.isdisjoint(parameters):
+        found.islands.setdefault(path, "a forward changes its parameters")
+    if path not in found.islands and depends_on_caller(watched, call):
+        found.islands[path] = "it depends on what its caller sets beside its arguments"
     if path in found.islands:
-        for child in call.children:
-            _capture_child(watched, recorder, child, found, training)
+        _capture_children(watched, recorder, path, found, training)
         return
     args, kwargs = call.example
     _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)

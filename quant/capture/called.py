@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.capture.outside import States
+from quant.capture.outside import alike as found_alike
+from quant.capture.surroundings import OTHER_PARAMETERS, OwnParameters
 from quant.capture.unseen import foreign, is_transformed, read_once
 from quant.graph import leaves
 from quant.objects import opened
 from quant.static.arguments import Arguments, alike, copied
+from quant.static.leaves import is_leaf
 
 VARIES = "it is called with different arguments each time"
 
@@ -30,12 +34,17 @@ class Called:
     Attributes:
         example: the arguments of its first call, copied.
         reason: why no graph of its own can stand for its calls; '' where one can.
+        output, chance: what it first gave, and torch's random state before; None of an island's own call.
+        reached: what it first found outside of the model.
         children: dotted names of the modules that it called in turn.
     """
 
     module: nn.Module
     example: Arguments
     reason: str = ""
+    output: Any = None
+    chance: Any = None
+    reached: States = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
 
 
@@ -46,8 +55,9 @@ class IslandCalls:
         found: by dotted name, every module that was called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: OwnParameters, reached: Callable[[], States]) -> None:
         self.found: dict[str, Called] = {}
+        self._parameters, self._reached = parameters, reached
         self._thread = threading.get_ident()
         self._running: list[str] = []
         self._elsewhere = threading.local()
@@ -79,12 +89,16 @@ class IslandCalls:
             if parent is not None and parent != path and path not in self.found[parent].children:
                 self.found[parent].children.append(path)
             known = self.found.get(path)
-            reason = _why_alone(module, (args, kwargs))
+            reason, reached = _why_alone(module, (args, kwargs)), self._reached()
+            if not reason and self._parameters.are_swapped(module):
+                reason = OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else (copied(args), copied(kwargs))
-                self.found[path] = Called(module, example, reason)
+                chance = torch.get_rng_state()
+                self.found[path] = Called(module, example, reason, chance=chance, reached=reached)
             elif not known.reason:
-                known.reason = reason or ("" if alike(module, known.example, (args, kwargs)) else VARIES)
+                same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
+                known.reason = reason or ("" if same else VARIES)
 
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that an island begins: what its last call called counts, not what earlier ones did."""
@@ -111,7 +125,11 @@ class IslandCalls:
             return forward(*args, **kwargs)
         self.note(path, module, args, kwargs)
         with self.within(path):
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+        call = self.found[path]
+        if call.output is None and not call.reason and not is_leaf(module):
+            call.output = copied(output)
+        return output
 
 
 def _why_alone(module: nn.Module, call: Arguments) -> str:

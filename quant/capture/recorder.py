@@ -23,7 +23,9 @@ from torch.overrides import TorchFunctionMode
 from quant.capture.called import IslandCalls
 from quant.capture.calls import (
     COUNTED,
+    GIVES_BACK,
     METADATA,
+    OF_GRADIENTS,
     RANDOM,
     SIZED_BY_VALUES,
     SIZES,
@@ -35,8 +37,11 @@ from quant.capture.calls import (
     with_items,
     write_items,
 )
+from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.outside import Outside
 from quant.capture.state import Snapshot, differs, same_content, state_of
+from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
 from quant.names import full_name
@@ -71,6 +76,9 @@ class Recorder(TorchFunctionMode):
         opaque: islands that were called, in order.
         inside: modules that islands called.
         foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
+        computed: the nodes of the numbers that were computed from sizes.
+        held: which of those are held to their values, by their places.
+        outside: what forwards reach outside of the model; set by the caller where it is to be put back.
         tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
@@ -82,22 +90,24 @@ class Recorder(TorchFunctionMode):
         path: str,
         islands: Mapping[str, str],
         limits: tuple[Limit, ...] = (),
+        held: frozenset[int] = frozenset(),
         *,
         training: bool = False,
     ) -> None:
         super().__init__()
         self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
+        self.held, self.computed = held, list[int]()
         self.names = {id(module): name for name, module in root.named_modules()}
         self.attributes = _attributes(root)
         self.nodes: list[Node] = []
         self.values: list[Any] = []
         self.regions: list[Region] = []
         self.opaque: list[str] = []
-        self.inside = IslandCalls()
         self.problems: dict[str, str] = {}
         self.failed: tuple[str, Exception] | None = None
         self.called: set[str] = set()
         self.foreign: list[tuple[int, str, Any]] = []
+        self.outside = Outside()
         self.output: Any = None
         self.result: Any = None
         self.arguments: dict[str, Any] = {}
@@ -107,6 +117,9 @@ class Recorder(TorchFunctionMode):
         self._given: dict[int, tuple[Any, Given]] = {}
         self._state: dict[str, dict[str, Any]] = {}
         self._where: dict[int, Ref | Attr] = {}
+        self._given_back = GivenBack(self._where)
+        self._parameters, self._chance = OwnParameters(root), Chance(root)
+        self.inside = IslandCalls(self._parameters, lambda: self.outside.reached())
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
         self._overwritten: set[int] = set()
@@ -114,7 +127,7 @@ class Recorder(TorchFunctionMode):
         self._owners: list[str] = [""]
         self._sites: dict[str, int] = {}
         self._recording = False
-        self._typed = False
+        self._typed = self._ranked = self._contiguous = False
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -135,6 +148,10 @@ class Recorder(TorchFunctionMode):
             self._end(before)
         self.called.add(self.path)
 
+    def again(self, *, training: bool) -> Recorder:
+        """A recorder of another call of the same kind."""
+        return Recorder(self.root, self.path, self.islands, self.limits, self.held, training=training)
+
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
         """The tensors of a call, by the nodes that stand for them."""
         self.arguments = bind(self.root, args, kwargs)
@@ -143,7 +160,8 @@ class Recorder(TorchFunctionMode):
 
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
-        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, self._typed))
+        asked = {"typed": self._typed, "ranked": self._ranked, "contiguous": self._contiguous}
+        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, **asked))
 
     def _end(self, before: dict[int, Any]) -> None:
         value = self._output_places(self.result)
@@ -202,6 +220,11 @@ class Recorder(TorchFunctionMode):
         """Note that the module `name` (within the root) has to run as it is."""
         self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
 
+    def _charge_chance(self) -> None:
+        """The module that runs is the one that drew the random numbers since the last call of a submodule."""
+        if self._chance.was_drawn_from():
+            self.problem(self._owners[-1], "draws random numbers outside of torch")
+
     # ------------------------------------------------------------------------------------------------ values
 
     def _take(self, name: str, value: Any) -> Any:
@@ -214,6 +237,8 @@ class Recorder(TorchFunctionMode):
             return self._place(leaf)
         if id(leaf) in self._where:
             return self._where[id(leaf)]
+        if leaf.__dict__:
+            self.problem("", f"gets a tensor with an attribute '{next(iter(leaf.__dict__))}' of the caller's")
         self._inputs.append(leaf)
         index = self._append(Node(len(self.nodes), "input", name), leaf, GIVEN)
         return Ref(index)
@@ -307,6 +332,14 @@ class Recorder(TorchFunctionMode):
         node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
         index = self._append(node, value, self._follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
+        if static:
+            self.computed.append(index)
+            if len(self.computed) - 1 in self.held:
+                self._guard(Ref(index), value)
+        if type(value) not in (int, float):  # numpy's, or complex: no longer a number that can be followed
+            for one in operands:
+                if type(one) in NUMBERS:
+                    self._hold(one, "computes in Python with")
         return recorded(value, self, index, static)
 
     def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
@@ -364,6 +397,12 @@ class Recorder(TorchFunctionMode):
         kind, target, args, kwargs = canonical(func, args, kwargs)
         name = called_name(target, args)
         self._typed = self._typed or (name in ASKS_DTYPE and self._follows_from(self.places(args)) == GIVEN)
+        if name in OF_GRADIENTS:
+            if self._follows_from(self.places(args)) != CONSTANT:
+                self.problem(self._owners[-1], "asks about the gradients of a tensor, which a graph does not know")
+            return value
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, kwargs))):
+            self.problem(self._owners[-1], "draws from a generator of its own")
         if name in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         if self.training and inside_autograd_function(sys._getframe(2), Recorder.run.__code__):
@@ -391,6 +430,8 @@ class Recorder(TorchFunctionMode):
         """Note a call with its results, each part of which is a value of its own."""
         if isinstance(value, Tensor):
             if id(value) in self._where or id(value) in self.attributes:
+                if node.kind != "module" and called_name(node.target, node.args) in GIVES_BACK:
+                    return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self._append(node, value, follows, sized_by_values=sized_by_values)
             return value
@@ -398,6 +439,16 @@ class Recorder(TorchFunctionMode):
         if called_name(node.target, node.args) in COUNTED:
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
+
+    def _same_tensor(self, node: Node, value: Tensor, follows: int, sized_by_values: bool) -> Tensor:
+        """A call that gave its tensor back as it is."""
+        older = self._where.get(id(value))
+        if older is None:  # a parameter or buffer, which is read anew at every run
+            self._typed = self._typed or self._follows_from((node.args[1:], node.kwargs)) == GIVEN
+            return value
+        index = self._append(node, value, follows, sized_by_values=sized_by_values)
+        self._given_back.note(value, older, Ref(index))
+        return value
 
     def _hold_count(self, node: Node, count: int, sized_by_values: bool) -> None:
         """The forward goes on with so many parts, which follows from a size."""
@@ -454,6 +505,7 @@ class Recorder(TorchFunctionMode):
             if name == "__len__":
                 self._hold(number, "counts by")
             return number
+        self._ranked = self._ranked or follows == GIVEN  # how many sizes there are is not noted
         index = self._append(node, value, follows)
         items = []
         for place, size in enumerate(value):
@@ -505,6 +557,11 @@ class Recorder(TorchFunctionMode):
 
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
         """What lies over the memory of changed tensors cannot be read by its old place any more."""
+        if keep is not None and self._given_back.holds(keep):
+            # Where inputs lie otherwise, or are of another dtype, the call would have given a copy.
+            self._typed = self._contiguous = True
+            if not all(tensor.is_contiguous() for tensor in self._inputs if tensor.layout == torch.strided):
+                self.problem(self._owners[-1], "writes to a tensor that a call gave back as it is")
         for tensor in changed:
             place = self._where.get(id(tensor))
             own = place.index if tensor is keep and isinstance(place, Ref) else None
@@ -526,18 +583,49 @@ class Recorder(TorchFunctionMode):
 
     # ------------------------------------------------------------------------------------------------ modules
 
+    def on_copy(self, module: nn.Module) -> None:
+        """A forward copies a module: its copy would be of the int8 layer, whatever is then changed in it."""
+        name = self.names.get(id(module))
+        if name is not None and not self.inside.is_elsewhere:
+            self.problem(self._owners[-1], f"copies {name or 'itself'}")
+            self.problem(name, "is copied by another")
+
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """What happens instead of a submodule's forward."""
         name = self.names.get(id(module))
-        if self.inside.is_elsewhere and self.inside.running is None:
+        if self.inside.is_elsewhere:
+            return self._call_elsewhere(module, name, forward, args, kwargs)
+        seen_through = self._recording and name is not None and full_name(self.path, name) not in self.islands
+        if self._recording:
+            self._charge_chance()
+        self.outside.enter(module, forward)
+        try:
+            return self._call(module, name, forward, args, kwargs)
+        finally:
+            label = self.outside.leave()
+            if label and seen_through:
+                self.problem(str(name), f"changes '{label}', which is outside of the model")
+
+    def _call_elsewhere(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """A module called in another thread."""
+        if self.inside.running is None:
             self.problem(self._owners[-1], "calls modules in another thread")
             return forward(*args, **kwargs)
-        if not self._recording or self.inside.is_elsewhere:
+        return self._call_inside(module, name, forward, args, kwargs)
+
+    def _call(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if not self._recording:
             return self._call_inside(module, name, forward, args, kwargs)
         if name is None or module is self.root:
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            self._charge_chance()
+            return output
         path = full_name(self.path, name)
         self.called.add(path)
         with self._switched(False):
@@ -549,13 +637,16 @@ class Recorder(TorchFunctionMode):
 
     def _enter(self, module: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See through a container."""
-        start = len(self.nodes)
+        start, end_calls = len(self.nodes), self._given_back.mark()
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self._owners.append(name)
         try:
             with self._switched(True), self._noting_errors(name):
                 output = forward_of(module, forward)(*args, **kwargs)
-            self.regions.append(Region(name, start, len(self.nodes), arguments, self.places(output)))
+            self._charge_chance()
+            places = self.places(output)
+            self.regions.append(Region(name, start, len(self.nodes), arguments, places))
+            end_calls(leaves(places))
         finally:
             self._owners.pop()
         return output
@@ -605,12 +696,15 @@ class Recorder(TorchFunctionMode):
                     known.update({one: attributes[one]} if one in attributes else {})
 
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
+        if self._parameters.are_swapped(attribute(self.root, name)):
+            self.problem(self._owners[-1], f"calls {name or 'itself'} with other parameters than its own")
         node = Node(len(self.nodes), "module", name, self.places(args), self.places(kwargs), self._owners[-1])
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         return node
 
     def _module_results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+        self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if _version(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:

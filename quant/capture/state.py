@@ -50,7 +50,7 @@ def _snapshot(value: Any) -> Snapshot:
     return Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether nothing was put in place of something: the same object, or an equal number or text."""
     if one is other:
         return True
@@ -62,12 +62,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 def differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
     """Whether an attribute was set between two states of a module."""
-    return name not in before or name not in after or not _same(before[name], after[name])
+    return name not in before or name not in after or not same(before[name], after[name])
 
 
 def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:

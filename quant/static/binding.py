@@ -35,11 +35,11 @@ def bound_values(
                 f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
                 f"{said(value)} now; prepare the model with example_inputs like this call"
             )
-        dtype = _dtype(graph, index, quantized)
-        if dtype is not None and value.dtype != dtype:
+        unlike = _unlike(graph, index, value, _dtype(graph, index, quantized))
+        if unlike:
             raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was {dtype} in example_inputs and is "
-                f"{value.dtype} now; prepare the model with example_inputs like this call"
+                f"{type(root).__name__}: argument '{graph.nodes[index].target}' {unlike}; prepare the model with "
+                "example_inputs like this call"
             )
         values[index] = value
 
@@ -47,6 +47,24 @@ def bound_values(
     for name, expected in graph.arguments.items():
         match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
     return values
+
+
+def _unlike(graph: Graph, index: int, value: Tensor, dtype: torch.dtype | None) -> str:
+    """How an input is of another dtype, rank or layout than the graph stands for; '' where it is not.
+
+    Args:
+        dtype: that it has to have; None where any will do.
+    """
+    meta = graph.nodes[index].meta
+    if dtype is not None and value.dtype != dtype:
+        was, now = str(dtype), str(value.dtype)
+    elif graph.ranked and meta is not None and value.dim() != len(meta.shape):
+        was, now = f"of {len(meta.shape)} dimensions", f"of {value.dim()}"
+    elif graph.contiguous and meta is not None and value.layout == torch.strided and not value.is_contiguous():
+        was, now = "contiguous (the forward writes in place)", "not"
+    else:
+        return ""
+    return f"was {was} in example_inputs and is {now} now"
 
 
 def _dtype(graph: Graph, index: int, quantized: Container[int]) -> torch.dtype | None:
@@ -61,6 +79,8 @@ class _Place(NamedTuple):
     register: int
     dtype: torch.dtype | None = None
     constant: Any = None
+    rank: int = -1
+    """Of the tensor, where it is checked; else -1."""
 
 
 class QuickBinding:
@@ -85,10 +105,10 @@ class QuickBinding:
             places = self._forms[form]
         except KeyError:
             places = self._forms[form] = self._places(forward, len(args), list(kwargs))
-        if places is None:
+        if places is None or self.graph.contiguous:
             return None
         found = {}
-        for (register, dtype, constant), value in zip(
+        for (register, dtype, constant, rank), value in zip(
             places, (*args, *kwargs.values()) if kwargs else args, strict=True
         ):
             if register < 0:
@@ -96,6 +116,8 @@ class QuickBinding:
                     return None
                 continue
             if type(value) is not Tensor or (dtype is not None and value.dtype is not dtype):
+                return None
+            if rank >= 0 and value.dim() != rank:
                 return None
             found[register] = value
         return found
@@ -119,7 +141,9 @@ class QuickBinding:
 
     def _place(self, expected: Any) -> _Place | None:
         if isinstance(expected, Ref):
-            return _Place(2 * expected.index, _dtype(self.graph, expected.index, self.quantized))
+            meta = self.graph.nodes[expected.index].meta
+            rank = len(meta.shape) if self.graph.ranked and meta is not None else -1
+            return _Place(2 * expected.index, _dtype(self.graph, expected.index, self.quantized), rank=rank)
         return _Place(-1, constant=expected) if is_plain(expected) else None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
+from quant.objects import Result
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """Of F.batch_norm, in order."""
@@ -106,7 +107,8 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
     given = norm_arguments(node)
     own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
     kept = given.get("running_mean") is not None and given.get("running_var") is not None
-    return kept and not given.get("training") and all(depends_on_nothing(graph, one) for one in own)
+    settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
+    return kept and not given.get("training") and settled
 
 
 def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
@@ -127,12 +129,19 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
 
 
 def _is_written(graph: Graph, source: Any) -> bool:
-    written = {
-        node.args[0].path for node in graph.nodes
-        if node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
-        and isinstance(node.args[0], Attr)
-    }  # fmt: skip
+    written = _written_paths(graph)
     return bool(written) and not written.isdisjoint(_paths(graph, source))
+
+
+def _written_paths(graph: Graph) -> set[str]:
+    """The attributes of the model that the forward sets, or changes in place."""
+    writes = graph.output.writes if isinstance(graph.output, Result) else ()
+    found = {write.target for write in writes if isinstance(write.target, str)}
+    for node in graph.nodes:
+        in_place = node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
+            found.add(node.args[0].path)
+    return found
 
 
 def _paths(graph: Graph, source: Any) -> set[str]:

@@ -183,9 +183,7 @@ class StaticLayer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
         for name, value in (("fold_gain", self.fold_gain), ("fold_shift", self.fold_shift)):
-            if (
-                value is not None and prefix + name not in state_dict
-            ):  # older files do not say what is in the weight
+            if value is not None and prefix + name not in state_dict:  # older files do not say what is in the weight
                 state_dict[prefix + name] = torch.full_like(value, float(name == "fold_gain"))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.derive()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from quant.capture.surroundings import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.names import child_of
@@ -62,7 +63,9 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
     found: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
-        qconfig = info.recipe.resolve(name, own)[0] if name in info.called and is_dynamic(own) else None
+        read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
+        wanted = name in info.called and is_dynamic(own) and not read
+        qconfig = info.recipe.resolve(name, own)[0] if wanted else None
         if qconfig is not None:
             found[name] = qconfig
     return found
