@@ -2,10 +2,10 @@
 
 `layers_rounded` rounds the weights of all layers that have an int8 form to int8, a scale per output channel
 (embeddings: a range per row), and the inputs of linear layers and convolutions to uint8 by ranges seen over the
-calibration batches, one per layer. Sums, joins and what else lies between the layers stay float: what a static int8 model reaches at best.
-`all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells read, to 256 steps of its
-own range, where it comes from a layer through such functions alone: what one reaches whose integers go from layer to
-layer. Norms, softmax, attention, and sums of what these give are float in both.
+calibration batches, one per layer. Sums, joins and what else lies between the layers stay float: what a static int8
+model reaches at best. `all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells
+read, to 256 steps of its own range, where it comes from a layer through such functions alone: what one reaches whose
+integers go from layer to layer. Norms, softmax, attention, and sums of what these give are float in both.
 """
 
 from __future__ import annotations
