@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,11 @@ def _own_objects(value: Any) -> list[Any]:
     return [value, *(part for part in attributes_of(value).values() if isinstance(part, (list, dict, deque)))]
 
 
+def _copied(value: Any) -> Any:
+    """A shallow copy; those of plain types are made directly, as every module has ten empty ones for its hooks."""
+    return value.copy() if type(value) in (list, dict, set, OrderedDict) else copy.copy(value)
+
+
 class _ModuleState:
     """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
 
@@ -166,7 +171,7 @@ class _ModuleState:
         self.name, self.module = name, module
         self.attributes = {key: value for key, value in vars(module).items() if key not in STORES}
         self.stores = {key: dict(vars(module)[key]) for key in STORES}
-        self.held = {key: (value, copy.copy(value)) for key, value in self.attributes.items()
+        self.held = {key: (value, _copied(value)) for key, value in self.attributes.items()
                      if isinstance(value, (list, dict, set))}  # fmt: skip
         self.objects = [
             (key, one, content(one)) for key, value in self.attributes.items() for one in _own_objects(value)
@@ -187,7 +192,7 @@ class _ModuleState:
             own[key].clear()
             own[key].update(stored)
         for key, (held, items) in self.held.items():
-            if held != items or list(map(id, held)) != list(map(id, items)):
+            if (held or items) and (held != items or list(map(id, held)) != list(map(id, items))):
                 changed.add(key)
                 held.clear()
                 held.extend(items) if isinstance(held, list) else held.update(items)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
+from quant.capture.state import tensors_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.static.leaves import is_leaf, register_leaf
 from quant.static.runner import bound_values, finished, output_of
@@ -452,3 +453,13 @@ class Powers(nn.Module):
 def test_powers_and_choices_with_numbers() -> None:
     x = torch.randn(3, 4)
     assert equal(replay(whole(Powers(), x), Powers(), x), Powers()(x))
+
+
+def test_all_tensors_that_modules_hold_are_known() -> None:
+    """Of whatever class, in whatever place, and as they are now."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())
+    model[1].cache = torch.zeros(2)
+    model[1].own = nn.Parameter(torch.zeros(2))
+    expected = [*model.parameters(), *model.buffers(), model[1].cache]
+    found = tensors_of(list(model.modules()))
+    assert {id(one) for one in found} == {id(one) for one in expected}
