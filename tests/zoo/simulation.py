@@ -1,7 +1,7 @@
 """What 8 bits cost, found without the library under test: a float model whose layers get rounded weights and inputs.
 
-`layers_rounded` rounds the weights of all layers that have an int8 form to int8, a scale per output channel (embeddings: a
-range per row), and the inputs of linear layers and convolutions to uint8 by ranges seen over the calibration batches,
+`layers_rounded` rounds the weights of all layers that have an int8 form, a scale per output channel (a range per row of
+embeddings), and the inputs of linear layers and convolutions to uint8 by the ranges that calibration batches had,
 one per layer. Sums, joins and what else lies between the layers stay float: what a static int8 model reaches at best.
 `all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells read, to 256 steps of its
 own range, where it comes from a layer through such functions alone: what one reaches whose integers go from layer to
