@@ -185,11 +185,12 @@ class StaticLayer(nn.Module):
         """Whether `derived` is still what `site` gives."""
         return self._derived.get(site) is derived
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        state, prefix = args[:2]
         for name, value in (("fold_gain", self.fold_gain), ("fold_shift", self.fold_shift)):
             if value is not None and prefix + name not in state:  # files of before do not say what is in the weight
                 state[prefix + name] = torch.full_like(value, float(name == "fold_gain"))
-        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+        super()._load_from_state_dict(*args, **kwargs)
         self.derive()
 
     def __getstate__(self) -> dict[str, Any]:

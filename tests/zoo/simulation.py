@@ -162,7 +162,7 @@ class _RoundBetween(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending: list[Tensor] = []
+        self.pending: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -172,11 +172,11 @@ class _RoundBetween(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         moved = any(_moves(leaf, args) and self._is_pending(args[0]) for leaf in _tensors(result))
         if mapped or moved or name in _LAYERS:
-            self.pending += list(_tensors(result))
+            self.pending.update((id(leaf), leaf) for leaf in _tensors(result))
         return result
 
     def _is_pending(self, value: Any) -> bool:
-        return any(value is one for one in self.pending)
+        return self.pending.get(id(value)) is value
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
