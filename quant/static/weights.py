@@ -64,10 +64,13 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
 def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
 
-    Where the gain is 0 the weight is gone, and cannot be had back by them.
+    Nor are there any for a call of a function whose bias is added after it, as in x @ weight + bias: the weight is what
+    it was. Where the gain is 0 the weight is gone, and cannot be had back by them.
     """
     place, affine = step.attrs.get("batch_norm"), step.attrs.get("affine", ())
-    if place is None and not affine:
+    only_added = all(one.op == "add" and one.own_sign > 0 for one in affine)
+    plain = only_added and step.attrs["bias"] is None and graph.nodes[step.nodes[0]].kind != "module"
+    if place is None and (not affine or plain):
         return None
     if place is not None:
         gain, shift = gain_and_shift(norm_of(place, graph, root))
