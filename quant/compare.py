@@ -24,11 +24,12 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.arguments import copied
+from quant.static.binding import bound_values
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
-from quant.static.runner import RESERVED, bound_values
+from quant.static.runner import RESERVED
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""

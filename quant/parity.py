@@ -11,19 +11,22 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
-from quant.fuse import Step, is_recurrent
+from quant.fuse import is_recurrent
 from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
+from quant.ops.recurrent import Sequence
+from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.arguments import copied
+from quant.static.binding import bound_values
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
@@ -317,7 +320,7 @@ def _recurrent(
     given = _first(registers[2 * step.output + emits])
     q_given = given if emits else last.quantize(given)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
-    if step.op == "sequence":
+    if isinstance(step.operator, Sequence):
         whole = _first(runner.simulated(step, _reals(runner, registers))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 

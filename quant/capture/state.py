@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 NO_STATE = {"_parameters", "_buffers", "_modules", "training", "forward"}
 """Attributes of a module that are looked into, or that are ours during a capture."""
@@ -44,12 +47,20 @@ class Snapshot:
         return isinstance(other, Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
 
 
+_EMPTY = {kind: Snapshot(kind, ()) for kind in (list, dict, set, OrderedDict)}
+"""Most lists and dicts of a module are empty tables of hooks."""
+
+
 def _snapshot(value: Any) -> Snapshot:
+    if not value and type(value) in _EMPTY:
+        return _EMPTY[type(value)]
     return Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    if one is other:
+        return True
     if isinstance(one, Snapshot):
         return bool(one == other)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -58,12 +69,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 def differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
     """Whether an attribute was set between two states of a module."""
-    return name not in before or name not in after or not _same(before[name], after[name])
+    return name not in before or name not in after or not same(before[name], after[name])
 
 
 def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:
@@ -73,3 +84,15 @@ def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], A
         return tuple(part.items()) if isinstance(part, dict) else tuple(part or ())
 
     return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """The parameters, buffers and other tensors that modules hold right now.
+
+    It is asked at every write in place, and most of what modules hold is settings: types are sorted out before values.
+    """
+    parts = [vars(module) for module in modules]
+    stores = [store for own in parts for store in (own.get("_parameters"), own.get("_buffers"), own) if store]
+    kinds = set(map(type, itertools.chain.from_iterable(store.values() for store in stores)))
+    wanted = {kind for kind in kinds if Tensor in kind.__mro__}
+    return [value for store in stores for value in store.values() if type(value) in wanted]

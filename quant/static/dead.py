@@ -37,7 +37,8 @@ def remove_dead(graph: Graph) -> Graph:
     for node in order:
         node.index = moved[node.index]
     arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
-    return Graph(graph.path, order, arguments, output, graph.regions, graph.typed)
+    asked = {"typed": graph.typed, "ranked": graph.ranked, "contiguous": graph.contiguous}
+    return Graph(graph.path, order, arguments, output, graph.regions, **asked)
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:

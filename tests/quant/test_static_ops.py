@@ -41,7 +41,9 @@ def run(model: nn.Module, x: Tensor, op: str | None, sqnr: float) -> None:
     prepared = prepare(model, x, RECIPE)
     steps = runners(prepared)[""].plan.steps
     if op is not None:
-        assert op in [step.op for step in steps], [(step.name, step.op, step.reason) for step in steps]
+        assert op in [step.operator.name for step in steps], [
+            (step.name, step.operator.name, step.reason) for step in steps
+        ]
     prepared(x)
     converted = convert(prepared)
     got = converted(x)
@@ -79,7 +81,7 @@ MODULES = {
     "adaptive avg pool": (nn.AdaptiveAvgPool2d((3, None)), "adaptive_avg_pool"),
     "adaptive max pool": (nn.AdaptiveMaxPool2d(2), "adaptive_max_pool"),
     "dropout": (nn.Dropout2d(0.5), "pass"),
-    "identity": (nn.Identity(), "pass"),
+    "identity": (nn.Identity(), None),
     "upsample": (nn.Upsample(scale_factor=2), "interpolate"),
     "upsample bilinear": (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), "interpolate"),
     "zero pad": (nn.ZeroPad2d((1, 2, 0, 3)), "pad"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from . import measure as measuring
 from .entry import Entry, calibrate_norms, wake
-from .simulation import everything_rounded, layers_rounded, round_values, round_weight
+from .simulation import all_integers_rounded, layers_rounded, round_rows, round_values, round_weight, rounded_weights
 from .torchvision_ops import nms
 from .trees import EXACT, difference, likeness, matched_boxes, sqnr, tensors_of
 
@@ -63,6 +64,14 @@ def test_sqnr() -> None:
     assert likeness([x, torch.tensor([1, 2])], [x, torch.tensor([1, 3])]).equal == {"[1]": 0.5}
 
 
+def test_batches_of_one_size_count_as_one_output() -> None:
+    x = torch.tensor([3.0, 4.0])
+    error = torch.tensor([0.5, 0.0])
+    found = likeness([x, x, x, x], [x + error, x, x, x], kinds=2).decibels
+    assert found == {"[0]": pytest.approx(20.0 + 10 * math.log10(2)), "[1]": EXACT}
+    assert likeness([x, x], [x, x * math.nan], kinds=1).decibels == {"[0]": -EXACT}
+
+
 def test_boxes_are_found_in_any_order() -> None:
     boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [4.0, 4.0, 8.0, 8.0]])
     assert matched_boxes([{"boxes": boxes}], [{"boxes": boxes.flip(0)}]) == 1
@@ -87,11 +96,43 @@ def test_simulation_rounds_and_restores() -> None:
             weights_alone = sqnr(exact, model(x))
         with layers_rounded(model, lambda: model(x)):
             layers = sqnr(exact, model(x))
-        with everything_rounded(model):
+        with all_integers_rounded(model, lambda: model(x)):
             everything = sqnr(exact, model(x))
         assert torch.equal(model(x), exact)
     assert 25 < everything < layers < weights_alone < 60
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_float_steps_are_float_in_the_simulation_of_all_integers() -> None:
+    """A norm, a sum of what it gives, and a function of the input: between layers, and no integers."""
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm, self.two = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(torch.tanh(self.norm(self.one(torch.relu(x)))) + x)
+
+    torch.manual_seed(0)
+    model, x = Between().eval(), torch.randn(64, 8)
+    with torch.no_grad():
+        with layers_rounded(model, lambda: model(x)):
+            layers = model(x)
+        with all_integers_rounded(model, lambda: model(x)):
+            assert torch.equal(model(x), layers)
+
+
+@pytest.mark.parametrize("layer", [nn.GRU(4, 6), nn.LSTMCell(4, 6), nn.MultiheadAttention(4, 2), nn.Embedding(9, 4)])
+def test_all_weights_are_rounded(layer: nn.Module) -> None:
+    before = {name: value.clone() for name, value in layer.named_parameters()}
+    with rounded_weights(layer):
+        for name, weight in layer.named_parameters():
+            if "weight" in name:
+                assert not torch.equal(weight, before[name])
+                assert (weight - before[name]).abs().max() <= before[name].abs().amax() / 127
+    assert all(torch.equal(value, before[name]) for name, value in layer.named_parameters())
+    assert round_rows(torch.ones(2, 3)).eq(1).all()
 
 
 def test_wake_and_norms() -> None:
