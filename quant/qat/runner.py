@@ -155,6 +155,8 @@ class TrainingRunner(GraphRunner):
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
                 values[step.output], clamp = self._value(step, seen)
+            if step.output in self._both and clamp != NO_CLAMP:  # who reads it as reals reads it clamped too
+                values[step.output], clamp = torch.clamp(values[step.output], *clamp), NO_CLAMP
             kept = rounded if step.output in self._both else values
             kept[step.output] = self._observed(step, values[step.output], clamp)
             for dead in self._dead.get(step.output, ()):
