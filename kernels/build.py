@@ -48,25 +48,29 @@ FILE_FLAGS = {
     "depthwise_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
     "native_neondot.cpp": ["-march=armv8.2-a+dotprod"],
     "native_neoni8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm"],
-    "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
-    "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
-    "fake_quantize.cpp": ["-fopenmp"],
-    "histogram.cpp": ["-fopenmp"],
+    "linear.cpp": ["-ffp-contract=off"],
+    "tables.cpp": ["-ffp-contract=off"],
+    "threads_torch.cpp": ["-fopenmp"],
 }
 ONLY = {"x86_64": "avx", "aarch64": "neon"}
 """What the names of files for one architecture contain."""
 TORCH_FILES = (
-    "drivers.cpp",
-    "embedding.cpp",
-    "fake_quantize.cpp",
-    "gemm_fbgemm.cpp",
-    "histogram.cpp",
+    "libraries.cpp",
+    "library_fbgemm.cpp",
     "ops.cpp",
     "ops_conv.cpp",
+    "ops_embedding.cpp",
+    "ops_fake_quantize.cpp",
+    "ops_histogram.cpp",
     "ops_plan.cpp",
     "ops_rnn.cpp",
     "packed.cpp",
+    "threads_torch.cpp",
 )
+
+
+STANDALONE = ("threads_openmp.cpp",)
+"""What the extension has in a form of torch's."""
 
 
 class BuildError(RuntimeError):
@@ -105,7 +109,8 @@ def host_target(output: Path = DEFAULT_OUTPUT) -> Target:
 def sources(target: Target) -> list[Path]:
     """The files to compile for this architecture."""
     foreign = [mark for arch, mark in ONLY.items() if arch != target.arch]
-    return sorted(path for path in SOURCES.glob("*.cpp") if not any(mark in path.stem for mark in foreign))
+    found = (path for path in SOURCES.glob("*.cpp") if path.name not in STANDALONE)
+    return sorted(path for path in found if not any(mark in path.stem for mark in foreign))
 
 
 def fingerprint(target: Target) -> str:

@@ -295,6 +295,18 @@ void depthwise(const Call& call, const PackedDepthwise& layer) {
 
 }  // namespace
 
+std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
+                                int64_t groups) {
+  const int64_t filled = packed_kernel_row(width, channels, groups), plane = rows * width;
+  std::vector<int8_t> packed(n * rows * filled, 0);
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t c = 0; c < channels; ++c)
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t w = 0; w < width; ++w)
+          packed[(j * rows + row) * filled + w * channels + c] = weight[(j * channels + c) * plane + row * width + w];
+  return packed;
+}
+
 PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const int64_t (&kernel)[3])
     : by_tap_(channels * kernel[0] * kernel[1] * kernel[2]), row_sums_(channels, 0) {
   const int64_t taps = kernel[0] * kernel[1] * kernel[2];

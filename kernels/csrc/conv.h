@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "drivers.h"
+#include "linear.h"
 #include "workspace.h"
 
 namespace octet {
@@ -30,6 +30,11 @@ inline int64_t packed_kernel_row(int64_t width, int64_t channels, int64_t groups
   const int64_t bytes = width * channels;
   return groups == 1 ? (bytes + 3) / 4 * 4 : bytes;
 }
+
+// The weight of a group, int8 (n, channels, rows of the kernel, width), as a PackedGemm multiplies it: (n, rows * filled row)
+// with the channels last, as the gathered rows of activations have them, and zeros where the rows of the kernel are filled up.
+std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
+                                int64_t groups);
 
 inline int64_t ConvShape::row_bytes() const { return packed_kernel_row(kernel[2], channels / groups, groups); }
 

@@ -1,93 +1,36 @@
-// Quantise-dequantise in one pass over memory, for training: plain torch needs eight.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <torch/library.h>
+#include "fake_quantize.h"
+
+#include <algorithm>
 
 #include "rows.h"
+#include "threads.h"
 
 namespace octet {
 namespace {
 
-using at::Tensor;
-
 constexpr int64_t kGrain = 32768;
-
-void check_float(const Tensor& tensor, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, name, " is ", tensor.scalar_type(), ", expected Float");
-}
-
-Tensor dense(const Tensor& tensor) { return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous(); }
-
-std::tuple<Tensor, Tensor> fake_quantize_op(const Tensor& x, const Tensor& scale, const Tensor& zero_point,
-                                            std::optional<int64_t> axis, int64_t quant_min, int64_t quant_max,
-                                            double low, double high, bool with_mask) {
-  check_float(x, "x");
-  check_float(scale, "scale");
-  TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt, "zero_point is ", zero_point.scalar_type(), ", expected Int");
-  // A row is what has one scale and lies in one piece; its channel is the row's number modulo their number.
-  int64_t channels = 1, inner = x.numel();
-  Tensor input;
-  if (axis) {
-    TORCH_CHECK_VALUE(*axis >= -x.dim() && *axis < x.dim(), "axis ", *axis, " does not exist in shape ", x.sizes());
-    input = x.contiguous();
-    const int64_t place = *axis < 0 ? *axis + x.dim() : *axis;
-    channels = x.size(place);
-    inner = 1;
-    for (int64_t d = place + 1; d < x.dim(); ++d) inner *= x.size(d);
-  } else {
-    input = dense(x);
-  }
-  TORCH_CHECK_VALUE(scale.numel() == channels && zero_point.numel() == channels, "scale has ", scale.numel(),
-                    " values and zero_point ", zero_point.numel(), ", expected ", channels);
-  const Tensor scales = scale.contiguous(), points = zero_point.contiguous();
-  Tensor out = at::empty_like(input);
-  Tensor mask = with_mask ? at::empty_like(input, input.options().dtype(at::kBool))
-                          : at::empty({0}, input.options().dtype(at::kBool));
-  if (input.numel() == 0) return {out, mask};
-  const float* from = input.const_data_ptr<float>();
-  const float* by = scales.const_data_ptr<float>();
-  const int32_t* points_by = points.const_data_ptr<int32_t>();
-  float* to = out.mutable_data_ptr<float>();
-  bool* inside = with_mask ? mask.mutable_data_ptr<bool>() : nullptr;
-  at::parallel_for(0, input.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t row = begin / inner, last = std::min(end, (row + 1) * inner), channel = row % channels;
-      const FakeQuantizer quantizer{by[channel],
-                                    static_cast<float>(points_by[channel]),
-                                    static_cast<float>(quant_min),
-                                    static_cast<float>(quant_max),
-                                    static_cast<float>(low),
-                                    static_cast<float>(high)};
-      row_kernels().fake_quantize(from + begin, last - begin, quantizer, to + begin,
-                                  inside ? inside + begin : nullptr);
-      begin = last;
-    }
-  });
-  return {out, mask};
-}
-
-Tensor masked_gradient_op(const Tensor& grad, const Tensor& mask) {
-  check_float(grad, "grad");
-  TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, "mask is ", mask.scalar_type(), ", expected Bool");
-  TORCH_CHECK_VALUE(grad.sizes() == mask.sizes(), "grad has shape ", grad.sizes(), " and mask ", mask.sizes());
-  const Tensor inside = dense(mask);
-  Tensor out = at::empty_like(inside, inside.options().dtype(at::kFloat));
-  // A gradient need not lie as the values do: that of a sum is one number, expanded.
-  const Tensor given = grad.strides() == inside.strides() ? grad : at::empty_like(out).copy_(grad);
-  const float* from = given.const_data_ptr<float>();
-  const bool* where = inside.const_data_ptr<bool>();
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    row_kernels().masked(from + begin, where + begin, end - begin, to + begin);
-  });
-  return out;
-}
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("fake_quantize", &fake_quantize_op);
-  m.impl("masked_gradient", &masked_gradient_op);
+void fake_quantize(const FakeQuantization& by, const float* x, int64_t n, float* out, bool* inside) {
+  each_range(n, kGrain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / by.inner, last = std::min(end, (row + 1) * by.inner), channel = row % by.channels;
+      const FakeQuantizer quantizer{by.scale[channel],
+                                    static_cast<float>(by.zero_point[channel]),
+                                    static_cast<float>(by.quant_min),
+                                    static_cast<float>(by.quant_max),
+                                    static_cast<float>(by.low),
+                                    static_cast<float>(by.high)};
+      row_kernels().fake_quantize(x + begin, last - begin, quantizer, out + begin, inside ? inside + begin : nullptr);
+      begin = last;
+    }
+  });
+}
+
+void masked_gradient(const float* grad, const bool* inside, int64_t n, float* out) {
+  each_range(n, kGrain,
+             [&](int64_t begin, int64_t end) { row_kernels().masked(grad + begin, inside + begin, end - begin, out + begin); });
 }
 
 }  // namespace octet

@@ -1,6 +1,6 @@
 // The one contract every library meets: exact int32 sums of u8 * s8 products over a packed weight.
 //
-// Zero points, scales, biases and activations are not here: the drivers (linear.cpp, rnn.cpp) apply them to these sums,
+// Zero points, scales, biases and activations are not here: whole layers (linear.cpp, rnn.cpp) apply them to these sums,
 // the same way for every library, which is what makes the libraries agree to the bit.
 #pragma once
 
@@ -87,14 +87,7 @@ bool pairs_fit_int16(const int8_t* weight, int64_t n, int64_t k);
 std::vector<int8_t> clamped_part(const int8_t* weight, int64_t size);
 std::vector<int8_t> remaining_part(const int8_t* weight, int64_t size);
 
-// The libraries. Each returns nullptr where it does not exist on this machine (and says why in `reason`).
+// The core's own library: the kernels of this CPU.
 std::unique_ptr<PackedGemm> pack_native(const int8_t* weight, int64_t n, int64_t k);
-std::unique_ptr<PackedGemm> pack_fbgemm(const int8_t* weight, int64_t n, int64_t k);
-std::unique_ptr<PackedGemm> pack_qnnpack(const int8_t* weight, int64_t n, int64_t k);
-
-// "" where the library can be used here, else the reason it cannot.
-std::string why_not_native();
-std::string why_not_fbgemm();
-std::string why_not_qnnpack();
 
 }  // namespace octet

@@ -129,6 +129,4 @@ std::unique_ptr<PackedGemm> pack_native(const int8_t* weight, int64_t n, int64_t
   return std::make_unique<NativePacked>(weight, n, k);
 }
 
-std::string why_not_native() { return ""; }
-
 }  // namespace octet

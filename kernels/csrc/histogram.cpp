@@ -1,21 +1,18 @@
-// What an observer needs of a tensor in one pass: its extremes, what is not finite, and a histogram on a given grid.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <torch/library.h>
+#include "histogram.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "rows.h"
+#include "threads.h"
 
 namespace octet {
 namespace {
-
-using at::Tensor;
 
 // Values whose indices are computed together: both stay in the L1 cache.
 constexpr int64_t kBlock = 2048;
@@ -26,18 +23,6 @@ constexpr int kApart = 4;
 // Blocks after which the 16-bit counts are emptied. One of the kApart takes what a block has left over as well.
 constexpr int64_t kBlocksPerFlush = 65535 / (kBlock / kApart + kApart);
 constexpr int64_t kValuesPerThread = 1 << 16;
-
-struct Seen {
-  float low = std::numeric_limits<float>::infinity(), high = -std::numeric_limits<float>::infinity();
-  int64_t nan = 0, inf = 0;
-
-  void add(const Seen& other) {
-    low = std::min(low, other.low);
-    high = std::max(high, other.high);
-    nan += other.nan;
-    inf += other.inf;
-  }
-};
 
 // Counts of one thread, brought to the `counts` of all in between and at the end.
 class Histogram {
@@ -107,36 +92,35 @@ class Histogram {
   float finite_[kBlock];
 };
 
-std::tuple<Tensor, Tensor, Tensor> histogram_op(const Tensor& x, double width, int64_t bins) {
-  TORCH_CHECK_VALUE(x.dim() == 1, "x has shape ", x.sizes(), ", expected one dimension");
-  TORCH_CHECK_TYPE(x.scalar_type() == at::kFloat, "x is ", x.scalar_type(), ", expected Float");
-  TORCH_CHECK_VALUE(bins >= 2 && bins <= 32768 && bins % 2 == 0, "bins is ", bins,
-                    ", expected an even number from 2 to 32768");
+}  // namespace
+
+void Seen::add(const Seen& other) {
+  low = std::min(low, other.low);
+  high = std::max(high, other.high);
+  nan += other.nan;
+  inf += other.inf;
+}
+
+HistogramGrid::HistogramGrid(double width, int64_t bins) : width(width), bins(bins) {
+  if (bins < 2 || bins > 32768 || bins % 2)
+    throw std::invalid_argument("bins is " + std::to_string(bins) + ", expected an even number from 2 to 32768");
   int exponent;
-  TORCH_CHECK_VALUE(std::frexp(width, &exponent) == 0.5 && exponent >= -125 && exponent <= 127, "width is ", width,
-                    ", expected a power of two from 2**-126 to 2**126");
-  const Tensor input = x.contiguous();
-  const float* values = input.const_data_ptr<float>();
-  const float inverse = static_cast<float>(1.0 / width);
-  Tensor counts = at::zeros({bins}, x.options().dtype(at::kLong));
-  int64_t* all = counts.mutable_data_ptr<int64_t>();
+  if (std::frexp(width, &exponent) == 0.5 && exponent >= -125 && exponent <= 127) return;
+  std::ostringstream got;
+  got << width;
+  throw std::invalid_argument("width is " + got.str() + ", expected a power of two from 2**-126 to 2**126");
+}
+
+Seen histogram(const float* x, int64_t n, const HistogramGrid& grid, int64_t* counts) {
+  const float inverse = static_cast<float>(1.0 / grid.width);
   Seen seen;
   std::mutex merging;
-  at::parallel_for(0, input.numel(), kValuesPerThread, [&](int64_t begin, int64_t end) {
-    const Seen part = Histogram(inverse, bins, all, merging).add(values + begin, end - begin);
+  each_range(n, kValuesPerThread, [&](int64_t begin, int64_t end) {
+    const Seen part = Histogram(inverse, grid.bins, counts, merging).add(x + begin, end - begin);
     const std::lock_guard lock(merging);
     seen.add(part);
   });
-  Tensor extremes = at::empty({2}, x.options()), non_finite = at::empty({2}, counts.options());
-  extremes.mutable_data_ptr<float>()[0] = seen.low;
-  extremes.mutable_data_ptr<float>()[1] = seen.high;
-  non_finite.mutable_data_ptr<int64_t>()[0] = seen.nan;
-  non_finite.mutable_data_ptr<int64_t>()[1] = seen.inf;
-  return {extremes, non_finite, counts};
+  return seen;
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(octet, CPU, m) { m.impl("histogram", &histogram_op); }
 
 }  // namespace octet

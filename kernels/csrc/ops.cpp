@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "cpu.h"
-#include "drivers.h"
+#include "libraries.h"
+#include "linear.h"
 #include "operands.h"
 #include "packed.h"
 #include "transpose.h"
@@ -154,7 +155,8 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
 }
 
 std::string isa_op() { return isa_name(isa()); }
-std::string why_not_op(c10::string_view backend) { return why_not(backend); }
+std::string why_not_op(c10::string_view backend) { return library(backend).why_not(); }
+std::string default_backend_op() { return library("").name; }
 std::string route_op(const Tensor& q_weight, c10::string_view backend) { return packed(q_weight, backend)->route(); }
 
 }  // namespace
@@ -175,7 +177,7 @@ TORCH_LIBRARY(octet_native, m) {
   m.def("isa() -> str", &isa_op);
   m.def("bad_isa_request() -> str", &bad_isa_request);
   m.def("why_not(str backend) -> str", &why_not_op);
-  m.def("default_backend() -> str", &default_backend);
+  m.def("default_backend() -> str", &default_backend_op);
   m.def("all_finite(Tensor x) -> bool", &all_finite_op);
   m.def("route(Tensor q_weight, str backend) -> str", &route_op);
   m.def("packed_count() -> int", &packed_count);

@@ -6,9 +6,9 @@
 #include <functional>
 #include <vector>
 
-#include "drivers.h"
 #include "operands.h"
 #include "packed.h"
+#include "rnn.h"
 
 namespace octet {
 namespace {

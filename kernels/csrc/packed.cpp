@@ -1,51 +1,18 @@
 #include "packed.h"
 
-#include <ATen/ops/constant_pad_nd.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 
-#include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
+#include <span>
 #include <unordered_map>
+
+#include "libraries.h"
 
 namespace octet {
 namespace {
-
-struct Library {
-  const char* name;
-  std::unique_ptr<PackedGemm> (*pack)(const int8_t*, int64_t, int64_t);
-  std::string (*why_not)();
-};
-
-// In order of preference where no one chose.
-#if defined(__aarch64__)
-constexpr Library kLibraries[] = {{"qnnpack", &pack_qnnpack, &why_not_qnnpack},
-                                  {"native", &pack_native, &why_not_native},
-                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm}};
-#else
-constexpr Library kLibraries[] = {{"native", &pack_native, &why_not_native},
-                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm},
-                                  {"qnnpack", &pack_qnnpack, &why_not_qnnpack}};
-#endif
-
-const Library& library(c10::string_view name) {
-  if (name.empty()) {
-    static const Library& preferred = [&]() -> const Library& {
-      const char* named = std::getenv("QUANT_BACKEND");
-      if (named && *named) return library(named);
-      for (const Library& candidate : kLibraries)
-        if (candidate.why_not().empty()) return candidate;
-      TORCH_CHECK(false, "no compiled backend can be used on this CPU");
-    }();
-    return preferred;
-  }
-  for (const Library& candidate : kLibraries)
-    if (name == candidate.name) return candidate;
-  TORCH_CHECK_VALUE(false, "backend '", name, "' cannot serve a compiled, exported or scripted graph; native, fbgemm "
-                    "and qnnpack can");
-}
 
 // What else than a Library's PackedGemm is made of a weight: the addresses are what counts.
 const char kDepthwise = 0, kWinograd = 0;
@@ -119,19 +86,14 @@ std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* 
   return made;
 }
 
-// `rows` returns the weight as int8 (n, k), contiguous.
+// `rows` returns the weight as int8 (n, k), as a span or a vector.
 template <class Rows>
 std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
                                                c10::string_view backend, Rows rows) {
   const Library& lib = library(backend);
   return find_or_make<PackedGemm>(owner, data, n, k, &lib, [&] {
-    const std::string reason = lib.why_not();
-    TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
-    TORCH_CHECK_VALUE(k <= kMaxK, "K is ", k, "; the sums of more than ", kMaxK, " products may overflow int32");
-    // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
-    const auto pack = k == 0 ? &pack_native : lib.pack;
-    const at::Tensor weight = rows();
-    return pack(weight.template const_data_ptr<int8_t>(), n, k);
+    const auto weight = rows();
+    return pack_by(lib, std::data(weight), n, k);
   });
 }
 
@@ -141,18 +103,16 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
                     "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
   return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
-                      [&] { return weight; });
+                      [&] { return std::span(weight.const_data_ptr<int8_t>(), weight.numel()); });
 }
 
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
                                               c10::string_view backend) {
   const at::Tensor part = groups == 1 ? weight : weight.narrow(0, group * (weight.size(0) / groups), weight.size(0) / groups);
   const int64_t n = part.size(0), width = weight.size(-1), channels = weight.size(1);
-  const int64_t filled = packed_kernel_row(width, channels, groups);
   const int64_t rows = part.numel() ? part.numel() / (n * width * channels) : 0;
-  return find_or_pack(weight, part.const_data_ptr(), n, rows * filled, backend, [&] {
-    const at::Tensor by_row = part.movedim(1, -1).reshape({n, rows, width * channels});
-    return at::constant_pad_nd(by_row, {0, filled - width * channels}).reshape({n, rows * filled}).contiguous();
+  return find_or_pack(weight, part.const_data_ptr(), n, rows * packed_kernel_row(width, channels, groups), backend, [&] {
+    return kernel_rows(part.contiguous().const_data_ptr<int8_t>(), n, channels, rows, width, groups);
   });
 }
 
@@ -166,16 +126,12 @@ std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight
 }
 
 std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend) {
-  if (library(backend).pack != &pack_native) return nullptr;
+  if (!library(backend).own) return nullptr;
   const int64_t outputs = weight.size(0), channels = weight.size(1);
   return find_or_make<PackedWinograd>(weight, weight.const_data_ptr(), outputs, channels, &kWinograd, [&] {
     return std::make_shared<PackedWinograd>(weight.contiguous().const_data_ptr<int8_t>(), outputs, channels);
   });
 }
-
-std::string why_not(c10::string_view backend) { return library(backend).why_not(); }
-
-std::string default_backend() { return library("").name; }
 
 int64_t packed_count() {
   Cache& known = cache();

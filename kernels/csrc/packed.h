@@ -10,8 +10,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/util/string_view.h>
+
 #include <memory>
-#include <string>
 
 #include "conv.h"
 #include "gemm.h"
@@ -33,10 +34,6 @@ std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight
 // has no such kernel.
 std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend);
 
-// "" where the backend can be used here, else why not.
-std::string why_not(c10::string_view backend);
-// The fastest backend that is exact on this machine.
-std::string default_backend();
 // How many packed weights are alive.
 int64_t packed_count();
 

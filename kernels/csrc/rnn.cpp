@@ -1,4 +1,5 @@
-// Recurrent layers over any PackedGemm: the loop over time, with ranges per row or known beforehand.
+#include "rnn.h"
+
 #include <algorithm>
 #include <vector>
 

@@ -1,12 +1,13 @@
-// What the drivers share: buffers of the calling thread, blocks of rows, and how static sums leave.
+// What whole layers share: buffers of the calling thread, and how static sums leave.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 #include <new>
 
-#include "drivers.h"
+#include "linear.h"
 #include "native.h"
+#include "threads.h"
 
 namespace octet {
 
@@ -39,9 +40,6 @@ class Scratch {
   int64_t bytes_ = 0;
 };
 
-// Rows that are quantised, multiplied and written back together: their sums stay in the cache.
-constexpr int64_t kRowBlock = 64;
-
 struct Workspace {
   Scratch<uint8_t> q, q_low, unsummed;
   Scratch<int32_t> sums, sums_low;
@@ -62,48 +60,12 @@ struct Workspace {
 // The calling thread's buffers. Two levels, because an LSTM's projection runs inside its step.
 Workspace& workspace(int level = 0);
 
-// Threads worth starting for this many products; 1 inside a parallel region.
-int64_t threads_for(int64_t products);
-
-template <class Signature>
-class FunctionRef;
-
-// A function that its caller keeps. A std::function would copy what it captures to the heap, which a small layer notices.
-template <class... Arguments>
-class FunctionRef<void(Arguments...)> {
- public:
-  template <class Fn>
-  FunctionRef(const Fn& fn)
-      : fn_(&fn), call_([](const void* fn, Arguments... arguments) { (*static_cast<const Fn*>(fn))(arguments...); }) {}
-  void operator()(Arguments... arguments) const { call_(fn_, arguments...); }
-
- private:
-  const void* fn_;
-  void (*call_)(const void*, Arguments...);
-};
-
-// fn(thread) for thread in [0, threads), at the same time where threads exist.
-void each_thread(int64_t threads, FunctionRef<void(int64_t)> fn);
-
 // The range of one row of x * columns (columns may be null), for integers [0, top].
 RowRange range_of(const float* x, const float* columns, int64_t k, int top);
 
 // The linear layer of m rows at once; `shared` is the range of all of them, or null for one per row.
 void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
                  int64_t threads, Workspace& space);
-
-// fn(first, count) over blocks of [0, m) that threads share.
-void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn);
-
-// fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
-// threads to the product itself.
-void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn);
-
-// fn(first row, rows, part, parts) over blocks of the rows [0, m) of a product, `part` of `parts` of its outputs each: few rows
-// are not shared among threads but the outputs are, and so they are where the weight is `wide`, so that each weight goes to
-// one core.
-void each_share(int64_t m, int64_t products, int64_t block, bool wide,
-                FunctionRef<void(int64_t, int64_t, int, int)> fn);
 
 // Sums of output row `index` (n values) to where `output` wants them: zero point removed, bias added, scaled.
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,

@@ -3,7 +3,7 @@
 // Without VNNI its int8 kernels add u8 * s8 pairs in int16 and saturate (pytorch/FBGEMM#125). Whether the kernels that it
 // picked here do is probed once with the worst case, not guessed from the CPU. Where they do, a weight whose pairs could
 // overflow is split in two that cannot, and multiplied twice: exact, at twice the price.
-#include "gemm.h"
+#include "libraries.h"
 
 #if defined(__x86_64__)
 #include <fbgemm/Fbgemm.h>

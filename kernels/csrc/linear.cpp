@@ -1,6 +1,4 @@
-#include "drivers.h"
-
-#include <ATen/Parallel.h>
+#include "linear.h"
 
 #include <algorithm>
 #include <bit>
@@ -12,8 +10,6 @@ namespace {
 
 // Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
 constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
-// Below this many products a second thread costs more than it brings.
-constexpr int64_t kProductsPerThread = 1 << 18;
 
 RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
   float low = 0.0f, high = 0.0f;
@@ -28,18 +24,6 @@ RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t 
 }
 
 }  // namespace
-
-int64_t threads_for(int64_t products) {
-  if (at::in_parallel_region()) return 1;
-  return std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), products / kProductsPerThread));
-}
-
-void each_thread(int64_t threads, FunctionRef<void(int64_t)> fn) {
-  if (threads == 1) return fn(0);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) fn(thread);
-  });
-}
 
 RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
   float low, high;
@@ -74,33 +58,6 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
 Workspace& workspace(int level) {
   thread_local Workspace spaces[2];
   return spaces[level];
-}
-
-void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn) {
-  const int64_t threads = std::min(m, threads_for(products));
-  each_thread(threads, [&](int64_t thread) {
-    const int64_t last = m * (thread + 1) / threads;
-    for (int64_t first = m * thread / threads; first < last; first += kRowBlock)
-      fn(first, std::min(kRowBlock, last - first));
-  });
-}
-
-void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn) {
-  const int64_t threads = threads_for(products);
-  if (m < 8 * threads) return fn(0, m, threads);
-  each_part(m, products, [&](int64_t first, int64_t rows) { fn(first, rows, 1); });
-}
-
-void each_share(int64_t m, int64_t products, int64_t block, bool wide,
-                FunctionRef<void(int64_t, int64_t, int, int)> fn) {
-  const int64_t threads = threads_for(products);
-  const bool columns = wide || m < 8 * threads;
-  each_thread(threads, [&](int64_t thread) {
-    const int64_t end = columns ? m : m * (thread + 1) / threads;
-    const int part = columns ? static_cast<int>(thread) : 0, parts = columns ? static_cast<int>(threads) : 1;
-    for (int64_t first = columns ? 0 : m * thread / threads; first < end; first += block)
-      fn(first, std::min(block, end - first), part, parts);
-  });
 }
 
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,

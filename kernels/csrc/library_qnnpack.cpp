@@ -4,7 +4,7 @@
 // Its weights are uint8 with a zero point: ours are shifted by 128. Its kernels widen to int16 before they multiply, so
 // nothing saturates. The dynamic linear hands the sums back as float32, exact up to 2**24, so K is cut into panels whose
 // sums cannot exceed that and which are added in int32.
-#include "gemm.h"
+#include "libraries.h"
 
 #include <algorithm>
 #include <stdexcept>
