@@ -146,7 +146,7 @@ def core_fingerprint(cxx: str, arch: str) -> str:
 
 def _digests(folder: Path, settings: tuple[object, ...], cxx: str) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".cpp", ".h", ".inc"}):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     digest.update(repr(settings).encode())
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout

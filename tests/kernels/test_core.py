@@ -182,6 +182,67 @@ def test_an_error_is_an_exception_that_names_the_line(program: Path, tmp_path: P
     assert "there are 0 constants" in done.stderr
 
 
+CONV = "q_weight=$0 q_bias=- multiplier=$1 stride=1,1 padding=1,1 dilation=1,1 groups=1"
+ADD = "a_zero_point=0 a_multiplier=0.5 b_zero_point=0 b_multiplier=0.5"
+BYTES = "output_zero_point=0 quant_min=0 quant_max=255"
+PASSES = {
+    "a sum that alone reads a convolution": (
+        [f"%1 = conv_u8s8_u8 q_x=%0 zero_point=0 {CONV} {BYTES}", f"%2 = add q_a=%0 {ADD} q_b=%1 {BYTES}"],
+        "%2",
+        ["0 sum 1"],
+    ),
+    "a convolution that is read twice": (
+        [f"%1 = conv_u8s8_u8 q_x=%0 zero_point=0 {CONV} {BYTES}", f"%2 = add q_a=%1 {ADD} q_b=%1 {BYTES}"],
+        "%2",
+        [],
+    ),
+    "a convolution that is an output": (
+        [f"%1 = conv_u8s8_u8 q_x=%0 zero_point=0 {CONV} {BYTES}", f"%2 = add q_a=%0 {ADD} q_b=%1 {BYTES}"],
+        "%2 %1",
+        [],
+    ),
+    "a convolution whose size is read": (
+        [
+            f"%1 = conv_u8s8_u8 q_x=%0 zero_point=0 {CONV} {BYTES}",
+            f"%2 = add q_a=%0 {ADD} q_b=%1 {BYTES}",
+            "%3 = reshape x=%2 shape=%1.0,-1",
+        ],
+        "%3",
+        [],
+    ),
+    "a convolution to reals": ([f"%1 = conv_u8s8_f32 q_x=%0 zero_point=0 {CONV}"], "%1", []),
+    "a sum, its norm and a rounding": (
+        [
+            "%1 = add_f32 a=%0 b=%0",
+            "%2 = layer_norm x=%1 weight=- bias=- eps=1e-05",
+            "%3 = quantize x=%2 scale=0.1 zero_point=0",
+            "%4 = linear_u8s8_u8 q_x=%3 zero_point=0 q_weight=$0 q_bias=- multiplier=$1 " + BYTES,
+        ],
+        "%2 %4",
+        ["0 norm 1", "1 rounding 2", "2 for_linear"],
+    ),
+    "a sum that is an output": (
+        ["%1 = add_f32 a=%0 b=%0", "%2 = layer_norm x=%1 weight=- bias=- eps=1e-05"],
+        "%1 %2",
+        [],
+    ),
+    "reals that are an output": (
+        ["%1 = dequantize q=%0 scale=0.1 zero_point=0", "%2 = dequantize q=%0 scale=0.1 zero_point=0"],
+        "%2",
+        ["1 given_out"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "outputs", "expected"), PASSES.values(), ids=list(PASSES))
+def test_passes(program: Path, lines: list[str], outputs: str, expected: list[str], tmp_path: Path) -> None:
+    """Text in, and what the passes say of it: operations by their place."""
+    (tmp_path / "text").write_text("\n".join([reference_plan.HEADER, "inputs %0", *lines, f"outputs {outputs}"]))
+    done = subprocess.run([program, "--passes", tmp_path / "text"], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == expected
+
+
 def test_the_program_needs_neither_torch_nor_python(program: Path) -> None:
     if shutil.which("ldd") is None:
         pytest.skip("no ldd")

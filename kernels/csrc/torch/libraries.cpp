@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "torch/errors.h"
+
 namespace octet {
 namespace {
 
@@ -42,9 +44,8 @@ const Library& library(c10::string_view name) {
 std::unique_ptr<PackedGemm> pack_by(const Library& lib, const int8_t* weight, int64_t n, int64_t k) {
   const std::string reason = lib.why_not();
   TORCH_CHECK_VALUE(reason.empty(), "backend '", lib.name, "' cannot be used here: ", reason);
-  TORCH_CHECK_VALUE(k <= kMaxK, "K is ", k, "; the sums of more than ", kMaxK, " products may overflow int32");
   // FBGEMM and QNNPACK leave the sums of no products as they find them; ours are 0.
-  return k == 0 ? pack_native(weight, n, k) : lib.pack(weight, n, k);
+  return translated("", [&] { return k == 0 ? pack_native(weight, n, k) : lib.pack(weight, n, k); });
 }
 
 }  // namespace octet

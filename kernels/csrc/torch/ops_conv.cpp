@@ -2,10 +2,11 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <algorithm>
+#include <span>
 
 #include "core/conv/conv.h"
 #include "core/cpu/transpose.h"
+#include "torch/errors.h"
 #include "torch/packed.h"
 
 namespace octet {
@@ -21,12 +22,7 @@ struct ConvCall {
   std::vector<int64_t> out_sizes;
 };
 
-// One of stride, padding, ... as three numbers, the missing first ones being `fill`.
-void spread(at::IntArrayRef values, int64_t dims, int64_t fill, const char* name, int64_t (&out)[3]) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(values.size()) == dims, name, " has ", values.size(), " values, expected ", dims);
-  std::fill(out, out + 3, fill);
-  std::copy(values.begin(), values.end(), out + 3 - dims);
-}
+std::span<const int64_t> span(at::IntArrayRef values) { return {values.data(), values.size()}; }
 
 // Contiguous, with the channels innermost; no copy where they are.
 Tensor channels_last(const Tensor& q_x) {
@@ -47,33 +43,16 @@ Tensor channels_last(const Tensor& q_x) {
 ConvCall conv_call(const Tensor& q_x, const Tensor& q_weight, const std::optional<Tensor>& q_bias,
                    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                    c10::string_view backend) {
-  const int64_t dims = q_x.dim() - 2;
-  TORCH_CHECK_VALUE(dims >= 1 && dims <= 3 && q_weight.dim() == q_x.dim(), "q_x has shape ", q_x.sizes(),
-                    " and q_weight ", q_weight.sizes(), ", expected (batch, channels, *spatial) and (out_channels, channels "
-                    "/ groups, *kernel) of 1 to 3 spatial dimensions");
   TORCH_CHECK_TYPE(q_x.scalar_type() == at::kByte && q_weight.scalar_type() == at::kChar, "q_x is ", q_x.scalar_type(),
                    " and q_weight ", q_weight.scalar_type(), ", expected Byte and Char");
-  const int64_t channels = q_x.size(1), outputs = q_weight.size(0);
-  TORCH_CHECK_VALUE(groups >= 1 && channels == q_weight.size(1) * groups && outputs % groups == 0, "q_x has ", channels,
-                    " channels, q_weight ", q_weight.sizes(), " expects ", q_weight.size(1) * groups, " in ", groups,
-                    " groups");
   ConvCall call;
-  ConvShape& shape = call.shape;
-  spread(q_x.sizes().slice(2, dims), dims, 1, "q_x", shape.in);
-  spread(q_weight.sizes().slice(2, dims), dims, 1, "q_weight", shape.kernel);
-  spread(stride, dims, 1, "stride", shape.stride);
-  spread(padding, dims, 0, "padding", shape.padding);
-  spread(dilation, dims, 1, "dilation", shape.dilation);
-  shape.batch = q_x.size(0), shape.channels = channels, shape.out_channels = outputs, shape.groups = groups;
+  call.shape = translated("", [&] {
+    return conv_shape(span(q_x.sizes()), span(q_weight.sizes()), {span(stride), span(padding), span(dilation), groups});
+  });
+  const ConvShape& shape = call.shape;
+  const int64_t outputs = shape.out_channels;
   call.out_sizes = {shape.batch};
-  for (int axis = 0; axis < 3; ++axis) {
-    TORCH_CHECK_VALUE(shape.stride[axis] > 0 && shape.dilation[axis] > 0 && shape.padding[axis] >= 0,
-                      "stride and dilation must be positive and padding not negative");
-    const int64_t room = shape.in[axis] + 2 * shape.padding[axis] - shape.dilation[axis] * (shape.kernel[axis] - 1);
-    TORCH_CHECK_VALUE(room >= 1, "the kernel ", q_weight.sizes(), " does not fit the padded input ", q_x.sizes());
-    shape.out[axis] = (room - 1) / shape.stride[axis] + 1;
-    if (axis >= 3 - dims) call.out_sizes.push_back(shape.out[axis]);
-  }
+  call.out_sizes.insert(call.out_sizes.end(), shape.out + 5 - q_x.dim(), shape.out + 3);
   call.out_sizes.push_back(outputs);
   call.input = channels_last(q_x);
   if (q_bias && q_bias->defined()) {
@@ -130,10 +109,7 @@ Tensor conv_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_we
                        const std::optional<Tensor>& q_bias, at::IntArrayRef stride, at::IntArrayRef padding,
                        at::IntArrayRef dilation, int64_t groups, const Tensor& multiplier,
                        int64_t output_zero_point, int64_t quant_min, int64_t quant_max, c10::string_view backend) {
-  StaticOutput output;
-  output.zero_point = static_cast<int32_t>(output_zero_point);
-  output.bottom = static_cast<int32_t>(quant_min);
-  output.top = static_cast<int32_t>(quant_max);
+  const StaticOutput output = translated("", [&] { return requantized_output(output_zero_point, quant_min, quant_max); });
   return run(conv_call(q_x, q_weight, q_bias, stride, padding, dilation, groups, backend), zero_point,
              at::kByte, output, multiplier);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/gemm/linear.h"
+#include "torch/errors.h"
 #include "torch/operands.h"
 #include "torch/packed.h"
 
@@ -78,11 +79,8 @@ Tensor linear_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_
                          c10::string_view backend) {
   const StaticCall call = static_call(q_x, q_weight, q_bias, backend);
   const Tensor factors = vector(multiplier, call.gemm->n(), "multiplier");
-  StaticOutput output;
+  StaticOutput output = translated("", [&] { return requantized_output(output_zero_point, quant_min, quant_max); });
   output.multiplier = data<float>(factors);
-  output.zero_point = static_cast<int32_t>(output_zero_point);
-  output.bottom = static_cast<int32_t>(quant_min);
-  output.top = static_cast<int32_t>(quant_max);
   return run_static(call, zero_point, at::kByte, output,
                     [](StaticOutput& out, const Tensor& y) { out.quantized = y.mutable_data_ptr<uint8_t>(); });
 }

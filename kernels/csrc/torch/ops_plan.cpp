@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
-#include <stdexcept>
 #include <unordered_map>
 
-#include "core/plan/plan.h"
+#include "core/plan/prepared.h"
+#include "torch/errors.h"
 #include "torch/packed.h"
 
 namespace octet {
@@ -38,25 +39,36 @@ struct ConstantKey {
   }
 };
 
-struct Entry {
-  std::string program, backend;
+// A text with its constants, ready for any shapes: what plans for several shapes have in common.
+struct Prepared {
+  std::string text, backend;
   std::vector<ConstantKey> constants;
-  std::vector<PlanTensor> inputs;
-  std::shared_ptr<const Plan> plan;
-  mutable std::atomic<uint64_t> used{0};
+  std::optional<PreparedProgram> program;
 
-  bool fits(c10::string_view text, c10::string_view library, at::TensorList given, at::TensorList with) const {
-    if (backend != library || program != text || constants.size() != with.size() || inputs.size() != given.size()) return false;
-    for (size_t i = 0; i < given.size(); ++i)
-      if (given[i].sizes() != inputs[i].sizes || given[i].strides() != inputs[i].strides ||
-          given[i].scalar_type() != (inputs[i].real ? at::kFloat : at::kByte))
-        return false;
+  bool fits(c10::string_view given, c10::string_view library, at::TensorList with) const {
+    if (backend != library || text != given || constants.size() != with.size()) return false;
     for (size_t i = 0; i < with.size(); ++i)
       if (!constants[i].is(with[i])) return false;
     return true;
   }
   bool expired() const {
     return std::any_of(constants.begin(), constants.end(), [](const ConstantKey& key) { return key.storage.expired(); });
+  }
+};
+
+struct Entry {
+  std::shared_ptr<const Prepared> prepared;
+  std::vector<PlanTensor> inputs;
+  std::shared_ptr<const Plan> plan;
+  mutable std::atomic<uint64_t> used{0};
+
+  bool fits(c10::string_view text, c10::string_view library, at::TensorList given, at::TensorList with) const {
+    if (inputs.size() != given.size()) return false;
+    for (size_t i = 0; i < given.size(); ++i)
+      if (given[i].sizes() != inputs[i].sizes || given[i].strides() != inputs[i].strides ||
+          given[i].scalar_type() != (inputs[i].real ? at::kFloat : at::kByte))
+        return false;
+    return prepared->fits(text, library, with);
   }
 };
 
@@ -80,14 +92,31 @@ size_t hash_of(c10::string_view program, at::TensorList inputs, at::TensorList c
   return hash;
 }
 
+// The packed forms of a call's constants, found as those of every other layer (packed.h).
+class KeptWeights final : public WeightPacker {
+ public:
+  KeptWeights(at::TensorList constants, c10::string_view backend) : constants_(constants), backend_(backend) {}
+  std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) override {
+    const Tensor& weight = constants_[constant];
+    return groups ? packed_conv(weight, group, groups, backend_) : packed(weight, backend_);
+  }
+  std::shared_ptr<const PackedDepthwise> depthwise(int constant) override { return packed_depthwise(constants_[constant]); }
+  std::shared_ptr<const PackedWinograd> winograd(int constant) override {
+    return packed_winograd(constants_[constant], backend_);
+  }
+
+ private:
+  at::TensorList constants_;
+  c10::string_view backend_;
+};
+
 const char* name_of(at::ScalarType type) {
   return type == at::kChar ? "int8" : type == at::kByte ? "uint8" : type == at::kInt ? "int32" : "float32";
 }
 
-std::shared_ptr<Entry> make_entry(at::TensorList inputs, at::TensorList constants, c10::string_view program,
-                                  c10::string_view backend) {
-  auto entry = std::make_shared<Entry>();
-  entry->program = std::string(program), entry->backend = std::string(backend);
+std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_view text, c10::string_view backend) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->text = std::string(text), prepared->backend = std::string(backend);
   std::vector<Tensor> contiguous;
   std::vector<PlanConstant> described;
   for (const Tensor& constant : constants) {
@@ -95,26 +124,26 @@ std::shared_ptr<Entry> make_entry(at::TensorList inputs, at::TensorList constant
                                            constant.scalar_type() == at::kInt || constant.scalar_type() == at::kFloat),
                      "run_plan: a constant is ", constant.scalar_type(), ", expected Char, Byte, Int or Float on the CPU");
     contiguous.push_back(constant.contiguous());
-    entry->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
-                                constant.const_data_ptr(), version_of(constant), constant.sizes().vec(), constant.strides().vec()});
-    const auto pack = [constant, backend](int64_t group, int64_t groups) {
-      return groups ? packed_conv(constant, group, groups, backend) : packed(constant, backend);
-    };
-    described.push_back({contiguous.back().const_data_ptr(), name_of(constant.scalar_type()), constant.sizes().vec(), pack,
-                         [constant] { return packed_depthwise(constant); },
-                         [constant, backend] { return packed_winograd(constant, backend); }});
+    prepared->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
+                                   constant.const_data_ptr(), version_of(constant), constant.sizes().vec(),
+                                   constant.strides().vec()});
+    described.push_back({contiguous.back().const_data_ptr(), name_of(constant.scalar_type()), constant.sizes().vec()});
   }
+  prepared->program.emplace(translated("run_plan: ", [&] { return PreparedProgram(text, described); }));
+  return prepared;
+}
+
+std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::TensorList inputs, at::TensorList constants) {
+  auto entry = std::make_shared<Entry>();
   for (const Tensor& input : inputs) {
     TORCH_CHECK_TYPE(input.is_cpu() && (input.scalar_type() == at::kByte || input.scalar_type() == at::kFloat),
                      "run_plan: an input is ", input.scalar_type(), " on ", input.device(),
                      ", expected Float or Byte on the CPU");
     entry->inputs.push_back({input.sizes().vec(), input.strides().vec(), input.scalar_type() == at::kFloat});
   }
-  try {
-    entry->plan = Plan::build(parse_plan(program), described, entry->inputs);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, "run_plan: ", error.what());
-  }
+  KeptWeights weights(constants, prepared->backend);
+  entry->plan = translated("run_plan: ", [&] { return prepared->program->build(entry->inputs, weights); });
+  entry->prepared = std::move(prepared);
   return entry;
 }
 
@@ -122,6 +151,7 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
                                           c10::string_view backend) {
   const size_t hash = hash_of(program, inputs, constants);
   Cache& known = cache();
+  std::shared_ptr<const Prepared> prepared;
   {
     std::shared_lock lock(known.mutex);
     const auto [begin, end] = known.entries.equal_range(hash);
@@ -130,12 +160,16 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
         it->second->used = ++known.clock;
         return it->second->plan;
       }
+    // Other shapes are prepared already.
+    for (auto it = known.entries.begin(); it != known.entries.end() && !prepared; ++it)
+      if (it->second->prepared->fits(program, backend, constants)) prepared = it->second->prepared;
   }
-  const std::shared_ptr<Entry> made = make_entry(inputs, constants, program, backend);
+  if (!prepared) prepared = prepare(constants, program, backend);
+  const std::shared_ptr<Entry> made = make_entry(std::move(prepared), inputs, constants);
   made->used = ++known.clock;
   std::unique_lock lock(known.mutex);
   for (auto it = known.entries.begin(); it != known.entries.end();)
-    it = it->second->expired() ? known.entries.erase(it) : std::next(it);
+    it = it->second->prepared->expired() ? known.entries.erase(it) : std::next(it);
   if (known.entries.size() >= kMostPlans)
     known.entries.erase(std::min_element(known.entries.begin(), known.entries.end(),
                                          [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));

@@ -1,7 +1,7 @@
-// Runs a plan with the core alone: no torch and no Python. `run_plan FILE OUT` reads a plan, its constants and its inputs, and
-// writes the bytes of its outputs one after the other. FILE is numbers of 8 bytes and what they count: the text; the constants, each as
-// dtype, sizes and bytes; how many runs; and in each the inputs, as whether real, sizes, strides and bytes.
-#include <cstdio>
+// Runs plans with the core alone: no torch and no Python. `run_plan FILE OUT` reads a plan, its constants and its inputs, and
+// writes the bytes of its outputs one after the other. FILE is numbers of 8 bytes and what they count: the text; the
+// constants, each as dtype, sizes and bytes; how many runs; and in each the inputs, as whether real, sizes, strides and bytes.
+// `run_plan --passes TEXT` prints what the passes wrote into the operations of a text.
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "core/plan/own_constant.h"
-#include "core/plan/plan.h"
+#include "core/plan/own_weights.h"
+#include "core/plan/passes.h"
+#include "core/plan/prepared.h"
 
 namespace {
 
@@ -50,13 +51,17 @@ class Reader {
 void run(const char* from, const char* to) {
   Reader in(from);
   std::ofstream out(to, std::ios::binary);
-  const octet::PlanText text = octet::parse_plan(in.bytes());
+  const std::string text = in.bytes();
   std::vector<octet::PlanConstant> constants;
-  for (int64_t left = in.number(); left > 0; --left) {
+  std::vector<std::string> kept(in.number());
+  for (std::string& bytes : kept) {
     const std::string dtype = in.bytes();
     const std::vector<int64_t> sizes = in.numbers();
-    constants.push_back(octet::own_constant(in.bytes().data(), dtype, sizes));
+    bytes = in.bytes();
+    constants.push_back({bytes.data(), dtype, sizes});
   }
+  const octet::PreparedProgram program(text, constants);
+  octet::OwnWeights weights(constants);
   for (int64_t runs = in.number(); runs > 0; --runs) {
     std::vector<octet::PlanTensor> inputs;
     std::vector<std::string> values, results;
@@ -66,7 +71,7 @@ void run(const char* from, const char* to) {
       inputs.push_back({sizes, in.numbers(), real});
       values.push_back(in.bytes());
     }
-    const auto plan = octet::Plan::build(text, constants, inputs);
+    const auto plan = program.build(inputs, weights);
     for (const octet::PlanTensor& output : plan->outputs()) {
       int64_t count = output.real ? 4 : 1;
       for (const int64_t size : output.sizes) count *= size;
@@ -81,15 +86,38 @@ void run(const char* from, const char* to) {
   }
 }
 
+// Fields by the place of their operation, those alone that a pass has set.
+void print_passes(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  octet::Program program = octet::parse_program(std::string(std::istreambuf_iterator<char>(file), {}));
+  octet::run_passes(program);
+  for (size_t place = 0; place < program.operations.size(); ++place) {
+    const octet::Operation& operation = program.operations[place];
+    const auto print = [&](const char* field, octet::Place to) {
+      if (to != octet::kNowhere) std::cout << place << " " << field << " " << to << "\n";
+    };
+    if (const auto* conv = operation.as<octet::op::Conv>()) print("sum", conv->sum);
+    if (const auto* add = operation.as<octet::op::AddReal>()) print("norm", add->norm);
+    if (const auto* norm = operation.as<octet::op::LayerNorm>()) print("rounding", norm->rounding);
+    if (const auto* quantize = operation.as<octet::op::Quantize>(); quantize && quantize->for_linear)
+      std::cout << place << " for_linear\n";
+    if (const auto* dequantize = operation.as<octet::op::Dequantize>(); dequantize && dequantize->given_out)
+      std::cout << place << " given_out\n";
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count != 3) {
-    std::cerr << "usage: run_plan FILE OUT\n";
+    std::cerr << "usage: run_plan FILE OUT, or run_plan --passes TEXT\n";
     return 2;
   }
   try {
-    run(arguments[1], arguments[2]);
+    if (std::string(arguments[1]) == "--passes")
+      print_passes(arguments[2]);
+    else
+      run(arguments[1], arguments[2]);
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -339,13 +339,4 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
   return output.quantized && direct ? convolve_u8(call, groups) : convolve(call, groups);
 }
 
-void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
-                 const int8_t* weight, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
-                 const StaticOutput& output) {
-  if (!shape.depthwise())
-    return conv_static(shape, groups, static_cast<const PackedDepthwise*>(nullptr), q_x, zero_point, bias, output);
-  const PackedDepthwise layer(weight, shape.channels, shape.kernel);
-  conv_static(shape, groups, &layer, q_x, zero_point, bias, output);
-}
-
 }  // namespace octet

@@ -5,38 +5,16 @@
 #include <memory>
 #include <vector>
 
+#include "core/conv/conv_shape.h"
 #include "core/cpu/scratch.h"
 #include "core/gemm/linear.h"
 
 namespace octet {
 
-// Depth, height, width; a convolution of fewer dimensions has the first ones 1.
-struct ConvShape {
-  int64_t batch, in[3], channels;
-  int64_t kernel[3], out[3], out_channels;
-  int64_t stride[3], padding[3], dilation[3];  // padding before; after, what `out` needs
-  int64_t groups;
-  // Bytes of a row of the kernel in a row of the product, and of the whole row.
-  int64_t row_bytes() const;
-  int64_t k() const { return kernel[0] * kernel[1] * row_bytes(); }
-  int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
-  int64_t pixels() const { return batch * out[0] * out[1] * out[2]; }
-  bool depthwise() const { return groups == channels && channels == out_channels && groups > 1; }
-};
-
-// Of a kernel `width` columns wide over `channels` of one group. Without groups the columns lie side by side in the image,
-// and kernels that take them from there (Pieces) want whole steps.
-inline int64_t packed_kernel_row(int64_t width, int64_t channels, int64_t groups) {
-  const int64_t bytes = width * channels;
-  return groups == 1 ? (bytes + 3) / 4 * 4 : bytes;
-}
-
 // The weight of a group, int8 (n, channels, rows of the kernel, width), as a PackedGemm multiplies it: (n, rows * filled row)
 // with the channels last, as the gathered rows of activations have them, and zeros where the rows of the kernel are filled up.
 std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
                                 int64_t groups);
-
-inline int64_t ConvShape::row_bytes() const { return packed_kernel_row(kernel[2], channels / groups, groups); }
 
 // The weight of a depthwise convolution, int8 (channels, 1, *kernel), as this CPU's kernel reads it.
 class PackedDepthwise {
@@ -59,11 +37,6 @@ class PackedDepthwise {
 // per group, with zeros where the rows of the kernel are filled up; for a depthwise convolution it is empty and `depthwise` is used.
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
                  const PackedDepthwise* depthwise, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
-                 const StaticOutput& output);
-
-// The same from a depthwise weight (channels, taps) that is packed at every call.
-void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
-                 const int8_t* weight, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output);
 
 // The weight of a 3 x 3 convolution of stride 1, int8 (outputs, channels, 1, 3, 3), for native_winograd().

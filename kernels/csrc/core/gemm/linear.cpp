@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
+#include <string>
 
 #include "core/gemm/workspace.h"
 
@@ -58,6 +60,21 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
 Workspace& workspace(int level) {
   thread_local Workspace spaces[2];
   return spaces[level];
+}
+
+StaticOutput requantized_output(int64_t zero_point, int64_t bottom, int64_t top) {
+  const auto check = [](int64_t value, const char* name) {
+    if (value < 0 || value > 255)
+      throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", expected 0 to 255");
+  };
+  check(zero_point, "output_zero_point"), check(bottom, "quant_min"), check(top, "quant_max");
+  if (bottom > top)
+    throw std::invalid_argument("quant_min is " + std::to_string(bottom) + ", above quant_max, " + std::to_string(top));
+  StaticOutput output;
+  output.zero_point = static_cast<int32_t>(zero_point);
+  output.bottom = static_cast<int32_t>(bottom);
+  output.top = static_cast<int32_t>(top);
+  return output;
 }
 
 void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,

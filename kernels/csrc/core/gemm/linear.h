@@ -39,6 +39,10 @@ struct StaticOutput {
   const Residual* residual = nullptr;  // of `quantized`; of a convolution
 };
 
+// An output to uint8 whose pointers are yet to be set. Raises std::invalid_argument where these are no integers of [0, 255], or
+// bottom is above top.
+StaticOutput requantized_output(int64_t zero_point, int64_t bottom, int64_t top);
+
 // q_x (m, k) uint8, contiguous; bias int32 (n,) or null.
 void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
                    const StaticOutput& output);

@@ -1,10 +1,15 @@
 #include "core/gemm/packed_gemm.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 namespace octet {
 
 PackedGemm::PackedGemm(const int8_t* weight, int64_t n, int64_t k) : n_(n), k_(k), row_sums_(n) {
+  if (k > kMaxK)
+    throw std::invalid_argument("K is " + std::to_string(k) + "; the sums of more than " + std::to_string(kMaxK) +
+                                " products may overflow int32");
   for (int64_t j = 0; j < n; ++j) {
     int32_t sum = 0;
     for (int64_t i = 0; i < k; ++i) sum += weight[j * k + i];

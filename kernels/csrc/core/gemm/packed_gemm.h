@@ -20,6 +20,7 @@ constexpr int64_t kMaxK = (2147483647LL - (1LL << 30)) / (255 * 127);
 
 class PackedGemm {
  public:
+  // Raises std::invalid_argument where k is above kMaxK.
   PackedGemm(const int8_t* weight, int64_t n, int64_t k);
   virtual ~PackedGemm() = default;
   PackedGemm(const PackedGemm&) = delete;

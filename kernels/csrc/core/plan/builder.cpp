@@ -7,36 +7,35 @@
 
 #include "core/cpu/transpose.h"
 #include "core/gemm/workspace.h"
-#include "core/plan/check.h"
 #include "core/plan/lower.h"
 
 namespace octet {
 
-std::unique_ptr<const Plan> Plan::build(const PlanText& text, const std::vector<PlanConstant>& constants,
-                                        const std::vector<PlanTensor>& inputs) {
-  auto plan = std::make_unique<Plan>();
-  PlanBuilder(constants, plan.get()).build(text, inputs);
-  return plan;
-}
+PlanBuilder::PlanBuilder(const PreparedProgram& prepared, WeightPacker& weights, Plan* plan)
+    : program_(prepared.program()),
+      constants_(prepared.constants()),
+      weights_(weights),
+      plan_(plan),
+      views_(program_.values()),
+      pads_(program_.values()),
+      sums_(program_.values(), nullptr) {}
 
-void PlanBuilder::build(const PlanText& text, const std::vector<PlanTensor>& inputs) {
-  if (inputs.size() != text.inputs.size())
-    throw std::invalid_argument("the plan has " + std::to_string(text.inputs.size()) + " inputs, got " +
+void PlanBuilder::build(const std::vector<PlanTensor>& inputs) {
+  if (static_cast<int>(inputs.size()) != program_.inputs)
+    throw std::invalid_argument("the plan has " + std::to_string(program_.inputs) + " inputs, got " +
                                 std::to_string(inputs.size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
-    registers_[text.inputs[i]] = {static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
+    views_[i] = PlanView{static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
   }
-  check_plan(text);
-  text_ = &text;
-  for (const PlanLine& line : text.lines) {
-    if (registers_.contains(line.out)) continue;  // another line's step computes it too
-    if (std::optional<PlanPad> pad = pad_of(*this, line))
-      pads_[line.out] = std::move(*pad);
+  for (const Operation& operation : program_.operations) {
+    if (views_[operation.out]) continue;  // another operation's step computes it too
+    if (std::optional<PlanPad> pad = pad_of(*this, operation))
+      pads_[operation.out] = std::move(pad);
     else
-      registers_[line.out] = lower(*this, line);
+      views_[operation.out] = lower(*this, operation);
   }
-  for (size_t i = 0; i < text.outputs.size(); ++i) give_out(i, text.outputs[i]);
+  for (size_t i = 0; i < program_.outputs.size(); ++i) give_out(i, program_.outputs[i]);
   place_buffers();
 }
 
@@ -138,104 +137,61 @@ void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
   });
 }
 
-const PlanView* PlanBuilder::find(int64_t reg) {
-  const auto found = registers_.find(reg);
-  if (found != registers_.end()) return &found->second;
-  const PlanPad* waiting = pad(reg);
-  return waiting ? &(registers_[reg] = padded(*this, *waiting)) : nullptr;
+const PlanView* PlanBuilder::find(Value value) {
+  if (views_[value]) return &*views_[value];
+  const PlanPad* waiting = pad(value);
+  return waiting ? &views_[value].emplace(padded(*this, *waiting)) : nullptr;
 }
 
-const PlanView& PlanBuilder::at(const PlanLine& line, int64_t reg) {
-  const PlanView* found = find(reg);
-  if (!found) line.fail("%" + std::to_string(reg) + " is not there yet");
+const PlanView& PlanBuilder::input(Value value) {
+  const PlanView* found = find(value);
+  if (!found) throw std::logic_error("a value is read before it is lowered");  // parse_program checked the order
   return *found;
 }
 
-const PlanView* PlanBuilder::known(int64_t reg) const {
-  const auto found = registers_.find(reg);
-  if (found != registers_.end()) return &found->second;
-  for (const PlanLine& line : text_->lines)
-    if (line.out == reg && line.op == "same") return known(line.reg("x"));
-  return nullptr;
+const PlanView* PlanBuilder::known(Value value) const {
+  if (views_[value]) return &*views_[value];
+  const Operation* writer = program_.writer(value);
+  const op::Same* same = writer ? writer->as<op::Same>() : nullptr;
+  return same ? known(same->x) : nullptr;
 }
 
-const PlanPad* PlanBuilder::pad(int64_t reg) const {
-  const auto found = pads_.find(reg);
-  return found == pads_.end() ? nullptr : &found->second;
-}
-
-namespace {
-
-// How often a line names a register, sizes of it among that.
-int64_t mentions(const PlanLine& line, int64_t reg) {
-  const std::string name = "%" + std::to_string(reg);
-  int64_t count = 0;
-  for (const auto& [field, value] : line.fields)
-    for (size_t at = value.find(name); at != std::string::npos; at = value.find(name, at + 1)) {
-      const size_t end = at + name.size();
-      count += end == value.size() || value[end] < '0' || value[end] > '9';
-    }
-  return count;
-}
-
-}  // namespace
-
-bool PlanBuilder::given_out(int64_t reg) const {
-  return std::find(text_->outputs.begin(), text_->outputs.end(), reg) != text_->outputs.end();
-}
-
-const PlanLine* PlanBuilder::only_reader(int64_t reg) const {
-  if (given_out(reg)) return nullptr;
-  const PlanLine* found = nullptr;
-  int64_t count = 0;
-  for (const PlanLine& line : text_->lines)
-    if (const int64_t here = mentions(line, reg)) {
-      found = &line;
-      count += here;
-    }
-  return count == 1 ? found : nullptr;
-}
-
-const PlanLine* PlanBuilder::reader(int64_t reg, std::string_view op) const {
-  for (const PlanLine& line : text_->lines)
-    if (line.op.starts_with(op) && mentions(line, reg)) return &line;
-  return nullptr;
-}
-
-Sizes PlanBuilder::rounded_strides(const PlanLine& line, const Sizes& sizes) const {
-  return reader(line.out, "linear_u8s8") ? plain_strides(sizes) : channels_last_strides(sizes);
-}
-
-PlanView PlanBuilder::pending_sum(const PlanLine& line) {
-  pending_[line.out] = &line;
-  return at(line, line.reg("a"));
-}
-
-const PlanLine* PlanBuilder::sum_of(int64_t reg) const {
-  const auto found = pending_.find(reg);
-  return found == pending_.end() ? nullptr : found->second;
-}
-
-int64_t PlanBuilder::size_of(const PlanLine& line, std::string_view reg, int64_t dim) {
-  const PlanView& view = at(line, parse_register(line, reg));
-  return view.sizes[dimension(line, dim, view.rank())];
-}
-
-const PlanConstant& PlanBuilder::constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank) const {
-  const int64_t index = line.constant(name);
+const PreparedConstant& PlanBuilder::constant(const Operation& operation, Constant index, const char* name,
+                                              const char* dtype, size_t rank) const {
   if (index < 0 || index >= static_cast<int64_t>(constants_.size()))
-    line.fail("there are " + std::to_string(constants_.size()) + " constants");
-  if (constants_[index].dtype != dtype) line.fail(std::string(name) + " is " + constants_[index].dtype + ", expected " + dtype);
-  if (rank && constants_[index].sizes.size() != rank)
-    line.fail(std::string(name) + " has " + std::to_string(constants_[index].sizes.size()) + " dimensions, expected " +
-              std::to_string(rank));
-  return constants_[index];
+    operation.fail("there are " + std::to_string(constants_.size()) + " constants");
+  const PreparedConstant& found = constants_[index];
+  if (found.dtype != dtype) operation.fail(std::string(name) + " is " + found.dtype + ", expected " + dtype);
+  if (rank && found.sizes.size() != rank)
+    operation.fail(std::string(name) + " has " + std::to_string(found.sizes.size()) + " dimensions, expected " +
+                   std::to_string(rank));
+  return found;
 }
 
-void PlanBuilder::give_out(size_t place, int64_t reg) {
-  const PlanView* found = find(reg);
-  if (!found) throw std::invalid_argument("the plan gives out %" + std::to_string(reg) + ", which it does not make");
-  PlanView view = *found;
+const PreparedConstant* PlanBuilder::vector(const Operation& operation, Constant index, const char* name,
+                                            const char* dtype, int64_t count) const {
+  if (index == kNoConstant) return nullptr;
+  const PreparedConstant& found = constant(operation, index, name, dtype, 1);
+  if (found.sizes[0] != count)
+    operation.fail(std::string(name) + " has " + std::to_string(found.sizes[0]) + " values, expected " +
+                   std::to_string(count));
+  return &found;
+}
+
+std::shared_ptr<const std::vector<float>> PlanBuilder::reals(const Operation& operation, Constant index, const char* name,
+                                                             int64_t count) const {
+  const PreparedConstant* found = vector(operation, index, name, "float32", count);
+  return found ? found->reals : nullptr;
+}
+
+std::shared_ptr<const std::vector<int32_t>> PlanBuilder::integers(const Operation& operation, Constant index,
+                                                                  const char* name, int64_t count) const {
+  const PreparedConstant* found = vector(operation, index, name, "int32", count);
+  return found ? found->integers : nullptr;
+}
+
+void PlanBuilder::give_out(size_t place, Value value) {
+  PlanView view = input(value);
   // Integers stay channels last for the next reader; reals lie as the user's own arithmetic left them.
   const Sizes strides = view.real || view.rank() < 4 ? plain_strides(view.sizes) : channels_last_strides(view.sizes);
   const bool whole = view.offset == 0 && view.has_strides(strides) &&
@@ -257,13 +213,12 @@ void PlanBuilder::place_buffers() {
   const int64_t steps = static_cast<int64_t>(plan_->steps_.size());
   std::vector<int64_t> first(count, steps), last(count, -1);
   for (int64_t s = 0; s < steps; ++s) {
-    const PlanStep& step = plan_->steps_[s];
-    std::vector<int> touched = step.reads;
-    touched.push_back(step.write);
-    for (const int b : touched) {
+    const auto touch = [&](int b) {
       first[b] = std::min(first[b], s);
       last[b] = std::max(last[b], s);
-    }
+    };
+    for (const int b : plan_->steps_[s].reads) touch(b);
+    touch(plan_->steps_[s].write);
   }
   std::vector<size_t> order(count), home(count);
   std::iota(order.begin(), order.end(), 0);
@@ -291,8 +246,8 @@ void PlanBuilder::place_buffers() {
     for (const Placed& other : placed)
       if (other.first <= last[b] && first[b] <= other.last && begin + bytes > other.begin) begin = std::max(begin, other.end);
     buffer.place = begin + kSlack;
-    placed.push_back({begin, begin + bytes, first[b], last[b]});
-    std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
+    const Placed own{begin, begin + bytes, first[b], last[b]};
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), own, [](const Placed& a, const Placed& b) { return a.begin < b.begin; }), own);
     plan_->arena_bytes_ = std::max(plan_->arena_bytes_, begin + bytes);
   }
   for (size_t b = 0; b < count; ++b)

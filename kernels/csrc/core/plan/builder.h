@@ -1,19 +1,23 @@
-// Turns the lines of a text into steps over views: decides shapes, memory formats, and which buffer lives where.
+// Turns the operations of a program into steps over views, for inputs of given shapes: decides memory formats, and which
+// buffer lives where.
 #pragma once
 
-#include <map>
-#include <string_view>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "core/plan/pads.h"
 #include "core/plan/plan.h"
+#include "core/plan/prepared.h"
 #include "core/plan/views.h"
 
 namespace octet {
 
 class PlanBuilder {
  public:
-  PlanBuilder(const std::vector<PlanConstant>& constants, Plan* plan) : constants_(constants), plan_(plan) {}
-  void build(const PlanText& text, const std::vector<PlanTensor>& inputs);
+  PlanBuilder(const PreparedProgram& prepared, WeightPacker& weights, Plan* plan);
+  void build(const std::vector<PlanTensor>& inputs);
 
   // A view of a new buffer of the arena.
   PlanView fresh(const Sizes& sizes, const Sizes& strides, bool real = false);
@@ -26,48 +30,43 @@ class PlanBuilder {
   void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run,
             int over = -1);
   void copy(const PlanView& from, const PlanView& to);
-  // The view of a register; padding that was put off is written out now.
-  const PlanView& at(const PlanLine& line, int64_t reg);
-  const PlanView& input(const PlanLine& line, std::string_view name) { return at(line, line.reg(name)); }
-  // The view of a register that has one already, if under another name, or null.
-  const PlanView* known(int64_t reg) const;
-  // The padding that was put off for a register, or null.
-  const PlanPad* pad(int64_t reg) const;
-  // Steps that compute several lines at once: who reads a register, one line ahead of being lowered.
-  const PlanLine* only_reader(int64_t reg) const;                       // null where it has several, or is given out
-  const PlanLine* reader(int64_t reg, std::string_view op) const;       // the first whose name begins so, or null
-  bool given_out(int64_t reg) const;
-  Sizes rounded_strides(const PlanLine& line, const Sizes& sizes) const;  // of its integers: as a linear reader has them
-  void define(const PlanLine& line, const PlanView& view) { registers_[line.out] = view; }  // and do not lower it
-  PlanView pending_sum(const PlanLine& line);                           // leave a sum to its only reader
-  const PlanLine* sum_of(int64_t reg) const;                            // the line of such a sum, or null
-  int64_t size_of(const PlanLine& line, std::string_view reg, int64_t dim);
-  const PlanConstant& constant(const PlanLine& line, std::string_view name, const char* dtype, size_t rank = 0) const;
-  template <class T>
-  std::shared_ptr<std::vector<T>> values(const PlanLine& line, std::string_view name, const char* dtype, int64_t count) const;
+  // The view of a value that an operation reads; padding that was put off is written out now.
+  const PlanView& input(Value value);
+  // The view of a value that has one already, if under another name, or null.
+  const PlanView* known(Value value) const;
+  // The padding that was put off for a value, or null.
+  const PlanPad* pad(Value value) const { return pads_[value] ? &*pads_[value] : nullptr; }
+  // Steps that compute several operations at once, one ahead of being lowered.
+  const Operation& operation(Place place) const { return program_.operations[place]; }
+  const Operation* writer(Value value) const { return program_.writer(value); }
+  // Leave a sum of reals to the only operation that reads it; and the sum that was left so, or null.
+  void put_off(const Operation& sum) { sums_[sum.out] = &sum; }
+  const Operation* put_off_sum(Value value) const { return sums_[value]; }
+  void define(const Operation& operation, const PlanView& view) { views_[operation.out] = view; }  // and do not lower it
+  // What a constant is, as its reader wants it; rank 0 is any.
+  const PreparedConstant& constant(const Operation& operation, Constant index, const char* name, const char* dtype,
+                                   size_t rank = 0) const;
+  WeightPacker& weights() const { return weights_; }
+  // A vector of `count` values, or null where the operation has none.
+  std::shared_ptr<const std::vector<float>> reals(const Operation& operation, Constant index, const char* name,
+                                                  int64_t count) const;
+  std::shared_ptr<const std::vector<int32_t>> integers(const Operation& operation, Constant index, const char* name,
+                                                       int64_t count) const;
 
  private:
-  const PlanView* find(int64_t reg);
-  void give_out(size_t place, int64_t reg);
+  const PreparedConstant* vector(const Operation& operation, Constant index, const char* name, const char* dtype,
+                                 int64_t count) const;
+  const PlanView* find(Value value);
+  void give_out(size_t place, Value value);
   void place_buffers();
 
-  const std::vector<PlanConstant>& constants_;
+  const Program& program_;
+  const std::vector<PreparedConstant>& constants_;
+  WeightPacker& weights_;
   Plan* plan_;
-  std::map<int64_t, PlanView> registers_;
-  const PlanText* text_ = nullptr;
-  std::map<int64_t, const PlanLine*> pending_;
-  std::map<int64_t, PlanPad> pads_;
+  std::vector<std::optional<PlanView>> views_;  // by value
+  std::vector<std::optional<PlanPad>> pads_;
+  std::vector<const Operation*> sums_;
 };
-
-template <class T>
-std::shared_ptr<std::vector<T>> PlanBuilder::values(const PlanLine& line, std::string_view name, const char* dtype,
-                                                    int64_t count) const {
-  if (!line.has(name)) return nullptr;
-  const PlanConstant& found = constant(line, name, dtype, 1);
-  if (found.sizes[0] != count)
-    line.fail(std::string(name) + " has " + std::to_string(found.sizes[0]) + " values, expected " + std::to_string(count));
-  const T* data = static_cast<const T*>(found.data);
-  return std::make_shared<std::vector<T>>(data, data + count);
-}
 
 }  // namespace octet

@@ -11,85 +11,33 @@ namespace octet {
 namespace {
 
 // Sizes of which some are those of other registers (%3.0 is the first size of %3) and one may be -1.
-Sizes wanted_sizes(PlanBuilder& b, const PlanLine& line, int64_t count) {
+Sizes wanted_sizes(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape, int64_t count) {
   Sizes sizes;
   int64_t open = -1;
-  for (const std::string& word : line.words("shape")) {
-    const size_t dot = word.find('.');
-    sizes.push_back(dot == std::string::npos ? parse_integer(line, word)
-                                             : b.size_of(line, word.substr(0, dot), parse_integer(line, word.substr(dot + 1))));
+  for (const op::Size& size : reshape.shape) {
+    if (size.of == kNoValue) {
+      sizes.push_back(size.number);
+    } else {
+      const PlanView& view = b.input(size.of);
+      sizes.push_back(view.sizes[dimension(operation, size.number, view.rank())]);
+    }
     if (sizes.back() != -1) continue;
-    expect(line, open < 0, "its shape has two open sizes");
+    expect(operation, open < 0, "its shape has two open sizes");
     open = static_cast<int64_t>(sizes.size()) - 1;
   }
   if (open >= 0) {
     sizes[open] = 1;
-    const int64_t known = checked_count(line, sizes);
-    expect(line, known > 0, "its open size could be any");
+    const int64_t known = checked_count(operation, sizes);
+    expect(operation, known > 0, "its open size could be any");
     sizes[open] = count / known;
   }
-  expect(line, checked_count(line, sizes) == count, "its input has " + std::to_string(count) + " values");
+  expect_or(operation, checked_count(operation, sizes) == count, [&] { return "its input has " + std::to_string(count) + " values"; });
   return sizes;
 }
 
 PlanView with_sizes(PlanBuilder& b, const PlanView& x, const Sizes& sizes) {
   PlanView out;
   if (!reshaped(x, sizes, &out)) reshaped(b.plain(x), sizes, &out);
-  return out;
-}
-
-PlanView reshape(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  return with_sizes(b, x, wanted_sizes(b, line, x.count()));
-}
-
-PlanView flatten(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  const int64_t begin = dimension(line, line.integer("start"), x.rank()), end = dimension(line, line.integer("end"), x.rank());
-  expect(line, begin <= end, "starts after its end");
-  Sizes sizes(x.sizes.begin(), x.sizes.begin() + begin);
-  sizes.push_back(product(Sizes(x.sizes.begin() + begin, x.sizes.begin() + end + 1)));
-  sizes.insert(sizes.end(), x.sizes.begin() + end + 1, x.sizes.end());
-  return with_sizes(b, x, sizes);
-}
-
-PlanView permute(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  PlanView out = x;
-  const Sizes dims = line.integers("dims");
-  expect(line, static_cast<int64_t>(dims.size()) == x.rank(), "its input has another number of dimensions");
-  std::vector<bool> taken(dims.size(), false);
-  for (size_t d = 0; d < dims.size(); ++d) {
-    const int64_t from = dimension(line, dims[d], x.rank());
-    expect(line, !taken[from], "takes a dimension twice");
-    taken[from] = true;
-    out.sizes[d] = x.sizes[from], out.strides[d] = x.strides[from];
-  }
-  return out;
-}
-
-PlanView transpose(PlanBuilder& b, const PlanLine& line) {
-  PlanView out = b.input(line, "x");
-  const int64_t one = dimension(line, line.integer("dim0"), out.rank()), two = dimension(line, line.integer("dim1"), out.rank());
-  std::swap(out.sizes[one], out.sizes[two]);
-  std::swap(out.strides[one], out.strides[two]);
-  return out;
-}
-
-PlanView unsqueeze(PlanBuilder& b, const PlanLine& line) {
-  PlanView out = b.input(line, "x");
-  const int64_t dim = dimension(line, line.integer("dim"), out.rank() + 1);
-  out.sizes.insert(out.sizes.begin() + dim, 1);
-  out.strides.insert(out.strides.begin() + dim, 1);
-  return out;
-}
-
-PlanView squeeze(PlanBuilder& b, const PlanLine& line) {
-  PlanView out = b.input(line, "x");
-  const int64_t dim = dimension(line, line.integer("dim"), out.rank());
-  if (out.sizes[dim] != 1) return out;
-  out.sizes.erase(out.sizes.begin() + dim);
-  out.strides.erase(out.strides.begin() + dim);
   return out;
 }
 
@@ -100,49 +48,104 @@ PlanView narrowed(PlanView x, int64_t dim, int64_t begin, int64_t length, int64_
   return x;
 }
 
-PlanView slice(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  const int64_t dim = dimension(line, line.integer("dim"), x.rank()), size = x.sizes[dim], step = line.integer("step");
-  expect(line, step > 0, "its step is not positive");
-  const auto place = [&](std::string_view name, int64_t missing) {
-    const int64_t given = line.has(name) ? line.integer(name) : missing;
-    return std::clamp<int64_t>(given < 0 ? given + size : given, 0, size);
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape) {
+  const PlanView x = b.input(reshape.x);
+  return with_sizes(b, x, wanted_sizes(b, operation, reshape, x.count()));
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Flatten& flatten) {
+  const PlanView x = b.input(flatten.x);
+  const int64_t begin = dimension(operation, flatten.start, x.rank()), end = dimension(operation, flatten.end, x.rank());
+  expect(operation, begin <= end, "starts after its end");
+  Sizes sizes(x.sizes.begin(), x.sizes.begin() + begin);
+  sizes.push_back(product(Sizes(x.sizes.begin() + begin, x.sizes.begin() + end + 1)));
+  sizes.insert(sizes.end(), x.sizes.begin() + end + 1, x.sizes.end());
+  return with_sizes(b, x, sizes);
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Permute& permute) {
+  const PlanView x = b.input(permute.x);
+  PlanView out = x;
+  const Sizes& dims = permute.dims;
+  expect(operation, static_cast<int64_t>(dims.size()) == x.rank(), "its input has another number of dimensions");
+  std::vector<bool> taken(dims.size(), false);
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t from = dimension(operation, dims[d], x.rank());
+    expect(operation, !taken[from], "takes a dimension twice");
+    taken[from] = true;
+    out.sizes[d] = x.sizes[from], out.strides[d] = x.strides[from];
+  }
+  return out;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Transpose& transpose) {
+  PlanView out = b.input(transpose.x);
+  const int64_t one = dimension(operation, transpose.dim0, out.rank()), two = dimension(operation, transpose.dim1, out.rank());
+  std::swap(out.sizes[one], out.sizes[two]);
+  std::swap(out.strides[one], out.strides[two]);
+  return out;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Unsqueeze& unsqueeze) {
+  PlanView out = b.input(unsqueeze.x);
+  const int64_t dim = dimension(operation, unsqueeze.dim, out.rank() + 1);
+  out.sizes.insert(out.sizes.begin() + dim, 1);
+  out.strides.insert(out.strides.begin() + dim, 1);
+  return out;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Squeeze& squeeze) {
+  PlanView out = b.input(squeeze.x);
+  const int64_t dim = dimension(operation, squeeze.dim, out.rank());
+  if (out.sizes[dim] != 1) return out;
+  out.sizes.erase(out.sizes.begin() + dim);
+  out.strides.erase(out.strides.begin() + dim);
+  return out;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Slice& slice) {
+  const PlanView x = b.input(slice.x);
+  const int64_t dim = dimension(operation, slice.dim, x.rank()), size = x.sizes[dim], step = slice.step;
+  expect(operation, step > 0, "its step is not positive");
+  const auto place = [&](std::optional<int64_t> given, int64_t missing) {
+    const int64_t at = given.value_or(missing);
+    return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
   };
-  const int64_t begin = place("start", 0), end = std::max(begin, place("end", size));
+  const int64_t begin = place(slice.start, 0), end = std::max(begin, place(slice.end, size));
   return narrowed(x, dim, begin, (end - begin + step - 1) / step, step);
 }
 
-PlanView select(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  const int64_t dim = dimension(line, line.integer("dim"), x.rank());
-  PlanView out = narrowed(x, dim, dimension(line, line.integer("index"), x.sizes[dim]), 1);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Select& select) {
+  const PlanView x = b.input(select.x);
+  const int64_t dim = dimension(operation, select.dim, x.rank());
+  PlanView out = narrowed(x, dim, dimension(operation, select.index, x.sizes[dim]), 1);
   out.sizes.erase(out.sizes.begin() + dim);
   out.strides.erase(out.strides.begin() + dim);
   return out;
 }
 
 // Part `index` of what torch.chunk gives.
-PlanView chunk(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "x");
-  const int64_t dim = dimension(line, line.integer("dim"), x.rank()), size = x.sizes[dim];
-  const int64_t each = std::max<int64_t>(1, (size + line.integer("chunks") - 1) / line.integer("chunks"));
-  const int64_t parts = size ? (size + each - 1) / each : line.integer("chunks");
-  const int64_t begin = std::min(size, dimension(line, line.integer("index"), parts) * each);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Chunk& chunk) {
+  const PlanView x = b.input(chunk.x);
+  const int64_t dim = dimension(operation, chunk.dim, x.rank()), size = x.sizes[dim];
+  const int64_t each = std::max<int64_t>(1, (size + chunk.chunks - 1) / chunk.chunks);
+  const int64_t parts = size ? (size + each - 1) / each : chunk.chunks;
+  const int64_t begin = std::min(size, dimension(operation, chunk.index, parts) * each);
   return narrowed(x, dim, begin, std::min(each, size - begin));
 }
 
-PlanView same(PlanBuilder& b, const PlanLine& line) { return b.input(line, "x"); }
+PlanView lower(PlanBuilder& b, const Operation&, const op::Same& same) { return b.input(same.x); }
+
+namespace {
 
 using Rescale = std::shared_ptr<const RescaleSettings>;  // null where nothing changes
 
 // How part `place` of a concatenation becomes one of its range.
-Rescale rescale_of(const PlanLine& line, size_t place) {
-  if (!line.has("multipliers")) return nullptr;
-  const Sizes zeros = line.integers("zero_points");
-  const std::vector<double> multipliers = line.numbers("multipliers");
-  RescaleSettings settings{static_cast<int32_t>(zeros[place]), static_cast<float>(multipliers[place]),
-                           byte(line, "output_zero_point"), {}};
-  settings.fill_table();
+Rescale rescale_of(const op::Cat& cat, size_t place) {
+  if (cat.by.empty()) return nullptr;
+  const RescaleSettings& settings = cat.by[place];
   for (int q = 0; q < 256; ++q)
     if (settings.table[q] != q) return std::make_shared<const RescaleSettings>(settings);
   return nullptr;
@@ -166,27 +169,28 @@ void copy_rescaled(PlanBuilder& b, const PlanView& from, const PlanView& to, Res
   });
 }
 
-PlanView cat(PlanBuilder& b, const PlanLine& line) {
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat) {
   std::vector<PlanView> parts;
   std::vector<Rescale> how;
-  const std::vector<std::string> words = line.words("tensors");
-  for (size_t place = 0; place < words.size(); ++place) {
-    PlanView part = b.at(line, parse_register(line, words[place]));
-    expect_dtype(line, part, false);
+  for (size_t place = 0; place < cat.tensors.size(); ++place) {
+    PlanView part = b.input(cat.tensors[place]);
+    expect_dtype(operation, part, false);
     // torch leaves out empty vectors whatever the other shapes.
     if (part.rank() == 1 && part.sizes[0] == 0) continue;
     parts.push_back(std::move(part));
-    how.push_back(rescale_of(line, place));
+    how.push_back(rescale_of(cat, place));
   }
-  expect(line, !parts.empty(), "joins nothing");
-  const int64_t dim = dimension(line, line.integer("dim"), parts[0].rank());
+  expect(operation, !parts.empty(), "joins nothing");
+  const int64_t dim = dimension(operation, cat.dim, parts[0].rank());
   Sizes sizes = parts[0].sizes;
   sizes[dim] = 0;
   bool plain = true;
   for (const PlanView& part : parts) {
-    expect(line, part.rank() == parts[0].rank(), "its inputs differ in dimensions");
+    expect(operation, part.rank() == parts[0].rank(), "its inputs differ in dimensions");
     for (int64_t d = 0; d < part.rank(); ++d)
-      expect(line, d == dim || part.sizes[d] == sizes[d], "its inputs differ in another dimension than the joined one");
+      expect(operation, d == dim || part.sizes[d] == sizes[d], "its inputs differ in another dimension than the joined one");
     sizes[dim] += part.sizes[dim];
     plain &= part.has_strides(plain_strides(part.sizes));
   }
@@ -198,6 +202,8 @@ PlanView cat(PlanBuilder& b, const PlanLine& line) {
   }
   return out;
 }
+
+namespace {
 
 // out[i, j, ...] = x[sources[0][i], sources[1][j], ...], and `fill` where a source is -1.
 PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources, uint8_t fill) {
@@ -252,34 +258,43 @@ Sizes everything(int64_t size) {
   return sources;
 }
 
-int64_t padded_source(const PlanLine& line, const std::string& mode, int64_t i, int64_t size) {
+int64_t padded_source(const Operation& operation, op::PadMode mode, int64_t i, int64_t size) {
   if (i >= 0 && i < size) return i;
-  if (mode == "constant") return -1;
-  if (mode == "replicate") return std::clamp<int64_t>(i, 0, size - 1);
-  if (mode == "circular") {
-    expect(line, i >= -size && i < 2 * size, "goes round its input more than once");
-    return (i + size) % size;
+  switch (mode) {
+    case op::PadMode::kConstant:
+      return -1;
+    case op::PadMode::kReplicate:
+      return std::clamp<int64_t>(i, 0, size - 1);
+    case op::PadMode::kCircular:
+      expect(operation, i >= -size && i < 2 * size, "goes round its input more than once");
+      return (i + size) % size;
+    case op::PadMode::kReflect:
+      break;
   }
-  expect(line, mode == "reflect" && i > -size && i < 2 * size - 1, "pads more than its input has");
+  expect(operation, i > -size && i < 2 * size - 1, "pads more than its input has");
   return i < 0 ? -i : 2 * (size - 1) - i;
 }
 
-PlanView pad(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "q");
-  expect_dtype(line, x, false);
-  const Widths widths = widths_of(line, x);
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
+  const PlanView x = b.input(pad.q);
+  expect_dtype(operation, x, false);
+  const Widths widths = widths_of(operation, pad, x);
   Sizes sizes = x.sizes;
   for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
-  checked_count(line, sizes);
+  checked_count(operation, sizes);
   std::vector<Sizes> sources;
   for (size_t d = 0; d < sizes.size(); ++d) {
     Sizes moved;
     for (int64_t i = -widths.before[d]; i < x.sizes[d] + widths.after[d]; ++i)
-      moved.push_back(padded_source(line, line.word("mode"), i, x.sizes[d]));
+      moved.push_back(padded_source(operation, pad.mode, i, x.sizes[d]));
     sources.push_back(std::move(moved));
   }
-  return gathered(b, x, sources, static_cast<uint8_t>(byte(line, "fill")));
+  return gathered(b, x, sources, static_cast<uint8_t>(pad.fill));
 }
+
+namespace {
 
 // torch's nearest neighbours, in float32 as there (UpSample.h).
 Sizes nearest(int64_t size, int64_t outputs, double factor, bool exact) {
@@ -292,53 +307,37 @@ Sizes nearest(int64_t size, int64_t outputs, double factor, bool exact) {
   return sources;
 }
 
-PlanView interpolate(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "q");
-  expect_dtype(line, x, false);
-  expect(line, x.rank() >= 3 && x.rank() <= 5, "its input has no spatial dimensions, or more than three");
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate) {
+  const PlanView x = b.input(interpolate.q);
+  expect_dtype(operation, x, false);
+  expect(operation, x.rank() >= 3 && x.rank() <= 5, "its input has no spatial dimensions, or more than three");
   const size_t dims = x.sizes.size() - 2;
-  const bool exact = line.word("mode") == "nearest-exact", sized = line.has("size");
-  expect(line, exact || line.word("mode") == "nearest", "its mode has no plan");
+  const bool sized = !interpolate.size.empty();
   std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
-  Sizes wanted = sized ? line.integers("size") : Sizes{};
-  std::vector<double> factors = sized ? std::vector<double>{} : line.numbers("scale_factor");
-  if (line.word(sized ? "size" : "scale_factor").find(',') == std::string::npos)  // one number for all
-    sized ? wanted.resize(dims, wanted[0]) : factors.resize(dims, factors[0]);
-  expect(line, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");
+  Sizes wanted = interpolate.size;
+  std::vector<double> factors = interpolate.factors;
+  if (interpolate.one_for_all) sized ? wanted.resize(dims, wanted[0]) : factors.resize(dims, factors[0]);
+  expect(operation, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");
   Sizes sizes{x.sizes[0], x.sizes[1]};
   for (size_t d = 0; d < dims; ++d) {
     const int64_t size = x.sizes[d + 2];
     const double scaled = sized ? static_cast<double>(wanted[d]) : std::floor(static_cast<double>(size) * factors[d]);
-    expect(line, scaled > 0 && size > 0 && x.sizes[1] > 0, "it would be empty");
+    expect(operation, scaled > 0 && size > 0 && x.sizes[1] > 0, "it would be empty");
     sizes.push_back(static_cast<int64_t>(std::min(scaled, 1e15)));
   }
-  checked_count(line, sizes);
-  const bool by_size = sized || line.flag("recompute_scale_factor");
+  checked_count(operation, sizes);
+  const bool by_size = sized || interpolate.recompute;
   for (size_t d = 0; d < dims; ++d)
-    sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], by_size ? 0.0 : factors[d], exact));
+    sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], by_size ? 0.0 : factors[d], interpolate.exact));
   // The same value for every integer, so requantising is a look-up.
-  auto table = std::make_shared<std::vector<uint8_t>>(256);
-  const int32_t zero_point = byte(line, "zero_point"), output_zero = byte(line, "output_zero_point");
-  const float multiplier = static_cast<float>(line.number("multiplier"));
-  RescaleSettings settings{zero_point, multiplier, output_zero, {}};
-  settings.fill_table();
-  std::copy(settings.table, settings.table + 256, table->begin());
+  const uint8_t* const first = interpolate.by.table;
+  const auto table = std::make_shared<const std::vector<uint8_t>>(first, first + 256);
   bool unchanged = true;
   for (int q = 0; q < 256; ++q) unchanged &= (*table)[q] == q;
   const PlanView rescaled = unchanged ? x : looked_up(b, x, table);
   return gathered(b, rescaled, sources, 0);
-}
-
-}  // namespace
-
-const PlanOperators& move_operators() {
-  static const PlanOperators operators = {
-      {"pad", &pad},           {"interpolate", &interpolate}, {"cat", &cat},       {"reshape", &reshape},
-      {"flatten", &flatten},   {"permute", &permute},         {"transpose", &transpose}, {"unsqueeze", &unsqueeze},
-      {"squeeze", &squeeze},   {"slice", &slice},             {"select", &select}, {"chunk", &chunk},
-      {"same", &same},
-  };
-  return operators;
 }
 
 }  // namespace octet

@@ -10,18 +10,18 @@
 namespace octet {
 namespace {
 
-PlanView real_input(PlanBuilder& b, const PlanLine& line, std::string_view name) {
-  const PlanView& view = b.input(line, name);
-  expect_dtype(line, view, true);
+PlanView real_input(PlanBuilder& b, const Operation& operation, Value value) {
+  const PlanView& view = b.input(value);
+  expect_dtype(operation, view, true);
   return view;
 }
 
 // A new buffer for reals that lie one after the other.
 PlanView plain_reals(PlanBuilder& b, const Sizes& sizes) { return b.fresh(sizes, plain_strides(sizes), true); }
 
-PlanView add(PlanBuilder& b, const PlanLine& line) {
-  PlanView left = real_input(b, line, "a"), right = real_input(b, line, "b");
-  const Sizes sizes = broadcast(line, left, right);
+PlanView sum_of(PlanBuilder& b, const Operation& operation, const op::AddReal& add) {
+  PlanView left = real_input(b, operation, add.a), right = real_input(b, operation, add.b);
+  const Sizes sizes = broadcast(operation, left, right);
   const auto loops_of = [&] { return PlanLoops(sizes, {plain_strides(sizes), repeated(left, sizes), repeated(right, sizes)}); };
   PlanLoops loops = loops_of();
   if (std::max(loops.step(1), loops.step(2)) > 1 || loops.step(0) != 1) {
@@ -41,16 +41,8 @@ PlanView add(PlanBuilder& b, const PlanLine& line) {
   return out;
 }
 
-// A sum that only a layer norm reads is formed there, row by row, and a rounding of the result in the same pass.
-PlanView sum_or_pending(PlanBuilder& b, const PlanLine& line) {
-  const PlanView left = real_input(b, line, "a"), right = real_input(b, line, "b");
-  const PlanLine* reader = b.only_reader(line.out);
-  if (reader && reader->op == "layer_norm" && left.sizes == right.sizes) return b.pending_sum(line);
-  return add(b, line);
-}
-
 struct Norm {
-  std::shared_ptr<std::vector<float>> weight, bias;
+  std::shared_ptr<const std::vector<float>> weight, bias;
   float eps;
   int64_t n;
   void row(const float* x, const float* added, float* out) const {
@@ -59,25 +51,36 @@ struct Norm {
 };
 
 // The kernels have no form for a bias alone: ones in the place of the weight give the same bits.
-Norm norm_of(PlanBuilder& b, const PlanLine& line, int64_t n) {
-  Norm norm{b.values<float>(line, "weight", "float32", n), b.values<float>(line, "bias", "float32", n),
-            static_cast<float>(line.number("eps")), n};
-  if (norm.bias && !norm.weight) norm.weight = std::make_shared<std::vector<float>>(n, 1.0f);
+Norm norm_of(PlanBuilder& b, const Operation& operation, const op::LayerNorm& by, int64_t n) {
+  Norm norm{b.reals(operation, by.weight, "weight", n), b.reals(operation, by.bias, "bias", n), by.eps, n};
+  if (norm.bias && !norm.weight) norm.weight = std::make_shared<const std::vector<float>>(n, 1.0f);
   return norm;
 }
 
-PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
-  const PlanLine* sum = b.sum_of(line.reg("x"));
-  const PlanView x = b.plain(real_input(b, sum ? *sum : line, sum ? "a" : "x"));
-  const PlanView added = sum ? b.plain(real_input(b, *sum, "b")) : x;
-  expect(line, x.rank() >= 1 && x.sizes.back() > 0, "its input has no features");
+}  // namespace
+
+// A sum that only a layer norm reads is formed there, row by row, and a rounding of the result in the same pass.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add) {
+  if (add.norm == kNowhere) return sum_of(b, operation, add);
+  const PlanView left = real_input(b, operation, add.a), right = real_input(b, operation, add.b);
+  if (left.sizes != right.sizes) return sum_of(b, operation, add);
+  b.put_off(operation);
+  return left;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& by) {
+  const Operation* const sum = b.put_off_sum(by.x);
+  const op::AddReal* const terms = sum ? sum->as<op::AddReal>() : nullptr;
+  const PlanView x = b.plain(real_input(b, sum ? *sum : operation, terms ? terms->a : by.x));
+  const PlanView added = terms ? b.plain(real_input(b, *sum, terms->b)) : x;
+  expect(operation, x.rank() >= 1 && x.sizes.back() > 0, "its input has no features");
   const int64_t n = x.sizes.back();
-  const Norm norm = norm_of(b, line, n);
+  const Norm norm = norm_of(b, operation, by, n);
   const PlanView out = plain_reals(b, x.sizes);
   const bool summed = sum != nullptr;
   const int64_t rows = x.count() / n;
-  const PlanLine* rounding = b.reader(line.out, "quantize");
-  const Sizes strides = rounding ? b.rounded_strides(*rounding, x.sizes) : Sizes{};
+  const Operation* const rounding = by.rounding == kNowhere ? nullptr : &b.operation(by.rounding);
+  const Sizes strides = rounding ? rounded_strides(*rounding->as<op::Quantize>(), x.sizes) : Sizes{};
   if (!rounding || strides != plain_strides(x.sizes)) {
     b.emit({&x, &added}, out, [=](const PlanFrame& frame) {
       each_part(rows, rows * n * 8, [&](int64_t first, int64_t count) {
@@ -88,7 +91,7 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
     return out;
   }
   const PlanView q = b.fresh(x.sizes, strides);
-  const RowRange range{static_cast<float>(rounding->number("scale")), byte(*rounding, "zero_point")};
+  const RowRange range = rounding->as<op::Quantize>()->range;
   b.emit({&x, &added, &q}, out, [=](const PlanFrame& frame) {
     each_part(rows, rows * n * 8, [&](int64_t first, int64_t count) {
       for (int64_t i = first; i < first + count; ++i) {
@@ -101,6 +104,8 @@ PlanView layer_norm(PlanBuilder& b, const PlanLine& line) {
   b.define(*rounding, q);
   return out;
 }
+
+namespace {
 
 // Where one head's rows begin, in elements.
 struct Head {
@@ -164,49 +169,50 @@ PlanView with_rows(PlanBuilder& b, const PlanView& view) {
 }
 
 // What is added to the scores, with as many dimensions as these.
-PlanView mask_of(PlanBuilder& b, const PlanLine& line, const Sizes& scores) {
-  PlanView mask = real_input(b, line, "mask");
-  expect(line, mask.rank() <= static_cast<int64_t>(scores.size()), "its mask has more dimensions than q");
+PlanView mask_of(PlanBuilder& b, const Operation& operation, Value value, const Sizes& scores) {
+  PlanView mask = real_input(b, operation, value);
+  expect(operation, mask.rank() <= static_cast<int64_t>(scores.size()), "its mask has more dimensions than q");
   const size_t missing = scores.size() - mask.sizes.size();
   mask.sizes.insert(mask.sizes.begin(), missing, 1);
   mask.strides.insert(mask.strides.begin(), missing, 0);
   for (size_t d = 0; d < scores.size(); ++d)
-    expect(line, mask.sizes[d] == scores[d] || mask.sizes[d] == 1, "its mask does not fit the scores");
+    expect(operation, mask.sizes[d] == scores[d] || mask.sizes[d] == 1, "its mask does not fit the scores");
   return mask;
 }
 
-PlanView attention(PlanBuilder& b, const PlanLine& line) {
-  const PlanView q = with_rows(b, real_input(b, line, "q")), k = with_rows(b, real_input(b, line, "k"));
-  const PlanView v = with_rows(b, real_input(b, line, "v"));
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& by) {
+  const PlanView q = with_rows(b, real_input(b, operation, by.q)), k = with_rows(b, real_input(b, operation, by.k));
+  const PlanView v = with_rows(b, real_input(b, operation, by.v));
   const int64_t rank = q.rank();
-  expect(line, rank >= 3 && k.rank() == rank && v.rank() == rank, "q, k and v differ in dimensions, or have less than three");
+  expect(operation, rank >= 3 && k.rank() == rank && v.rank() == rank, "q, k and v differ in dimensions, or have less than three");
   Sizes sizes = q.sizes;
   for (int64_t d = 0; d + 2 < rank; ++d) {
     sizes[d] = std::max({q.sizes[d], k.sizes[d], v.sizes[d]});
     for (const PlanView* one : {&q, &k, &v})
-      expect(line, one->sizes[d] == sizes[d] || one->sizes[d] == 1, "q, k and v have batches that do not go together");
+      expect(operation, one->sizes[d] == sizes[d] || one->sizes[d] == 1, "q, k and v have batches that do not go together");
   }
   sizes[rank - 1] = v.sizes[rank - 1];
-  expect(line, k.sizes[rank - 1] == q.sizes[rank - 1] && k.sizes[rank - 2] == v.sizes[rank - 2] && k.sizes[rank - 2] > 0,
+  expect(operation, k.sizes[rank - 1] == q.sizes[rank - 1] && k.sizes[rank - 2] == v.sizes[rank - 2] && k.sizes[rank - 2] > 0,
          "q, k and v have shapes that do not go together");
   // The heads of a token side by side, because the next step puts them there.
   Sizes strides = plain_strides(sizes);
   if (rank == 4) strides = {product(sizes) / std::max<int64_t>(sizes[0], 1), sizes[3], sizes[1] * sizes[3], 1};
   const PlanView out = b.fresh(sizes, strides, true);
-  const float scale = line.has("scale") ? static_cast<float>(line.number("scale"))
-                                        : 1.0f / std::sqrt(static_cast<float>(q.sizes[rank - 1]));
+  const float scale = by.scale ? *by.scale : 1.0f / std::sqrt(static_cast<float>(q.sizes[rank - 1]));
   Attention how{};
   const int64_t columns = real_kernels().columns;
   how.shape = {k.sizes[rank - 2], q.sizes[rank - 1], sizes[rank - 1], scale,
-               line.flag("causal"), rounded_up(k.sizes[rank - 2], columns), rounded_up(sizes[rank - 1], columns)};
+               by.causal, rounded_up(k.sizes[rank - 2], columns), rounded_up(sizes[rank - 1], columns)};
   how.queries = sizes[rank - 2];
   how.ldq = q.strides[rank - 2], how.ldk = k.strides[rank - 2], how.ldv = v.strides[rank - 2], how.ldout = strides[rank - 2];
   how.packs_values = how.shape.packed_values != how.shape.values;
   const Sizes batch(sizes.begin(), sizes.end() - 2);
   Sizes scores = sizes, masked(rank, 0);
   scores.back() = how.shape.keys;
-  const bool has_mask = line.has("mask");
-  const PlanView mask = has_mask ? mask_of(b, line, scores) : q;
+  const bool has_mask = by.mask != kNoValue;
+  const PlanView mask = has_mask ? mask_of(b, operation, by.mask, scores) : q;
   if (has_mask) masked = repeated(mask, scores);
   // Of size 1 a dimension has any stride.
   how.mask_row = has_mask && mask.sizes[rank - 2] > 1 ? masked[rank - 2] : 0;
@@ -223,14 +229,6 @@ PlanView attention(PlanBuilder& b, const PlanLine& line) {
     });
   });
   return out;
-}
-
-}  // namespace
-
-const PlanOperators& real_operators() {
-  static const PlanOperators operators = {
-      {"add_f32", &sum_or_pending}, {"layer_norm", &layer_norm}, {"attention", &attention}};
-  return operators;
 }
 
 }  // namespace octet

@@ -1,4 +1,4 @@
-// Operators that compute value by value, and what all operators check of their lines.
+// Operations that compute value by value, and what all operations check.
 #include "core/plan/lower.h"
 
 #include <algorithm>
@@ -24,69 +24,49 @@ void each_chunk(int64_t n, int64_t cost, Fn fn) {
 
 }  // namespace
 
-void expect(const PlanLine& line, bool holds, const std::string& what) {
-  if (!holds) line.fail(what);
+void expect_dtype(const Operation& operation, const PlanView& view, bool real) {
+  expect(operation, view.real == real, real ? "its input is uint8, expected float32" : "its input is float32, expected uint8");
 }
 
-void expect_dtype(const PlanLine& line, const PlanView& view, bool real) {
-  expect(line, view.real == real, real ? "its input is uint8, expected float32" : "its input is float32, expected uint8");
-}
-
-int32_t byte(const PlanLine& line, std::string_view name) {
-  const int64_t value = line.integer(name);
-  expect(line, value >= 0 && value <= 255, std::string(name) + " is " + std::to_string(value) + ", expected 0 to 255");
-  return static_cast<int32_t>(value);
-}
-
-int64_t checked_count(const PlanLine& line, const Sizes& sizes) {
+int64_t checked_count(const Operation& operation, const Sizes& sizes) {
   constexpr int64_t most = int64_t{1} << 40;
   int64_t count = 1;
   for (const int64_t size : sizes) {
-    expect(line, size >= 0, "a size is " + std::to_string(size));
+    expect_or(operation, size >= 0, [&] { return "a size is " + std::to_string(size); });
     if (size == 0) return 0;
-    expect(line, count <= most / size, "its result would hold more than 2**40 values");
+    expect(operation, count <= most / size, "its result would hold more than 2**40 values");
     count *= size;
   }
   return count;
 }
 
-Widths widths_of(const PlanLine& line, const PlanView& x) {
-  const Sizes widths = line.integers("widths");
+Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView& x) {
+  const Sizes& widths = pad.widths;
   const int64_t rank = x.rank(), pairs = static_cast<int64_t>(widths.size()) / 2;
-  const bool constant = line.word("mode") == "constant";
-  expect(line, widths.size() % 2 == 0 && pairs <= rank, "its widths are not in pairs, or more than its input's dimensions");
-  expect(line, constant || (pairs <= 3 && (rank == pairs + 1 || rank == pairs + 2)),
-         "mode " + line.word("mode") + " is for the last dimensions of all but one or two");
-  expect(line, constant || std::find(x.sizes.begin() + (rank - pairs - 1), x.sizes.end(), 0) == x.sizes.end(),
+  const bool constant = pad.mode == op::PadMode::kConstant;
+  expect(operation, widths.size() % 2 == 0 && pairs <= rank, "its widths are not in pairs, or more than its input's dimensions");
+  expect(operation, constant || (pairs <= 3 && (rank == pairs + 1 || rank == pairs + 2)),
+         "its mode is for the last dimensions of all but one or two");
+  expect(operation, constant || std::find(x.sizes.begin() + (rank - pairs - 1), x.sizes.end(), 0) == x.sizes.end(),
          "its input has no values to repeat");
   Widths found{Sizes(rank, 0), Sizes(rank, 0)};
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const int64_t before = widths[2 * pair], after = widths[2 * pair + 1], d = rank - 1 - pair;
-    expect(line, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d], "cuts away more than its input has");
-    expect(line, constant || (before >= 0 && after >= 0), "mode " + line.word("mode") + " cuts nothing away");
+    expect(operation, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d], "cuts away more than its input has");
+    expect(operation, constant || (before >= 0 && after >= 0), "its mode cuts nothing away");
     found.before[d] = before, found.after[d] = after;
   }
   return found;
 }
 
-int64_t dimension(const PlanLine& line, int64_t dim, int64_t rank) {
+int64_t dimension(const Operation& operation, int64_t dim, int64_t rank) {
   const int64_t found = dim < 0 ? dim + rank : dim;
   if (found < 0 || found >= rank)
-    line.fail("dimension " + std::to_string(dim) + " of a tensor of " + std::to_string(rank) + " dimensions");
+    operation.fail("dimension " + std::to_string(dim) + " of a tensor of " + std::to_string(rank) + " dimensions");
   return found;
 }
 
-AddSettings add_settings(const PlanLine& line) {
-  return {byte(line, "a_zero_point"),
-          byte(line, "b_zero_point"),
-          static_cast<float>(line.number("a_multiplier")),
-          static_cast<float>(line.number("b_multiplier")),
-          byte(line, "output_zero_point"),
-          byte(line, "quant_min"),
-          byte(line, "quant_max")};
-}
-
-PlanView looked_up(PlanBuilder& b, const PlanView& source, std::shared_ptr<std::vector<uint8_t>> table) {
+PlanView looked_up(PlanBuilder& b, const PlanView& source, std::shared_ptr<const std::vector<uint8_t>> table) {
   const PlanView x = b.dense(source);
   const PlanView out = b.fresh(x.sizes, x.strides);
   b.emit({&x}, out, [=, n = x.count()](const PlanFrame& frame) {
@@ -170,10 +150,14 @@ void dequantize_planes(PlanBuilder& b, const PlanView& q, float scale, int32_t z
 
 }  // namespace
 
-PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
-  expect_dtype(line, x, true);
-  const PlanView out = b.fresh(x.sizes, b.rounded_strides(line, x.sizes));
-  const RowRange range{static_cast<float>(line.number("scale")), byte(line, "zero_point")};
+Sizes rounded_strides(const op::Quantize& quantize, const Sizes& sizes) {
+  return quantize.for_linear ? plain_strides(sizes) : channels_last_strides(sizes);
+}
+
+PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x) {
+  expect_dtype(operation, x, true);
+  const PlanView out = b.fresh(x.sizes, rounded_strides(quantize, x.sizes));
+  const RowRange range = quantize.range;
   // What a linear layer reads is plain (`rounded_strides`), and sequences of few steps look like images of few channels.
   if (between_planes(x, out)) {
     quantize_planes(b, x, range, out);
@@ -207,19 +191,19 @@ PlanView quantized(PlanBuilder& b, const PlanLine& line, const PlanView& x) {
   return out;
 }
 
-namespace {
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize) {
+  return quantized(b, operation, quantize, b.input(quantize.x));
+}
 
-PlanView quantize(PlanBuilder& b, const PlanLine& line) { return quantized(b, line, b.input(line, "x")); }
-
-PlanView dequantize(PlanBuilder& b, const PlanLine& line) {
-  const PlanView q = b.dense(b.input(line, "q"));
-  expect_dtype(line, q, false);
-  const float scale = static_cast<float>(line.number("scale"));
-  const int32_t zero_point = byte(line, "zero_point");
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize& dequantize) {
+  const PlanView q = b.dense(b.input(dequantize.q));
+  expect_dtype(operation, q, false);
+  const float scale = dequantize.scale;
+  const int32_t zero_point = dequantize.zero_point;
   // What is given out is plain, and is best written so at once; other readers take channels as they come.
   PlanView plain = q;
   plain.strides = plain_strides(q.sizes);
-  if (b.given_out(line.out) && between_planes(plain, q)) {
+  if (dequantize.given_out && between_planes(plain, q)) {
     plain = b.fresh(q.sizes, plain.strides, true);
     dequantize_planes(b, q, scale, zero_point, plain);
     return plain;
@@ -234,11 +218,11 @@ PlanView dequantize(PlanBuilder& b, const PlanLine& line) {
 }
 
 // Of reals, as a layer with float output has it.
-PlanView clamp(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.dense(b.input(line, "x"));
-  expect_dtype(line, x, true);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp) {
+  const PlanView x = b.dense(b.input(clamp.x));
+  expect_dtype(operation, x, true);
   const PlanView out = b.fresh(x.sizes, x.strides, true);
-  const float low = static_cast<float>(line.number("low")), high = static_cast<float>(line.number("high"));
+  const float low = clamp.low, high = clamp.high;
   b.emit({&x}, out, [=, n = x.count()](const PlanFrame& frame) {
     const float* in = x.reals(frame);
     float* y = out.reals_out(frame);
@@ -250,17 +234,16 @@ PlanView clamp(PlanBuilder& b, const PlanLine& line) {
   return out;
 }
 
-PlanView lookup(PlanBuilder& b, const PlanLine& line) {
-  PlanView x = b.input(line, "q");
-  expect_dtype(line, x, false);
-  const PlanConstant& found = b.constant(line, "table", "uint8");
-  const uint8_t* first = static_cast<const uint8_t*>(found.data);
-  auto table = std::make_shared<std::vector<uint8_t>>(first, first + product(found.sizes));
-  expect(line, (found.sizes.size() == 1 || found.sizes.size() == 2) && found.sizes.back() == 256,
-         "its table has no 256 entries");
-  if (found.sizes.size() == 1) return looked_up(b, x, table);
-  const int64_t axis = dimension(line, line.has("axis") ? line.integer("axis") : 1, x.rank()), channels = found.sizes[0];
-  expect(line, x.sizes[axis] == channels, "its table is for " + std::to_string(channels) + " channels");
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Lookup& lookup) {
+  PlanView x = b.input(lookup.q);
+  expect_dtype(operation, x, false);
+  const PreparedConstant& found = b.constant(operation, lookup.table, "table", "uint8");
+  const auto table = found.bytes;
+  const Sizes& shape = found.sizes;
+  expect(operation, (shape.size() == 1 || shape.size() == 2) && shape.back() == 256, "its table has no 256 entries");
+  if (shape.size() == 1) return looked_up(b, x, table);
+  const int64_t axis = dimension(operation, lookup.axis, x.rank()), channels = shape[0];
+  expect_or(operation, x.sizes[axis] == channels, [&] { return "its table is for " + std::to_string(channels) + " channels"; });
   x = axis == 1 ? b.channels_last(x) : b.plain(x);
   const PlanView out = b.fresh(x.sizes, x.strides);
   b.emit({&x}, out, [=, n = x.count(), step = x.strides[axis]](const PlanFrame& frame) {
@@ -276,9 +259,7 @@ PlanView lookup(PlanBuilder& b, const PlanLine& line) {
   return out;
 }
 
-}  // namespace
-
-Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right) {
+Sizes broadcast(const Operation& operation, PlanView& left, PlanView& right) {
   const size_t rank = std::max(left.sizes.size(), right.sizes.size());
   for (PlanView* view : {&left, &right}) {
     const size_t missing = rank - view->sizes.size();
@@ -287,11 +268,11 @@ Sizes broadcast(const PlanLine& line, PlanView& left, PlanView& right) {
   }
   Sizes sizes(rank);
   for (size_t d = 0; d < rank; ++d) {
-    expect(line, left.sizes[d] == right.sizes[d] || left.sizes[d] == 1 || right.sizes[d] == 1,
+    expect(operation, left.sizes[d] == right.sizes[d] || left.sizes[d] == 1 || right.sizes[d] == 1,
            "its inputs have shapes that do not go together");
     sizes[d] = left.sizes[d] == 1 ? right.sizes[d] : left.sizes[d];
   }
-  checked_count(line, sizes);
+  checked_count(operation, sizes);
   return sizes;
 }
 
@@ -312,11 +293,12 @@ template <class Settings>
 using BinaryKernel = void (*ElementKernels::*)(const Settings&, const uint8_t*, int, const uint8_t*, int, int64_t, uint8_t*);
 
 template <class Settings>
-PlanView binary(PlanBuilder& b, const PlanLine& line, const Settings& settings, BinaryKernel<Settings> kernel) {
-  PlanView left = b.input(line, "q_a"), right = b.input(line, "q_b");
-  expect_dtype(line, left, false);
-  expect_dtype(line, right, false);
-  const Sizes sizes = broadcast(line, left, right);
+PlanView binary(PlanBuilder& b, const Operation& operation, Value q_a, Value q_b, const Settings& settings,
+                BinaryKernel<Settings> kernel) {
+  PlanView left = b.input(q_a), right = b.input(q_b);
+  expect_dtype(operation, left, false);
+  expect_dtype(operation, right, false);
+  const Sizes sizes = broadcast(operation, left, right);
   const PlanView& larger = left.count() >= right.count() ? left : right;
   const bool plain =
       larger.has_strides(plain_strides(larger.sizes)) && !larger.has_strides(channels_last_strides(larger.sizes));
@@ -346,37 +328,18 @@ PlanView binary(PlanBuilder& b, const PlanLine& line, const Settings& settings, 
   return out;
 }
 
-PlanView add(PlanBuilder& b, const PlanLine& line) {
-  return binary(b, line, add_settings(line), &ElementKernels::add);
-}
-
-PlanView mul(PlanBuilder& b, const PlanLine& line) {
-  const MulSettings settings{byte(line, "a_zero_point"),
-                             byte(line, "b_zero_point"),
-                             static_cast<float>(line.number("multiplier")),
-                             byte(line, "output_zero_point"),
-                             byte(line, "quant_min"),
-                             byte(line, "quant_max")};
-  return binary(b, line, settings, &ElementKernels::mul);
-}
-
 }  // namespace
 
-const PlanOperators& value_operators() {
-  static const PlanOperators operators = {
-      {"quantize", &quantize}, {"dequantize", &dequantize}, {"clamp", &clamp},
-      {"lookup", &lookup},     {"add", &add},               {"mul", &mul},
-  };
-  return operators;
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Add& add) {
+  return binary(b, operation, add.a, add.b, add.by, &ElementKernels::add);
 }
 
-PlanView lower(PlanBuilder& b, const PlanLine& line) {
-  for (const PlanOperators* table :
-       {&value_operators(), &layer_operators(), &window_operators(), &move_operators(), &real_operators()}) {
-    const auto found = table->find(line.op);
-    if (found != table->end()) return found->second(b, line);
-  }
-  line.fail("no such operation");
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mul& mul) {
+  return binary(b, operation, mul.a, mul.b, mul.by, &ElementKernels::mul);
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation) {
+  return std::visit([&](const auto& kind) { return lower(b, operation, kind); }, operation.kind);
 }
 
 }  // namespace octet

@@ -25,25 +25,16 @@ struct Pooling {
   MeanSettings settings{};
 };
 
-// One setting per spatial dimension, from a list, a single number for all, or `fallback` where there is none.
-Sizes settings_of(const PlanLine& line, std::string_view name, int64_t dims, const Sizes& fallback) {
-  if (!line.has(name)) return fallback;
-  Sizes given = line.integers(name);
-  if (given.size() == 1) given.resize(dims, given[0]);
-  expect(line, static_cast<int64_t>(given.size()) == dims, std::string(name) + " has another number of dimensions");
-  return given;
-}
-
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
 // torch's windows (pooling_output_shape): with ceil_mode the last one may hang over the end, but starts inside.
-Windows sliding(const PlanLine& line, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+Windows sliding(const Operation& operation, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
                 bool ceil_mode) {
-  expect(line, padding <= kernel / 2, "its padding is more than half its window");
+  expect(operation, padding <= kernel / 2, "its padding is more than half its window");
   const int64_t span = dilation * (kernel - 1) + 1;
   int64_t outputs = floor_div(size + 2 * padding - span + (ceil_mode ? stride - 1 : 0), stride) + 1;
   if (ceil_mode && (outputs - 1) * stride >= size + padding) --outputs;
-  expect(line, outputs >= 1, "its window does not fit the input");
+  expect(operation, outputs >= 1, "its window does not fit the input");
   Windows windows;
   windows.step = dilation;
   for (int64_t i = 0; i < outputs; ++i) {
@@ -119,10 +110,11 @@ void mean_pixels(const Pooling& pool, const uint8_t* x, const int64_t (&strides)
 }
 
 // `q` with a batch dimension in front where it has none.
-PlanView batched(const PlanLine& line, const PlanView& q, int64_t dims) {
-  expect_dtype(line, q, false);
-  expect(line, q.rank() == dims + 2 || q.rank() == dims + 1,
-         "its input has " + std::to_string(q.rank()) + " dimensions, expected " + std::to_string(dims + 2));
+PlanView batched(const Operation& operation, const PlanView& q, int64_t dims) {
+  expect_dtype(operation, q, false);
+  expect_or(operation, q.rank() == dims + 2 || q.rank() == dims + 1, [&] {
+    return "its input has " + std::to_string(q.rank()) + " dimensions, expected " + std::to_string(dims + 2);
+  });
   if (q.rank() == dims + 2) return q;
   PlanView made = q;
   made.sizes.insert(made.sizes.begin(), 1);
@@ -130,12 +122,14 @@ PlanView batched(const PlanLine& line, const PlanView& q, int64_t dims) {
   return made;
 }
 
-PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::function<Windows(int64_t, int64_t)>& along,
-                Pooling pool) {
-  expect(line, dims >= 1 && dims <= 3, "its window has " + std::to_string(dims) + " dimensions, expected 1 to 3");
-  const PlanView given = b.input(line, "q");
-  const PlanView x = b.channels_last(batched(line, given, dims));
-  expect(line, std::find(x.sizes.begin() + 1, x.sizes.end(), 0) == x.sizes.end(), "its input is empty");
+PlanView pooled(PlanBuilder& b, const Operation& operation, Value q, size_t window,
+                const std::function<Windows(int64_t, int64_t)>& along, Pooling pool) {
+  const int64_t dims = static_cast<int64_t>(window);
+  expect_or(operation, dims >= 1 && dims <= 3,
+            [&] { return "its window has " + std::to_string(dims) + " dimensions, expected 1 to 3"; });
+  const PlanView given = b.input(q);
+  const PlanView x = b.channels_last(batched(operation, given, dims));
+  expect(operation, std::find(x.sizes.begin() + 1, x.sizes.end(), 0) == x.sizes.end(), "its input is empty");
   Sizes sizes{x.sizes[0], x.sizes[1]};
   int64_t strides[3] = {0, 0, 0}, pixels = x.sizes[0], taps = 1;
   for (int axis = 0; axis < 3; ++axis) {
@@ -147,8 +141,8 @@ PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::f
     for (int64_t i = 0; i < pool.axes[axis].count(); ++i) most = std::max(most, pool.axes[axis].reads(i));
     taps *= most;
   }
-  expect(line, taps < (1 << 23), "its window holds more than 2**23 values");
-  checked_count(line, sizes);
+  expect(operation, taps < (1 << 23), "its window holds more than 2**23 values");
+  checked_count(operation, sizes);
   PlanView out = b.fresh(sizes, channels_last_strides(sizes));
   const int64_t channels = x.sizes[1], batch_stride = x.strides[0];
   const auto shared = std::make_shared<const Pooling>(std::move(pool));
@@ -163,63 +157,48 @@ PlanView pooled(PlanBuilder& b, const PlanLine& line, int64_t dims, const std::f
   return out;
 }
 
-MeanSettings mean_settings(const PlanLine& line) {
-  return {byte(line, "zero_point"), static_cast<float>(line.number("multiplier")), byte(line, "output_zero_point")};
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& pool) {
+  Pooling how;
+  how.largest = true;
+  const auto along = [&](int64_t d, int64_t size) {
+    return sliding(operation, size, pool.kernel[d], pool.stride[d], pool.padding[d], pool.dilation[d], pool.ceil_mode);
+  };
+  return pooled(b, operation, pool.q, pool.kernel.size(), along, std::move(how));
 }
 
-PlanView max_pool(PlanBuilder& b, const PlanLine& line) {
-  const Sizes kernel = line.integers("kernel");
-  const int64_t dims = static_cast<int64_t>(kernel.size());
-  const Sizes stride = settings_of(line, "stride", dims, kernel), padding = settings_of(line, "padding", dims, Sizes(dims, 0)),
-              dilation = settings_of(line, "dilation", dims, Sizes(dims, 1));
-  Pooling pool;
-  pool.largest = true;
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool) {
+  Pooling how;
+  how.largest = false;
+  how.count_padding = pool.count_padding;
+  how.divisor = pool.divisor;
+  how.settings = pool.by;
   const auto along = [&](int64_t d, int64_t size) {
-    return sliding(line, size, kernel[d], stride[d], padding[d], dilation[d], line.flag("ceil_mode"));
+    return sliding(operation, size, pool.kernel[d], pool.stride[d], pool.padding[d], 1, pool.ceil_mode);
   };
-  return pooled(b, line, dims, along, std::move(pool));
+  return pooled(b, operation, pool.q, pool.kernel.size(), along, std::move(how));
 }
 
-PlanView avg_pool(PlanBuilder& b, const PlanLine& line) {
-  const Sizes kernel = line.integers("kernel");
-  const int64_t dims = static_cast<int64_t>(kernel.size());
-  const Sizes stride = settings_of(line, "stride", dims, kernel), padding = settings_of(line, "padding", dims, Sizes(dims, 0));
-  Pooling pool;
-  pool.largest = false;
-  pool.count_padding = !line.has("count_include_pad") || line.flag("count_include_pad");
-  expect(line, checked_count(line, kernel) < (1 << 23), "its window holds more than 2**23 values");
-  expect(line, dims > 1 || !line.fields.contains("divisor_override"), "a window of one dimension has no divisor_override");
-  pool.divisor = line.has("divisor_override") ? line.integer("divisor_override") : 0;
-  pool.settings = mean_settings(line);
-  const auto along = [&](int64_t d, int64_t size) {
-    return sliding(line, size, kernel[d], stride[d], padding[d], 1, line.flag("ceil_mode"));
-  };
-  return pooled(b, line, dims, along, std::move(pool));
-}
-
-PlanView adaptive_pool(PlanBuilder& b, const PlanLine& line) {
-  const std::vector<std::string> outputs = line.words("size");
-  Pooling pool;
-  pool.largest = line.op == "adaptive_max_pool";
-  if (!pool.largest) pool.settings = mean_settings(line);
-  const auto along = [&](int64_t d, int64_t size) {
-    return tiling(size, outputs[d] == "-" ? size : parse_integer(line, outputs[d]));
-  };
-  return pooled(b, line, static_cast<int64_t>(outputs.size()), along, std::move(pool));
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AdaptivePool& pool) {
+  Pooling how;
+  how.largest = pool.largest;
+  how.settings = pool.by;
+  const auto along = [&](int64_t d, int64_t size) { return tiling(size, pool.size[d] < 0 ? size : pool.size[d]); };
+  return pooled(b, operation, pool.q, pool.size.size(), along, std::move(how));
 }
 
 // Over whole dimensions: those are moved to the back, where each output is the sum of one row; over all spatial
 // dimensions of a channels last tensor it is the sum of whole pixels.
-PlanView mean(PlanBuilder& b, const PlanLine& line) {
-  const PlanView x = b.input(line, "q");
-  expect_dtype(line, x, false);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mean& mean) {
+  const PlanView x = b.input(mean.q);
+  expect_dtype(operation, x, false);
   std::vector<bool> reduced(x.sizes.size(), false);
-  if (line.has("dim"))
-    for (const int64_t dim : line.integers("dim")) {
-      const int64_t d = dimension(line, dim, x.rank());
-      expect(line, !reduced[d], "takes a dimension twice");
-      reduced[d] = true;
-    }
+  for (const int64_t dim : mean.dims) {
+    const int64_t d = dimension(operation, dim, x.rank());
+    expect(operation, !reduced[d], "takes a dimension twice");
+    reduced[d] = true;
+  }
   PlanView moved = x;
   Sizes kept, shape;
   moved.sizes.clear(), moved.strides.clear();
@@ -234,9 +213,9 @@ PlanView mean(PlanBuilder& b, const PlanLine& line) {
         kept.push_back(x.sizes[d]);
     }
   for (size_t d = 0; d < reduced.size(); ++d)
-    if (!reduced[d] || line.flag("keepdim")) shape.push_back(reduced[d] ? 1 : x.sizes[d]);
-  expect(line, count > 0 && count < (1 << 23), "its mean is over " + std::to_string(count) + " values");
-  const MeanSettings settings = mean_settings(line);
+    if (!reduced[d] || mean.keepdim) shape.push_back(reduced[d] ? 1 : x.sizes[d]);
+  expect_or(operation, count > 0 && count < (1 << 23), [&] { return "its mean is over " + std::to_string(count) + " values"; });
+  const MeanSettings settings = mean.by;
   PlanView out = b.fresh(kept, plain_strides(kept));
   bool spatial = x.rank() >= 3 && !reduced[0] && !reduced[1] && x.has_strides(channels_last_strides(x.sizes));
   for (size_t d = 2; d < reduced.size(); ++d) spatial &= reduced[d];
@@ -268,17 +247,6 @@ PlanView mean(PlanBuilder& b, const PlanLine& line) {
   out.sizes = shape;
   out.strides = plain_strides(shape);
   return out;
-}
-
-}  // namespace
-
-const PlanOperators& window_operators() {
-  static const PlanOperators operators = {{"max_pool", &max_pool},
-                                          {"avg_pool", &avg_pool},
-                                          {"adaptive_avg_pool", &adaptive_pool},
-                                          {"adaptive_max_pool", &adaptive_pool},
-                                          {"mean", &mean}};
-  return operators;
 }
 
 }  // namespace octet

@@ -8,15 +8,15 @@
 namespace octet {
 namespace {
 
-std::optional<PlanPad> constant_pad(PlanBuilder& b, const PlanLine& line) {
-  const PlanView& x = b.input(line, "q");
-  Widths widths = widths_of(line, x);
+std::optional<PlanPad> constant_pad(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
+  const PlanView& x = b.input(pad.q);
+  Widths widths = widths_of(operation, pad, x);
   const auto cuts = [](const Sizes& ones) { return std::any_of(ones.begin(), ones.end(), [](int64_t one) { return one < 0; }); };
-  if (line.word("mode") != "constant" || cuts(widths.before) || cuts(widths.after)) return {};
+  if (pad.mode != op::PadMode::kConstant || cuts(widths.before) || cuts(widths.after)) return {};
   Sizes sizes = x.sizes;
   for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
-  checked_count(line, sizes);
-  return PlanPad{x, std::move(widths.before), std::move(widths.after), byte(line, "fill")};
+  checked_count(operation, sizes);
+  return PlanPad{x, std::move(widths.before), std::move(widths.after), pad.fill};
 }
 
 template <class T>
@@ -33,15 +33,16 @@ bool PlanPad::spatial() const {
   return source.rank() >= 3 && before[0] + after[0] + before[1] + after[1] == 0;
 }
 
-std::optional<PlanPad> pad_of(PlanBuilder& b, const PlanLine& line) {
-  if (line.op == "pad") return constant_pad(b, line);
-  if (line.op != "quantize") return {};
+std::optional<PlanPad> pad_of(PlanBuilder& b, const Operation& operation) {
+  if (const op::Pad* pad = operation.as<op::Pad>()) return constant_pad(b, operation, *pad);
+  const op::Quantize* quantize = operation.as<op::Quantize>();
+  if (!quantize) return {};
   // The real zero is the zero point, so padding may as well come after rounding.
-  const PlanPad* real = b.pad(line.reg("x"));
+  const PlanPad* real = b.pad(quantize->x);
   if (!real || !real->source.real || real->fill != 0) return {};
   PlanPad pad = *real;
-  pad.source = quantized(b, line, real->source);
-  pad.fill = byte(line, "zero_point");
+  pad.source = quantized(b, operation, *quantize, real->source);
+  pad.fill = quantize->range.zero_point;
   return pad;
 }
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "core/plan/ir.h"
 #include "core/plan/views.h"
 
 namespace octet {
@@ -18,8 +19,8 @@ struct PlanPad {
   bool spatial() const;
 };
 
-// What a line pads, where it is one that can wait: a constant pad, or the quantisation of a real one.
-std::optional<PlanPad> pad_of(PlanBuilder& b, const PlanLine& line);
+// What an operation pads, where it is one that can wait: a constant pad, or the quantisation of a real one.
+std::optional<PlanPad> pad_of(PlanBuilder& b, const Operation& operation);
 
 // Written out.
 PlanView padded(PlanBuilder& b, const PlanPad& pad);

@@ -1,5 +1,5 @@
 // A planned run: the operations of a captured int8 region with every shape, address and packed weight decided beforehand.
-// A plan belongs to one text, its constants and the shapes of its inputs. It never changes, so any number of threads run
+// A plan belongs to a prepared program (prepared.h) and the shapes of its inputs. It never changes, so any number of threads run
 // it at once, each in its own arena; a run allocates nothing. No tensors here.
 #pragma once
 
@@ -7,23 +7,31 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/conv/conv.h"
 #include "core/gemm/packed_gemm.h"
-#include "core/plan/text.h"
 
 namespace octet {
 
-// A constant of the text. Everything that a plan needs of it is copied or packed when the plan is built.
+using Sizes = std::vector<int64_t>;
+
+// A constant of a program: what needs its values copies them.
 struct PlanConstant {
   const void* data;   // contiguous
   std::string dtype;  // "int8", "uint8", "int32" or "float32"
-  std::vector<int64_t> sizes;
-  // The packed form of group `group` of `groups` of a convolution's weight; of a linear layer's, with groups = 0.
-  std::function<std::shared_ptr<const PackedGemm>(int64_t group, int64_t groups)> pack;
-  std::function<std::shared_ptr<const PackedDepthwise>()> pack_depthwise;
-  std::function<std::shared_ptr<const PackedWinograd>()> pack_winograd;  // null where the backend has none
+  Sizes sizes;
+};
+
+// The packed forms of the constants that are weights, by their index. Plans keep what they are given.
+class WeightPacker {
+ public:
+  virtual ~WeightPacker() = default;
+  // Of group `group` of `groups` of a convolution's weight; of a linear layer's, with groups = 0.
+  virtual std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) = 0;
+  virtual std::shared_ptr<const PackedDepthwise> depthwise(int constant) = 0;
+  virtual std::shared_ptr<const PackedWinograd> winograd(int constant) = 0;  // null where the backend has none
 };
 
 struct PlanTensor {
@@ -52,10 +60,6 @@ struct PlanStep {
 
 class Plan {
  public:
-  // Raises std::invalid_argument, which names the line, where the text does not fit the constants or the shapes.
-  static std::unique_ptr<const Plan> build(const PlanText& text, const std::vector<PlanConstant>& constants,
-                                           const std::vector<PlanTensor>& inputs);
-
   const std::vector<PlanTensor>& outputs() const { return outputs_; }
   // False where a value that was quantised is NaN or inf, which no integer says: then the outputs mean nothing.
   bool run(const void* const* inputs, void* const* outputs) const;

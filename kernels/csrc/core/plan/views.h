@@ -10,8 +10,6 @@
 
 namespace octet {
 
-using Sizes = std::vector<int64_t>;
-
 // A tensor of a plan: which elements of which buffer. Moves (permute, slice, ...) only make another view.
 struct PlanView {
   int buffer = -1;

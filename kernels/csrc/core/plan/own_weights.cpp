@@ -1,31 +1,19 @@
-#include "core/plan/own_constant.h"
+#include "core/plan/own_weights.h"
 
-#include <cstring>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <utility>
 
 #include "core/plan/views.h"
 
 namespace octet {
-namespace {
-
-int64_t bytes_of(const std::string& dtype) {
-  if (dtype == "int8" || dtype == "uint8") return 1;
-  if (dtype == "int32" || dtype == "float32") return 4;
-  throw std::invalid_argument("a constant is " + dtype + ", expected int8, uint8, int32 or float32");
-}
-
-// A constant's values, and what has been packed of them.
-class OwnWeight {
+// A weight's values, and what has been packed of them.
+class OwnWeights::Weight {
  public:
-  OwnWeight(const void* data, const std::string& dtype, const Sizes& sizes)
-      : sizes_(sizes), bytes_(product(sizes) * bytes_of(dtype)) {
-    if (!bytes_.empty()) std::memcpy(bytes_.data(), data, bytes_.size());
+  explicit Weight(const PlanConstant& constant) : sizes_(constant.sizes) {
+    const int8_t* const first = static_cast<const int8_t*>(constant.data);
+    values_.assign(first, first + product(sizes_));
   }
-
-  const void* data() const { return bytes_.data(); }
 
   std::shared_ptr<const PackedGemm> gemm(int64_t group, int64_t groups) {
     const std::lock_guard lock(packing_);
@@ -49,7 +37,7 @@ class OwnWeight {
   }
 
  private:
-  const int8_t* values() const { return reinterpret_cast<const int8_t*>(bytes_.data()); }
+  const int8_t* values() const { return values_.data(); }
 
   std::shared_ptr<const PackedGemm> pack_conv(int64_t group, int64_t groups) const {
     const int64_t n = sizes_.at(0) / groups, channels = sizes_.at(1), width = sizes_.back();
@@ -60,19 +48,25 @@ class OwnWeight {
   }
 
   const Sizes sizes_;
-  std::vector<uint8_t> bytes_;
+  std::vector<int8_t> values_;
   std::mutex packing_;
   std::map<std::pair<int64_t, int64_t>, std::shared_ptr<const PackedGemm>> gemms_;
   std::shared_ptr<const PackedDepthwise> depthwise_;
   std::shared_ptr<const PackedWinograd> winograd_;
 };
 
-}  // namespace
-
-PlanConstant own_constant(const void* data, const std::string& dtype, const std::vector<int64_t>& sizes) {
-  const auto own = std::make_shared<OwnWeight>(data, dtype, sizes);
-  return {own->data(), dtype, sizes, [own](int64_t group, int64_t groups) { return own->gemm(group, groups); },
-          [own] { return own->depthwise(); }, [own] { return own->winograd(); }};
+OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
+  for (const PlanConstant& constant : constants)
+    weights_.push_back(constant.dtype == "int8" ? std::make_unique<Weight>(constant) : nullptr);
 }
+
+OwnWeights::~OwnWeights() = default;
+
+// Lowering asks for constants that are int8 alone.
+std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, int64_t groups) {
+  return weights_.at(constant)->gemm(group, groups);
+}
+std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }
+std::shared_ptr<const PackedWinograd> OwnWeights::winograd(int constant) { return weights_.at(constant)->winograd(); }
 
 }  // namespace octet
