@@ -26,7 +26,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -58,6 +58,10 @@ test-random: build ## 500 random networks of each of two kinds through static qu
 test-zoo: build $(STAMPS)/zoo ## 160 architectures with random weights, static and trained for int8: tests/zoo/run.py --help (an hour)
 	@$(say) "quantising the zoo (installs some hundred megabytes of model libraries the first time)"
 	@$(in_venv) OMP_NUM_THREADS=1 python tests/zoo/run.py $(ARGS)
+
+test-generate: build $(STAMPS)/zoo ## generate() of int8 decoders with cache, beside simulation and float: tests/zoo/generate.py --help (10 minutes)
+	@$(say) "generating text with int8 models (installs some hundred megabytes of model libraries the first time)"
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/zoo/generate.py $(ARGS)
 
 test-hostile: build ## Every hostile forward of the catalogue alone and as a child of another model, and the faults users reported
 	@$(say) "quantising hostile forwards"

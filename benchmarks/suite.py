@@ -18,6 +18,7 @@ from typing import Any
 import graph_peers
 import networks
 import peers
+import small_programs
 import table_peers
 import torch
 from peers import Maker, Missing, Peer
@@ -153,6 +154,11 @@ def conv_makers(task: Task) -> dict[str, Maker]:
     }
 
 
+def call_makers(task: Task) -> dict[str, Maker]:
+    """Small static programs: float beside ours shows what a call costs."""
+    return {"float": inference(peers.torch_float), "octet": graph_peers.octet_static(task.batches)}
+
+
 def table_makers(bits: int) -> Callable[[Task], dict[str, Maker]]:
     """Embedding tables of 8 or 4 bits."""
     return lambda task: {
@@ -271,11 +277,27 @@ def _bags() -> Task:
     return Task(model, [], [torch.randint(ROWS, (BAGS, PER_BAG)) for _ in range(2)])
 
 
+def calls() -> Iterator[Case]:
+    """One call of a small static program: nearly all of it is what every call costs, whatever it computes."""
+    row = (1, small_programs.WIDTH)
+    for name, make, shape in (
+        ("one Linear", small_programs.linear, row),
+        ("two Linears", small_programs.two_linears, row),
+        ("two outputs", small_programs.Heads, row),
+        ("small CNN", small_programs.convolutions, (1, 3, 32, 32)),
+        ("LSTM of 8 steps", small_programs.Sequence, (1, 8, small_programs.WIDTH)),
+        ("step by step", small_programs.FloatSteps, row),
+    ):
+        kind = {"kind": f"call of {name}", "input": shape}
+        yield Case("calls", f"call: {name}", kind, _noise(make, shape), call_makers, quick=True)
+
+
 SECTIONS: Mapping[str, Callable[[], Iterator[Case]]] = {
     "recurrent": recurrent,
     "linear": linear,
     "convolutional": convolutional,
     "transformer": transformer,
     "tables": tables,
+    "calls": calls,
 }
 """In the order of the output."""

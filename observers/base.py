@@ -79,7 +79,7 @@ class Observer(Stateful, ABC):
         """Observe `x` (float16, bfloat16, float32 or float64; any shape) and return it, the same object."""
         self._check(x)
         with torch.no_grad():
-            self._observe(x)
+            self._observe(as_plain(x))
         return x
 
     def give(self, low: float, high: float) -> None:
@@ -259,11 +259,22 @@ def joint_range(seen: FiniteRange) -> FiniteRange:
     return seen._replace(low=-extremes[0], high=extremes[1])
 
 
+def as_plain(x: Tensor) -> Tensor:
+    """The same values as a tensor of torch's own class: statistics of a subclass would follow its rules, and copy so.
+
+    A subclass that has its own kernels is more than its values, and stays what it is.
+    """
+    if type(x) is Tensor or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return x
+    return x.as_subclass(Tensor)
+
+
 def to_rows(x: Tensor, axis: int | None) -> Tensor:
     """float32 (1, n) of the whole tensor, or (channels, n) along `axis`.
 
     The order within a row means nothing, so a dense tensor in any memory format (NHWC) is viewed, not copied.
     """
+    x = as_plain(x)
     x = x if x.dtype == torch.float32 else x.to(torch.float32)
     if axis is not None:
         return x.movedim(axis, 0).reshape(x.shape[axis], -1) if x.numel() else x.new_empty(x.shape[axis], 0)

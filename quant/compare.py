@@ -24,11 +24,12 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.arguments import copied
+from quant.static.binding import bound_values
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
-from quant.static.runner import RESERVED, bound_values
+from quant.static.runner import RESERVED
 
 UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -44,11 +45,14 @@ class Comparison:
         steps: sorted by `own_sqnr`.
         unreached: layers that are int8 and that no batch came to, so that nothing is known of them.
         order: the steps' names as the model runs them.
+        outside: modules with calls that no captured program stands for, which are not compared: there the user's
+            forward runs, with a range per call.
     """
 
     steps: tuple[StepError, ...]
     unreached: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[StepError]:
         return iter(self.steps)
@@ -65,7 +69,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary; numbers that are not finite (no error at all) are None."""
         steps = [{key: _finite_or_none(value) for key, value in asdict(step).items()} for step in self.steps]
-        return {"steps": steps, "unreached": list(self.unreached), "order": list(self.order)}
+        return {"steps": steps, "unreached": list(self.unreached), "order": list(self.order),
+                "outside": list(self.outside)}  # fmt: skip
 
     def __str__(self) -> str:
         head = ("step", "kind", "own dB", "SQNR dB", "cosine", "clipped", "likely cause; what to try")
@@ -81,6 +86,8 @@ class Comparison:
         lines.append("own: what the step itself adds; SQNR: with all error that came down to it")
         if self.unreached:
             lines.append(f"no batch reached {', '.join(self.unreached)}: never calibrated, or not called by this data")
+        if self.outside:
+            lines.append(f"not compared: calls of {', '.join(self.outside)} that no captured program stands for")
         return "\n".join(lines)
 
 
@@ -113,6 +120,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     model = like(model, converted)
     settings = _settings(converted)
     sums: Sums = {}
+    outside: set[str] = set()
     caller = Caller(model)
     with (
         torch.no_grad(),
@@ -129,11 +137,12 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
                 form(*args, **kwargs)
             for path, unit in units.items():
                 for one, other in zip(of_float.get(path, ()), of_int8.get(path, ()), strict=False):
-                    _add_unit(path, model.get_submodule(path), unit, one, other, sums, settings)
+                    if not _add_unit(path, model.get_submodule(path), unit, one, other, sums, settings):
+                        outside.add(path or "(root)")
     if not sums:
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
-    return Comparison(tuple(errors), _unreached(units, sums), tuple(sums))
+    return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
 
 
 @dataclass(frozen=True)
@@ -215,12 +224,26 @@ def _unreached(units: dict[str, nn.Module], sums: Sums) -> tuple[str, ...]:
 
 def _add_unit(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
-) -> None:
-    """Add one call of a captured module, or of a layer, in float and in int8, to the sums of its steps."""
+) -> bool:
+    """Add one call of a captured module, or of a layer, in float and in int8, to the sums of its steps.
+
+    Returns:
+        whether a program stands for the call.
+    """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        _add_program(path, model, runner, one, other, sums, settings)
-        return
+        found = runner.registers_of(other.args, other.kwargs)
+        if found is None:
+            return False
+        _add_program(path, model, *found, one, sums, settings)
+        return True
+    _add_layer(path, model, unit, one, other, sums, settings)
+    return True
+
+
+def _add_layer(
+    path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
+) -> None:
     kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
@@ -240,13 +263,13 @@ def _add_program(
     path: str,
     model: nn.Module,
     runner: ProgramRunner,
+    registers: dict[int, Any],
     one: Call,
-    other: Call,
     sums: Sums,
     settings: dict[str, QConfig],
 ) -> None:
+    """Add a call of a captured module whose program is known."""
     values = _float_values(runner.graph, model, one)
-    registers = runner.registers(*other.args, **other.kwargs)
     for instruction in runner.program.instructions:
         if instruction.op in UNCOMPARED and not (instruction.op == "move" and instruction.kwargs):
             continue

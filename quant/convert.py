@@ -11,32 +11,32 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
+from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.prepare import Prepared
+from quant.ops.lowering import Context
+from quant.prepare import Prepared, set_or_delete
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
-from quant.static.beyond import beyond_eight_bits, beyond_one_range
+from quant.static.beyond import leave_float
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore
+from quant.static.fallback import WeightsToRestore, norms_of
 from quant.static.int8_layers import Made, int8_layers, is_layer
-from quant.static.lower import Context
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
-from quant.static.rest import make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, all_runners, runners, unwrapped
+from quant.static.rest import is_lone_dynamic, make_rest_dynamic
+from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners, unwrapped
 from quant.static.signature import signature
 from quant.static.state import keep_ranges
 
@@ -71,6 +71,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
+    stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
@@ -88,7 +89,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
-            if "@" in path and _folds(runner) != _folds(found[path.partition("@")[0]]):
+            first = found[path.partition("@")[0]].plan
+            if "@" in path and norms_of(runner.plan, runner.root) != norms_of(first, runner.root):
                 continue  # a batch norm that another program has in a weight is gone; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
         for path, runner in found.items():
@@ -100,7 +102,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["further"] = {path: runner.example for path, runner in found.items() if "@" in path}
+    description["further"] = {path: one.example for path, one in found.items() if "@" in path or one.promoted}
+    description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -116,8 +119,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
 def _forget_calibration(model: nn.Module, info: Prepared) -> None:
     """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
     for path, value in info.state.items():
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, copy.deepcopy(value))
+        set_or_delete(model, path, copy.deepcopy(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:
@@ -139,15 +141,12 @@ def _check_whole(prepared: nn.Module) -> None:
 def _drop_unseen(model: nn.Module) -> None:
     """Drop programs to which no data came, where a module has others; their calls run as they are."""
     for runner in runners(model).values():
+        if not len(runner.others):
+            continue
         programs = [runner, *runner.others]
         seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
-        if not seen or len(seen) == len(programs):
-            continue
-        first, *others = seen
-        first.others = nn.ModuleList(others)
-        first.own_forward = runner.own_forward
-        runner.root._modules[RESERVED] = first
-        runner.root.__dict__["forward"] = first.run
+        if seen and len(seen) < len(programs):
+            keep_programs(runner, seen)
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
@@ -189,15 +188,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     """
     dynamic: dict[str, str] = {}
     for path, first in runners(model).items():
-        programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
-        recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
-        floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
-        if not floats:
-            continue
-        for runner in programs:  # one layer is int8 in all programs or in none
-            plan = runner.plan.again(runner.root, info.recipe, floats)
-            points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
-            runner.replan(plan, points)
+        floats, recurrent = leave_float(programs_of(first), info.recipe)
         for name, reason in floats.items():
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
@@ -218,17 +209,21 @@ def _convert_unit(
     """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
     plan, root = runner.plan, runner.root
     further = "@" in path  # a further program of a module whose first one is in place
-    context = Context(plan, root, ranges, runner.tables)
+    by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
+    emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
+    context = Context(plan.graph, root, by_value, emitted, runner.tables)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
     program = assemble(plan, steps, given, plan.graph.output, context, sites)
-    remove_folded(plan, root)
+    remove_folded(plan, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
         del root.__dict__["forward"]
+    if is_lone_dynamic(runner):
+        return model
     if "" in layers:
         if further:
             return model
@@ -253,22 +248,10 @@ def _convert_unit(
         if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
             first.others.append(program_runner)
         return model
-    root.add_module(RESERVED, program_runner)
+    root._modules[RESERVED] = program_runner
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
     return model
-
-
-def _folds(runner: GraphRunner) -> tuple[set[str], set[str]]:
-    """The batch norms that a program folds into weights, and those that it calls."""
-    graph, folded, called = runner.graph, set(), set()
-    for step in runner.plan.steps:
-        norm = step.attrs.get("batch_norm") if step.integer else None
-        if norm is not None and graph.nodes[norm].kind == "module":
-            folded.add(graph.nodes[norm].target)
-        called |= {graph.nodes[index].target for index in step.nodes if index != norm
-                   and graph.nodes[index].kind == "module"}  # fmt: skip
-    return folded, {name for name in called if isinstance(runner.root.get_submodule(name), _BatchNorm)}
 
 
 def _remove_unread(runner: GraphRunner, entries: Entries) -> None:

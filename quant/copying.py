@@ -8,6 +8,7 @@ gets the same computation as a parametrization, which capture sees and training 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
+
+from quant.names import child_of
+from quant.rebinding import rebind
+from quant.uncompiled import is_compiled, stand_in_of
 
 
 def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
@@ -31,7 +36,12 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     for module in model.modules():
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
-    copied = copy.deepcopy(model, memo)
+    _begin_by_hand(model, memo)
+    with torch.no_grad():  # else the parameters of a scripted module are computed from those that they are copies of
+        copied: nn.Module = copy.deepcopy(model, memo)
+    _require_gradients(model, copied)
+    rebind(copied, memo)
+    follow_weak_references(copied, memo)
     for module in copied.modules():
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
@@ -39,6 +49,54 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not training:
                 _unparametrize(module)
     return copied
+
+
+def _begin_by_hand(model: nn.Module, memo: dict[int, Any]) -> None:
+    """Put into a deep copy's memo what it would fail at: see `_begun`."""
+    states = []
+    for module in model.modules():
+        begun = _begun(module)
+        if begun is not None:
+            memo[id(module)] = begun[0]
+            states.append(begun)
+    for made, state in states:  # when all are known: one may hold another
+        made.__setstate__(copy.deepcopy(state, memo))
+
+
+def _begun(module: nn.Module) -> tuple[Any, Any] | None:
+    """The empty copy of a module and its state, where copy is to have no say in it.
+
+    Compiled modules, and those whose `__getattr__` raises another error than AttributeError at `__deepcopy__`.
+    """
+    if is_compiled(module):
+        return stand_in_of(module)
+    try:
+        getattr(module, "__deepcopy__", None)
+    except Exception:  # of the user's
+        reduced: Any = module.__reduce_ex__(4)
+        make, arguments, state = reduced[:3]
+        return make(*arguments), state
+    return None
+
+
+def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
+    """Let the parameters of copied scripted modules require a gradient where those of the model do."""
+    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+        if isinstance(module, torch.jit.ScriptModule):
+            for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+                other.requires_grad_(one.requires_grad)
+
+
+def follow_weak_references(copied: nn.Module, memo: dict[int, Any]) -> None:
+    """Let weak references to parts of a model, which a deep copy leaves as they are, be references to the copy's.
+
+    Args:
+        memo: of the deep copy.
+    """
+    for module in copied.modules():
+        for name, value in vars(module).items():
+            if type(value) is weakref.ref and id(value()) in memo and value() is not None:
+                vars(module)[name] = weakref.ref(memo[id(value())])
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
@@ -56,13 +114,18 @@ def name_of(hook: Any) -> str:
 @torch.no_grad()
 def settled(module: nn.Module) -> nn.Module:
     """The module with ordinary parameters for what torch's hooks and parametrizations compute; itself without any."""
-    if not any(hooks_of(part) or parametrize.is_parametrized(part) for part in module.modules()):
+    if not any(hooks_of(part) or _is_parametrized(part) for part in module.modules()):
         return module
     module = copy_model(module)
     for part in module.modules():
-        if parametrize.is_parametrized(part):
+        if _is_parametrized(part):
             _unparametrize(part)
     return module
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    """As torch's, without asking a `__getattr__` of the user's."""
+    return isinstance(child_of(module, "parametrizations"), nn.ModuleDict)
 
 
 def _unparametrize(module: nn.Module) -> None:

@@ -25,9 +25,12 @@ from torch import Tensor, nn
 
 from quant.capture import capture
 from quant.copying import copy_model
-from quant.fuse import Plan, Step, make_plan
+from quant.fuse import Plan, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
+from quant.ops.conv import Conv, ConvTranspose
+from quant.ops.linear import Linear
+from quant.ops.step import Step
 from quant.recipe import Recipe
 from quant.static.folding import norm_of
 from quant.static.runner import runners
@@ -72,7 +75,7 @@ class Pair:
 
     def excess(self) -> float:
         """The largest value that the first layer is expected to have, over the largest that its clamp lets through."""
-        norm, (_, high) = self.norm, self.first.attrs.get("clamp") or (0.0, math.inf)
+        norm, (_, high) = self.norm, self.first.weighted.clamp or (0.0, math.inf)
         if norm is None or high == math.inf:
             return 0.0
         return float((norm.bias + SIGMAS * norm.weight.abs()).amax()) / float(high)
@@ -80,11 +83,11 @@ class Pair:
     @property
     def norm(self) -> Any:
         """The batch norm of the first layer, or None."""
-        place = self.first.attrs.get("batch_norm")
+        place = self.first.weighted.batch_norm
         return None if place is None else norm_of(place, self.plan.graph, self.root)
 
     def _own(self, step: Step, name: str) -> Any:
-        source = step.attrs[name]
+        source = getattr(step.weighted, name)
         return None if source is None else attribute(self.root, source.path)
 
 
@@ -139,7 +142,8 @@ def _equalize_pair(pair: Pair) -> float:
 
 def _by_input(weight: Tensor, step: Step) -> Tensor:
     """A weight (out, in / groups, ...) as (groups, out / groups, in / groups, ...), a view whatever its strides."""
-    by_group: Tensor = weight.unflatten(0, (step.attrs.get("groups", 1), -1))
+    groups = step.operator.groups if isinstance(step.operator, Conv) else 1
+    by_group: Tensor = weight.unflatten(0, (groups, -1))
     return by_group
 
 
@@ -172,10 +176,12 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 
 def _scalable(pair: Pair) -> bool:
     """Whether a channel may be made smaller in the first layer and larger in the second."""
-    first, second = pair.first, pair.second
-    if first.op != second.op or first.op not in ("conv", "linear") or first.attrs.get("affine"):
+    first, second = pair.first.operator, pair.second.operator
+    if type(first) is not type(second) or not isinstance(first, (Linear, Conv)) or isinstance(first, ConvTranspose):
         return False
-    low, high = first.attrs.get("clamp") or (0.0, math.inf)
+    if first.affine:
+        return False
+    low, high = first.clamp or (0.0, math.inf)
     if low != 0.0 or high <= 0.0 or (high != math.inf and (pair.norm is None or pair.norm.bias is None)):
         return False
     return all(isinstance(p, nn.Parameter) for p in _parameters(pair))
@@ -192,9 +198,10 @@ def _hooked(pair: Pair) -> bool:
 
 def _parameters(pair: Pair) -> list[Any]:
     """What `rescale` writes to, and the weight of the first layer; other than parameters if it cannot."""
-    sources = [pair.first.attrs["weight"], pair.second.attrs["weight"]]
+    sources = [pair.first.weighted.weight, pair.second.weighted.weight]
     if pair.norm is None:
-        sources += [pair.first.attrs["bias"]] * (pair.first.attrs["bias"] is not None)
+        bias = pair.first.weighted.bias
+        sources += [bias] * (bias is not None)
     found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
     if pair.norm is not None:
         found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)

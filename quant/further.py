@@ -15,13 +15,15 @@ from typing import Any
 
 from torch import nn
 
+from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
+from quant.names import full_name
 from quant.recipe import Recipe
 from quant.static.arguments import copied
 from quant.static.examples import encode
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import RESERVED, GraphRunner, programs_of, runners
 
 MakeRunner = Callable[[nn.Module, Plan], GraphRunner]
 """Makes the runner of a plan, for calibration or for training."""
@@ -59,7 +61,32 @@ class Extender:
         plan.shared = first.plan.shared
         added = self.add(first, plan)
         added.example = encode((args, kwargs))
+        self._watch_parts(added)
         return added
+
+    def part(self, around: GraphRunner, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
+        """The runner of a part that is called alone (`called_alone.py`), now captured by itself; None where it cannot.
+
+        Args:
+            around: of the module whose graph sees through it.
+            name: the part's within that module.
+        """
+        module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
+        with _own_forwards(module):
+            found = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
+        if path not in found.graphs:
+            return None
+        self.called |= found.called
+        self.islands.update(found.islands)
+        made = self.install(module, make_plan(found.graphs[path], module, self.recipe, _inside(name, around.plan)))
+        made.alone, made.example = True, encode((args, kwargs))
+        _share(around, made)
+        _note_layers(around, made)
+        return made
+
+    def _watch_parts(self, runner: GraphRunner) -> None:
+        if not self.training:
+            watch_parts(runner, self.part)
 
     def add(self, first: GraphRunner, plan: Plan) -> GraphRunner:
         """One more program of the module of `first`, by its plan."""
@@ -70,13 +97,17 @@ class Extender:
         first.others.append(added)
         return added
 
-    def install(self, module: nn.Module, plan: Plan) -> None:
+    def install(self, module: nn.Module, plan: Plan) -> GraphRunner:
         """Let a module run a plan."""
         runner = self.make(module, plan)
         runner.train(module.training)
-        runner.own_forward, runner.extend = module.__dict__.get("forward"), self
-        module.add_module(RESERVED, runner)
+        waiting = alone(module)
+        runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
+        runner.extend = self
+        module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
         module.__dict__["forward"] = runner.run
+        self._watch_parts(runner)
+        return runner
 
 
 @contextlib.contextmanager
@@ -88,10 +119,26 @@ def _own_forwards(root: nn.Module) -> Iterator[None]:
         if runner.own_forward is not None:
             runner.root.__dict__["forward"] = runner.own_forward
     try:
-        yield
+        with not_waiting(root):
+            yield
     finally:
         for runner in found:
             runner.root.__dict__["forward"] = runner.run
+
+
+def _inside(name: str, plan: Plan) -> dict[str, str]:
+    """The layers of a part that a plan of the module around it leaves float, by their names in the part, and why."""
+    return {layer.removeprefix(f"{name}."): why for layer, why in plan.floats.items() if layer.startswith(f"{name}.")}
+
+
+def _note_layers(around: GraphRunner, made: GraphRunner) -> None:
+    """Note the layers that a part's program and those around it both call, which have one bias and two inputs."""
+    programs = [*programs_of(around), made]
+    for one in programs:
+        others = frozenset().union(*(layers_of(other) for other in programs if other.graph.path != one.graph.path))
+        path = one.graph.path
+        both = (layer for layer in layers_of(one) if layer in others)
+        one.plan.shared |= {layer.removeprefix(f"{path}.") if path else layer for layer in both}
 
 
 def _share(first: GraphRunner, added: GraphRunner) -> None:
@@ -101,22 +148,22 @@ def _share(first: GraphRunner, added: GraphRunner) -> None:
         assert isinstance(runner, GraphRunner)
         places = _places(runner.graph)
         for slot in runner.plan.slots.values():
-            known.setdefault(_place(slot, places), runner.point(slot.name))
+            known.setdefault(_place(slot, places, runner.graph), runner.point(slot.name))
         for name, mean in runner.means.items():
-            known.setdefault(("mean", name), mean)
+            known.setdefault(("mean", runner.graph.path, name), mean)
     places = _places(added.graph)
     for slot in added.plan.slots.values():
-        point = known.get(_place(slot, places))
+        point = known.get(_place(slot, places, added.graph))
         if point is not None:
             added.set_point(slot.name, point)
     for name in added.means:
-        if ("mean", name) in known:
-            added.means[name] = known["mean", name]
+        if ("mean", added.graph.path, name) in known:
+            added.means[name] = known["mean", added.graph.path, name]
 
 
-def _place(slot: Slot, places: list[Any]) -> Any:
-    made = places[slot.observed[0]] if slot.observed else tuple(slot.inner)
-    return made, slot.qconfig
+def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:
+    inner = tuple((full_name(graph.path, layer), name) for layer, name in slot.inner)
+    return places[slot.observed[0]] if slot.observed else inner, slot.qconfig
 
 
 def _places(graph: Graph) -> list[Any]:
@@ -125,7 +172,9 @@ def _places(graph: Graph) -> list[Any]:
     found = []
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        key = (node.kind, node.owner, what)
+        # By full names, so that a part's program and those of the module around it have the same places.
+        what = full_name(graph.path, what) if node.kind == "module" else what
+        key = (node.kind, full_name(graph.path, node.owner), what)
         found.append((*key, counts[key]))
         counts[key] += 1
     return found

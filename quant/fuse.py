@@ -9,61 +9,32 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import nn
 
 from quant.capture.calls import says_it_writes
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
+from quant.ops.arithmetic import Add, Mul
+from quant.ops.call import StaysFloat, reads_only_rank, reads_only_shape, what
+from quant.ops.concat import Concat
+from quant.ops.linear import Linear
+from quant.ops.lookup import Lookup
+from quant.ops.moves import Move
+from quant.ops.operator import Float, Operator, Recurrent, ShapeOnly, Weighted
+from quant.ops.recurrent import Cell, Sequence
+from quant.ops.registry import Recognised, recognise
+from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.static.folding import Affine
 from quant.static.joins import Groups, join
-from quant.static.meaning import Meaning, StaysFloat, reads_only_shape
-from quant.static.recognise import OPERATORS, recognise
-from quant.static.streams import float_streams
+from quant.static.streams import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 
-FLOAT, SHAPE = "float", "shape"
-
-RULES = 2
-"""Version of what is decided here about float sums and shared ranges. A saved model is planned by the rules that it was
-converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range."""
-
-
-@dataclass
-class Step:
-    """One or more captured calls that are computed together.
-
-    Attributes:
-        op: an entry of `recognise.OPERATORS`; "float" for the user's own arithmetic, "shape" for what reads no values.
-        nodes: indices of the calls, in order; the value of the last is the step's.
-        inputs: the values it reads as activations.
-        attrs: settings, as `recognise` gives them, and `batch_norm`: the node that was folded in, `affine`: what else
-            was, as `Affine`s, `clamp`: (low, high).
-            Of a recurrent layer `ranges`: the names of the ranges inside of it, each a slot's by `Plan.inner`. `left`:
-            it has an integer form, and the recipe or convert leaves it float.
-        name: for people, and of its observer.
-        reason: why it is float.
-        qconfig: of a weighted step.
-    """
-
-    op: str
-    nodes: tuple[int, ...]
-    inputs: tuple[int, ...] = ()
-    attrs: dict[str, Any] = field(default_factory=dict)
-    name: str = ""
-    reason: str = ""
-    qconfig: QConfig | None = None
-
-    @property
-    def output(self) -> int:
-        """The value it gives."""
-        return self.nodes[-1]
-
-    @property
-    def integer(self) -> bool:
-        """Whether it computes in integers."""
-        return self.op not in (FLOAT, SHAPE)
+RULES = 3
+"""Version of what is decided here about float values, shared ranges and biases. A saved model is planned by the rules
+that it was converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its
+range; 2 rounded what the caller or a float step reads wherever integer steps read it too, had a table for each of
+several functions in a row, moved values for an nn.Identity, and corrected biases that a layer does not have."""
 
 
 @dataclass
@@ -99,6 +70,7 @@ class Plan:
         shared: layers that other captured units call too (`shared.py`).
         joined: of each concatenation with ranges of its inputs that are not its own: its slot, and such an input's.
         rules: as given to `make_plan`.
+        as_reals: outputs of weighted steps and matrix products that float steps or the caller read as well.
     """
 
     graph: Graph
@@ -110,6 +82,7 @@ class Plan:
     shared: frozenset[str] = frozenset()
     joined: tuple[tuple[str, str], ...] = ()
     rules: int = RULES
+    as_reals: frozenset[int] = frozenset()
 
     def twins(self, step: Step) -> list[Step]:
         """The steps that share one int8 weight with a weighted step, itself included: calls of the same module."""
@@ -126,25 +99,24 @@ class Plan:
     def emits_integers(self, step: Step) -> bool:
         """Whether the step's value is uint8; an integer step that only float ones read gives float32 directly.
 
-        A cell's state goes round in the user's loop as a float, and is quantised for whoever else reads it.
+        So do those of `as_reals`, and cells, whose state goes round in the user's loop as a float; it is quantised for
+        whoever else reads it.
         """
-        return step.integer and step.output in self.slot_of and step.op != "cell"
+        emits = step.integer and step.output in self.slot_of and step.output not in self.as_reals
+        return emits and not isinstance(step.operator, Cell)
 
     def read_both_ways(self) -> set[int]:
         """Values made in float that integer steps read rounded, and float steps or the caller as they are."""
         steps = {index: step for step in self.steps for index in step.nodes}
-        users, end = self.graph.users(), len(self.graph.nodes)
-
-        def as_it_is(value: int, user: int) -> bool:
-            return user == end or (steps[user].op != SHAPE and value not in steps[user].inputs)
-
+        wanted = wanted_as_reals(self.steps, self.graph.users())
         return {value for value in self.slot_of
-                if not steps[value].integer and any(as_it_is(value, user) for user in users[value])}  # fmt: skip
+                if value in wanted and (not steps[value].integer or value in self.as_reals)}  # fmt: skip
 
     def inner_slots(self, step: Step) -> dict[str, str]:
         """Of a recurrent step: the slot of each range inside of it, by the range's name."""
+        assert isinstance(step.operator, Recurrent)
         path = self.graph.nodes[step.nodes[0]].target
-        return {name: self.inner[path, name] for name in step.attrs["ranges"]}
+        return {name: self.inner[path, name] for name in step.operator.ranges}
 
     def slot_like(self, other: Slot) -> str:
         """The slot that holds the values of another plan's slot, of the same graph."""
@@ -170,12 +142,21 @@ def make_plan(
         rules: by which sums stay float and ranges are shared (`RULES`).
     """
     steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
-    _look_at_inputs(steps, graph)
+    _look_at_inputs(steps, graph, root)
     users = graph.users()
+    if rules > 2:
+        steps = _drop_identities(steps, graph, root, users)
     steps = _fuse(steps, graph, root, users)
+    if rules > 2:
+        steps = _join_lookups(steps, graph, root, users)
     _choose_domains(steps, graph, users, rules)
     plan = _share_ranges(steps, graph, recipe, users, rules)
     plan.floats, plan.rules = dict(floats or {}), rules
+    if rules > 2:
+        plan.as_reals = frozenset(
+            step.output for step in steps if gives_reals(step) and step.output in plan.slot_of
+        ) & wanted_as_reals(steps, users)
+        _correct_own_biases(steps)
     return plan
 
 
@@ -183,23 +164,23 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, s
     steps = []
     for node in graph.nodes:
         if node.kind in ("input", "guard") or reads_only_shape(node):
-            steps.append(Step(SHAPE, (node.index,), name=node.label))
+            steps.append(Step(ShapeOnly(), (node.index,), name=node.label))
             continue
-        attrs: dict[str, Any] = {}
+        has_form = False
         try:
-            meaning = recognise(node, graph, root)
-            attrs = {"left": True}
-            qconfig = _qconfig(node, meaning, graph, root, recipe, floats)
-            steps.append(Step(meaning.op, (node.index,), meaning.inputs, meaning.attrs, node.label, qconfig=qconfig))
+            known = recognise(node, graph, root)
+            has_form = True
+            qconfig = _qconfig(node, known, graph, root, recipe, floats)
+            steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))
         except StaysFloat as reason:
-            steps.append(Step(FLOAT, (node.index,), attrs=attrs, name=node.label, reason=str(reason)))
+            steps.append(Step(Float(str(reason), has_form), (node.index,), name=node.label))
     return steps
 
 
 def _qconfig(
-    node: Node, meaning: Meaning, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
+    node: Node, known: Recognised, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
 ) -> QConfig | None:
-    if not OPERATORS[meaning.op].anchor:
+    if not known.operator.anchor:
         return None
     name = node.target if node.kind == "module" else node.owner
     if name in floats:
@@ -223,24 +204,61 @@ def _take_outputs(steps: list[Step], graph: Graph) -> list[Step]:
     }  # fmt: skip
     taken: set[int] = set()
     for step in steps:
-        if step.op == "sequence" and step.output in first:
+        if isinstance(step.operator, Sequence) and step.output in first:
             step.nodes = (*step.nodes, first[step.output])
             taken.add(step.output)
     kept = [step for step in steps if len(step.nodes) > 1 or step.output not in taken]
     return sorted(kept, key=lambda step: step.output)
 
 
-def _look_at_inputs(steps: list[Step], graph: Graph) -> None:
-    """Let what asks for the rank of a layer's output (batch norms of torch.nn check it) ask for its input's: the same.
+def _look_at_inputs(steps: list[Step], graph: Graph, root: nn.Module) -> None:
+    """Let what asks for a value's rank (batch norms check it) ask for that of an earlier value, which is the same.
 
     So it is no reader of a value that folding does away with.
     """
-    weighted = {step.output: step for step in steps if step.integer and OPERATORS[step.op].weighted}
+    sources = {step.output: _of_same_rank(step, graph) for step in steps if _keeps_rank(step, graph, root)}
     for index, node in enumerate(graph.nodes):
-        if node.kind == "method" and node.target == "dim" and isinstance(node.args[0], Ref):
-            layer = weighted.get(node.args[0].index)
-            if layer is not None:
-                graph.nodes[index] = replace(node, args=(Ref(layer.inputs[0]),))
+        if reads_only_rank(node) and isinstance(node.args[0], Ref):
+            value = node.args[0].index
+            while value in sources:
+                value = sources[value]
+            graph.nodes[index] = replace(node, args=(Ref(value), *node.args[1:]))
+
+
+def _keeps_rank(step: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether an integer step that may be fused with others has the rank of one of its inputs."""
+    return isinstance(step.operator, (Lookup, Add, Mul, Weighted)) or _is_identity(step, graph, root)
+
+
+def _of_same_rank(step: Step, graph: Graph) -> int:
+    def rank(value: int) -> int:
+        meta = graph.nodes[value].meta
+        return len(meta.shape) if meta is not None else 0
+
+    return max(step.inputs, key=rank)
+
+
+def _is_identity(step: Step, graph: Graph, root: nn.Module) -> bool:
+    """Whether a step is an nn.Identity."""
+    node = graph.nodes[step.nodes[0]]
+    return isinstance(step.operator, Move) and node.kind == "module" and what(node, root) == "Identity"
+
+
+def _drop_identities(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
+    """Take an nn.Identity into the integer step before it, so that it does not keep what follows from being fused."""
+    by_output = {step.output: step for step in steps}
+    gone: set[int] = set()
+    for step in steps:
+        if not _is_identity(step, graph, root):
+            continue
+        before = by_output[step.inputs[0]]
+        known = before.operator
+        computes = known.integer and not known.shares_range and not isinstance(known, Recurrent)
+        if computes and users[before.output] == [step.output]:
+            before.nodes = (*before.nodes, *step.nodes)
+            by_output[before.output] = before
+            gone.add(id(step))
+    return sorted((step for step in steps if id(step) not in gone), key=lambda step: step.output)
 
 
 def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
@@ -248,32 +266,53 @@ def _fuse(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, lis
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
-        if step.op != "lookup" or users[step.inputs[0]] != [step.nodes[0]]:
+        if not isinstance(step.operator, Lookup) or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        if _is_written_between(before, step, graph, root):
+        fused = _fused(before, step, step.operator, graph, root)
+        if fused is None or _is_written_between(before, step, graph, root):
             continue
-        affine = step.attrs.get("affine")
-        if step.attrs.get("is_batch_norm") and _takes_batch_norm(before, graph, root):
-            before.attrs["batch_norm"] = step.nodes[0]
-        elif affine is not None and _takes_affine(before, affine, graph, root):
-            before.attrs["affine"] = (*before.attrs.get("affine", ()), affine)
-        elif step.attrs.get("clamp") and _takes_clamp(before, step):
-            before.attrs["clamp"] = step.attrs["clamp"]
-        else:
-            continue
+        before.operator = fused
         before.nodes = (*before.nodes, *step.nodes)
         by_output[before.output] = before
         gone.add(id(step))
     kept = [step for step in steps if id(step) not in gone]
     for step in kept:
-        if step.op == "lookup" and step.attrs.get("only_folded"):
-            step.op, step.inputs, step.reason = (
-                FLOAT,
-                (),
-                "its operand is no activation, and no layer before it takes it in",
-            )
+        if isinstance(step.operator, Lookup) and step.operator.only_folded:
+            reason = "its operand is no activation, and no layer before it takes it in"
+            step.operator, step.inputs = Float(reason), ()
     return sorted(kept, key=lambda step: step.output)
+
+
+def _fused(before: Step, step: Step, lookup: Lookup, graph: Graph, root: nn.Module) -> Operator | None:
+    """The operator of `before` that does what `step`, a function of its value, does as well; None if there is none."""
+    known = before.operator
+    if lookup.is_batch_norm and isinstance(known, Weighted) and _takes_batch_norm(before, graph, root):
+        return replace(known, batch_norm=step.nodes[0])
+    if lookup.affine is not None and isinstance(known, Weighted) and _takes_affine(before, lookup.affine, graph, root):
+        return replace(known, affine=(*known.affine, lookup.affine))
+    if isinstance(known, (Weighted, Add, Mul)) and known.clamp is None and lookup.clamp is not None:
+        low, high = lookup.clamp
+        return replace(known, clamp=lookup.clamp) if low <= 0.0 <= high else None
+    return None
+
+
+def _join_lookups(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
+    """Make one table of functions that follow each other, as an activation and the batch norm after it."""
+    by_output = {step.output: step for step in steps}
+    gone: set[int] = set()
+    for step in steps:
+        before = by_output[step.inputs[0]] if isinstance(step.operator, Lookup) else step
+        if not isinstance(before.operator, Lookup) or before is step or users[before.output] != [step.nodes[0]]:
+            continue
+        if _is_written_between(before, step, graph, root):
+            continue
+        assert isinstance(step.operator, Lookup)
+        before.operator = Lookup(per_channel=before.operator.per_channel or step.operator.per_channel)
+        before.nodes = (*before.nodes, *step.nodes)
+        by_output[before.output] = before
+        gone.add(id(step))
+    return sorted((step for step in steps if id(step) not in gone), key=lambda step: step.output)
 
 
 def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
@@ -289,25 +328,28 @@ def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module)
 
 
 def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
-    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1:
+    known = before.operator
+    assert isinstance(known, Weighted)
+    if not _is_folded_into(before, graph, root) or known.is_folded or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
-    return meta is not None and (before.op != "linear" or len(meta.shape) == 2)
+    return meta is not None and (not isinstance(known, Linear) or len(meta.shape) == 2)
 
 
 def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
     """Whether a number per channel may go into the weight; after a batch norm or a clamp it may not."""
-    if not _is_folded_into(before, graph, root) or len(before.nodes) > 1 + len(before.attrs.get("affine", ())):
+    known = before.operator
+    assert isinstance(known, Weighted)
+    if not _is_folded_into(before, graph, root) or known.batch_norm is not None or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
-    channels = -1 if before.op == "linear" else 1
-    return meta is not None and (affine.axis in (0, channels) or (len(meta.shape) == 2 and before.op == "linear"))
+    fits = affine.axis in (0, known.input_channel_axis)  # the output's lie along the same axis as the input's
+    return meta is not None and (fits or (len(meta.shape) == 2 and isinstance(known, Linear)))
 
 
 def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
     """Whether a step has a weight to fold into that no other call needs as it is."""
-    weighted = before.integer and OPERATORS[before.op].weighted
-    return weighted and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
+    return isinstance(before.operator, Weighted) and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
 
 
 def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
@@ -319,42 +361,65 @@ def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
     return len(calls) > 1
 
 
-def _takes_clamp(before: Step, step: Step) -> bool:
-    low, high = step.attrs["clamp"]
-    clampable = before.op in ("add", "mul") or (before.integer and OPERATORS[before.op].weighted)
-    return clampable and before.attrs.get("clamp") is None and low <= 0.0 <= high
-
-
 def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]], rules: int) -> None:
     """Integers between integers: what has no integer neighbour on both sides stays, or becomes, float."""
     by_node = {index: step for step in steps for index in step.nodes}
-    computing = {step.output for step in steps if step.op == FLOAT and "left" not in step.attrs}
-    moving = {step.output for step in steps if step.op == "pass"}
+    computing = {step.output for step in steps if _is_computation(step)}
+    moving = {step.output for step in steps if isinstance(step.operator, Move)}
 
     def demote(step: Step, reason: str) -> None:
-        step.op, step.reason, step.inputs = FLOAT, reason, ()
+        step.operator, step.inputs = Float(reason), ()
 
     def demote_unread() -> None:
         for step in reversed(steps):
-            if not step.integer or OPERATORS[step.op].anchor:
+            if not step.integer or step.operator.anchor:
                 continue
             readers = [by_node[user] for user in users[step.output] if user < len(graph.nodes)]
             # A cell is an integer step, and yet reads its state as a float.
             if not any(reader.integer and step.output in reader.inputs for reader in readers):
                 demote(step, "what reads it is float")
 
-    for step in steps:
-        if not step.integer or OPERATORS[step.op].anchor:
-            continue
-        if not any(by_node[value].integer for value in step.inputs):
-            demote(step, "what it reads is float")
+    def demote_given_reals() -> None:
+        for step in steps:
+            if step.integer and not step.operator.anchor and not any(by_node[value].integer for value in step.inputs):
+                demote(step, "what it reads is float")
+
+    def demote_parts() -> None:
+        for step in steps:
+            if isinstance(step.operator, Move) and _part_of_float(step, graph, by_node):
+                demote(step, "what it reads is float")
+
+    demote_given_reals()
     demote_unread()
-    for step in steps:
-        if step.op == "pass" and _part_of_float(step, graph, by_node):
-            demote(step, "what it reads is float")
+    demote_parts()
     for step in float_streams(steps, users, computing, moving) if rules > 1 else ():
         demote(step, "float steps read it too")
+    if rules > 2:
+        for step in wanted_unrounded(steps, users):
+            demote(step, "float steps or the caller read it too")
+        demote_given_reals()
+        demote_parts()
     demote_unread()
+
+
+def _is_computation(step: Step) -> bool:
+    """Whether a step is float because no kernel has integers for it."""
+    return isinstance(step.operator, Float) and not step.operator.has_integer_form
+
+
+def _reads_shape(step: Step) -> bool:
+    return isinstance(step.operator, ShapeOnly)
+
+
+def _correct_own_biases(steps: list[Step]) -> None:
+    """Correct no bias of layers without one: they map zeros to zeros, which a norm after them would blow up else."""
+    for step in steps:
+        layer = step.operator
+        if step.qconfig is None or not isinstance(layer, Weighted):
+            continue
+        shifted = layer.batch_norm is not None or any(one.op == "add" for one in layer.affine)
+        if layer.bias is None and not shifted:
+            step.qconfig = replace(step.qconfig, bias_correction=False)
 
 
 def _part_of_float(step: Step, graph: Graph, by_node: dict[int, Step]) -> bool:
@@ -367,26 +432,24 @@ def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[i
     inside = _inner_ranges(steps, graph)
     groups = Groups([*read, *inside])
     inside_of = {key: value for value, key in inside.items()}
-    sharing = {
-        step.output: step for step in steps if step.integer and OPERATORS[step.op].shares and step.output in read
-    }
-    cats = [step for step in sharing.values() if step.op == "cat" and rules > 1]
+    sharing = {step.output: step for step in steps if step.operator.shares_range and step.output in read}
+    cats = [step for step in sharing.values() if isinstance(step.operator, Concat) and rules > 1]
     for step in sharing.values():
-        for value in step.inputs if step.op != "cat" or rules < 2 else ():
+        for value in step.inputs if rules < 2 or not isinstance(step.operator, Concat) else ():
             groups.join(value, step.output)
     modules: dict[str, int] = {}
     for step in steps:
-        if is_recurrent(step):
+        if isinstance(step.operator, Recurrent):
             # One int8 layer, wherever it is called from: one range of its input, one of each layer's states.
             path = graph.nodes[step.nodes[0]].target
             groups.join(modules.setdefault(path, step.inputs[0]), step.inputs[0])
-            if step.op == "sequence" and step.output in read:
-                groups.join(inside_of[path, step.attrs["ranges"][-1]], step.output)
+            if isinstance(step.operator, Sequence) and step.output in read:
+                groups.join(inside_of[path, step.operator.ranges[-1]], step.output)
     by_node = {index: step for step in steps for index in step.nodes}
 
     def keeps(group: int, user: int) -> bool:
         reader = by_node.get(user)
-        if reader is None or reader.op == SHAPE:
+        if reader is None or _reads_shape(reader):
             return reader is not None
         return reader.output in sharing and groups.find(reader.output) == group
 
@@ -395,7 +458,7 @@ def _share_ranges(steps: list[Step], graph: Graph, recipe: Recipe, users: dict[i
 
     def shown(value: int) -> bool:
         maker = makers[value]
-        moved = maker.integer and (OPERATORS[maker.op].shares or maker.op == "sequence")
+        moved = maker.operator.shares_range or isinstance(maker.operator, Sequence)
         return value not in joins.covered and (not moved or value in joins.rescaling)
 
     plan = Plan(graph, steps, {}, {})
@@ -421,8 +484,8 @@ def _inner_ranges(steps: list[Step], graph: Graph) -> dict[int, tuple[str, str]]
     """The ranges inside of recurrent layers, (path, name), numbered below zero where values are numbered above."""
     found: dict[tuple[str, str], int] = {}
     for step in steps:
-        if is_recurrent(step):
-            for name in step.attrs["ranges"]:
+        if isinstance(step.operator, Recurrent):
+            for name in step.operator.ranges:
                 found.setdefault((graph.nodes[step.nodes[0]].target, name), -1 - len(found))
     return {number: key for key, number in found.items()}
 
@@ -448,4 +511,4 @@ def _slot(
 
 def is_recurrent(step: Step) -> bool:
     """Whether the step is an int8 layer with states."""
-    return step.integer and OPERATORS[step.op].recurrent
+    return isinstance(step.operator, Recurrent)

@@ -81,6 +81,7 @@ class TensorMeta:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    layout: torch.layout = torch.strided
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ class Graph:
         arguments: bound to forward's signature; Ref where a tensor goes in, else the value seen at capture.
         output: nested, with Ref; a `Result` where objects are to be built or something is to be written.
         typed: whether the forward asked for dtypes, so that its inputs must have those of the captured ones.
+        ranked: whether it read the sizes of a tensor, so that its inputs must have the captured numbers of dimensions.
+        contiguous: whether it writes in place to what is shared where inputs are contiguous, as the captured ones.
     """
 
     path: str
@@ -182,6 +185,8 @@ class Graph:
     output: Any
     regions: list[Region]
     typed: bool = False
+    ranked: bool = False
+    contiguous: bool = False
 
     def users(self) -> dict[int, list[int]]:
         """For each value the nodes that read it, in order; the output reads as node len(nodes)."""
@@ -195,11 +200,19 @@ class Graph:
         return users
 
 
+_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str})
+"""Asked first: what nearly all leaves are."""
+
+
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with fn applied to all that is no container; tuples (named too), lists, dicts, slices, dataclasses are."""
     kind = type(tree)
-    if kind in (Ref, Attr, Given):
+    if kind in _LEAVES:
         return fn(tree)
+    if kind is tuple:
+        return tuple([map_leaves(fn, item) for item in tree])
+    if kind is dict:
+        return {key: map_leaves(fn, value) for key, value in tree.items()}
     if kind in (Instance, Result, Write):
         return _map_object(fn, tree)
     if issubclass(kind, (tuple, list)):
@@ -271,34 +284,6 @@ def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
     return tree
 
 
-def holds_objects(tree: Any) -> bool:
-    """Whether nested places have objects that `settled` is to build."""
-    found = False
-
-    def look(leaf: Any) -> Any:
-        nonlocal found
-        found = found or type(leaf) is Given
-        return leaf
-
-    def walk(part: Any) -> None:
-        nonlocal found
-        if type(part) is Instance:
-            found = True
-        elif isinstance(part, (list, tuple)):
-            for item in part:
-                walk(item)
-        elif isinstance(part, Mapping):
-            for item in part.values():
-                walk(item)
-        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-            for item in dataclasses.fields(part):
-                walk(getattr(part, item.name, None))
-
-    map_leaves(look, tree)
-    walk(tree)
-    return found
-
-
 def _packed(items: list[Any]) -> tuple[Any, ...]:
     real = isinstance(items[0], Tensor)
     return PackedSequence._make(items) if real else PackedParts._make(items)
@@ -315,12 +300,32 @@ def _init_fields(tree: Any) -> list[str]:
 def leaves(tree: Any) -> Iterator[Any]:
     """All that `map_leaves` would visit, in order."""
     found: list[Any] = []
-    map_leaves(found.append, tree)
+    _collect(tree, found)
     return iter(found)
+
+
+def _collect(tree: Any, found: list[Any]) -> None:
+    """`map_leaves(found.append, tree)`, without another tree for what nearly all arguments are made of."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for item in tree:
+            _collect(item, found)
+    elif kind is dict:
+        for item in tree.values():
+            _collect(item, found)
+    elif kind in _LEAVES:
+        found.append(tree)
+    else:
+        map_leaves(found.append, tree)
 
 
 _PLAIN = (type(None), bool, int, float, str)
 """Constants that are equal to themselves; asked first, because most arguments of a call are one."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a constant is one of the plain ones, which `match_arguments` takes for equal where they are the same."""
+    return isinstance(value, _PLAIN)
 
 
 def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
@@ -425,8 +430,11 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
+    return call(node, root, *arguments_of(node, root, value))
 
-    args, kwargs = arguments_of(node, root, value)
+
+def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a node calls, with these arguments in place of its own; `kwargs` may be changed."""
     if kwargs.get("training") is False and not node.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, node.owner).training

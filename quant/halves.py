@@ -37,7 +37,8 @@ def widen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         args, kwargs: of an example call, which tells the types of the outputs.
 
     Returns:
-        whether it was.
+        whether it was. Not where the forward itself goes from one type to another, between layers of both: there the
+        layers in the half type stay what they are.
     """
     half = half_of(model)
     if half is None:
@@ -49,10 +50,22 @@ def widen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         args, kwargs = _narrowed((args, kwargs), half)
         output = type(probe).forward(probe, *args, **kwargs)
     kinds = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
+    if not _runs_wide(probe, args, kwargs):
+        return False
     sizes = {name: tensor.nbytes for name, tensor in _named(model)}
     model.float()
     model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
     model.register_forward_hook(OwnOutputs(half, kinds, sizes))
+    return True
+
+
+def _runs_wide(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a model still runs when all of it, and its inputs, are float32; makes it so."""
+    model.float()
+    try:
+        type(model).forward(model, *widened(args), **widened(kwargs))
+    except RuntimeError:  # of other dtypes in one call of torch's
+        return False
     return True
 
 

@@ -14,3 +14,21 @@ def child_of(module: nn.Module, name: str) -> nn.Module | None:
     """The submodule of this name, or None; in a ScriptModule they lie in no ordinary dict."""
     children = module._modules  # which has no get() there
     return children[name] if name in children else None  # noqa: SIM401
+
+
+def submodule(root: nn.Module, path: str) -> nn.Module:
+    """`root.get_submodule(path)`, in a fifth of its time; '' is root itself.
+
+    Raises:
+        AttributeError: there is none.
+    """
+    found: nn.Module | None = root
+    for part in path.split(".") if path else ():
+        found = None if found is None else child_of(found, part)
+    return root.get_submodule(path) if found is None else found
+
+
+def has_attribute(module: nn.Module, name: str) -> bool:
+    """Whether a module or its class has an attribute, without asking a `__getattr__` of the user's."""
+    stores = (module._parameters, module._buffers, module._modules)
+    return name in vars(module) or hasattr(type(module), name) or any(name in store for store in stores)

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,9 +132,35 @@ def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) ->
         return value
     attributes = {name: _open(item, wanted, inside) for name, item in attributes_of(value).items()}
     items = _open(items_of(value), wanted, inside)
-    if not any(map(wanted, _leaves((attributes, items)))):
+    if not any(wanted(part) for part in walk((attributes, items)) if _parts(part) is None):
         return value
     return Instance(kind, attributes, items)
+
+
+def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether, in a value, something that holds what is wanted is a part of itself: no tree stands for such a value."""
+    holds: dict[int, bool] = {}
+    around: set[int] = set()
+    again: set[int] = set()
+
+    def walk(part: Any) -> bool:
+        if wanted(part) or isinstance(part, OPAQUE):
+            return wanted(part)
+        key = id(part)
+        if key in around:
+            again.add(key)
+            return False
+        if key not in holds:
+            around.add(key)
+            items = items_of(part)
+            inside = [*attributes_of(part).values(), *(items.values() if isinstance(items, dict) else items or ())]
+            found = [walk(one) for one in inside]  # all of them: a later one may hold what came before
+            holds[key] = any(found)
+            around.discard(key)
+        return holds[key]
+
+    walk(value)
+    return any(holds[key] for key in again)
 
 
 def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int, ...]) -> Any:
@@ -142,19 +168,8 @@ def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int,
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     parts = {name: _open(part, wanted, inside) for name, part in fields.items()}
     same = all(parts[name] is part or type(part) in (tuple, list, dict) for name, part in fields.items())
-    opened_inside = any(type(leaf) is Instance for part in parts.values() for leaf in _instances(part))
+    opened_inside = any(type(part) is Instance for part in walk(parts))
     return value if same and not opened_inside else type(value)(**parts)
-
-
-def _instances(tree: Any) -> Iterator[Any]:
-    if type(tree) is Instance:
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _instances(item)
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from _instances(item)
 
 
 def _is_struct(kind: type) -> bool:
@@ -162,24 +177,31 @@ def _is_struct(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields")
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Instance):
-        yield from _leaves((tree.attributes, tree.items))
-    elif isinstance(tree, PackedSequence) or (isinstance(tree, (list, tuple)) and type(tree) is not torch.Size):
-        for item in tree:
-            yield from _leaves(item)
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from _leaves(item)
-    elif isinstance(tree, slice):
-        yield from (tree.start, tree.stop, tree.step)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for field in dataclasses.fields(tree):
-            yield from _leaves(getattr(tree, field.name, None))
-    elif type(tree) is torch.Size:
-        yield from tree
-    else:
-        yield tree
+def walk(tree: Any) -> Iterator[Any]:
+    """All parts of nested values, each container before what it holds."""
+    yield tree
+    for part in _parts(tree) or ():
+        yield from walk(part)
+
+
+def _parts(tree: Any) -> Iterable[Any] | None:
+    """What a container holds; None of anything else."""
+    if type(tree) is Instance:
+        return tree.attributes, tree.items
+    if isinstance(tree, (list, tuple)):
+        return tree
+    if isinstance(tree, Mapping):
+        return tree.values()
+    if isinstance(tree, slice):
+        return tree.start, tree.stop, tree.step
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, field.name, None) for field in dataclasses.fields(tree)]
+    return None
+
+
+def holds_objects(tree: Any) -> bool:
+    """Whether nested places have objects that `graph.settled` is to build."""
+    return any(type(part) in (Instance, Given) for part in walk(tree))
 
 
 def built(instance: Instance) -> Any:

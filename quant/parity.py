@@ -10,20 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
-from quant.compare import calls_of, evaluating
-from quant.fuse import Step, is_recurrent
-from quant.graph import Graph, arguments_of, attribute, leaves
+from quant.compare import Call, calls_of, evaluating
+from quant.fuse import is_recurrent
+from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
+from quant.ops.recurrent import Sequence
+from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.arguments import copied
+from quant.static.binding import bound_values
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, bound_values, rounding, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.signature import outline
 from quant.static.simulate import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 
@@ -83,9 +87,15 @@ class StepParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """Every integer step, the one with most unequal values first. Printable, iterable, and JSON through `to_dict`."""
+    """Every integer step, the one with most unequal values first. Printable, iterable, and JSON through `to_dict`.
+
+    Attributes:
+        outside: modules with calls that no captured program stands for, which are not compared: there the user's
+            forward runs, with a range per call.
+    """
 
     steps: tuple[StepParity, ...]
+    outside: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[StepParity]:
         return iter(self.steps)
@@ -106,7 +116,8 @@ class Parity:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
-        return {"unequal": self.unequal, "holds": self.holds, "steps": [asdict(step) for step in self.steps]}
+        return {"unequal": self.unequal, "holds": self.holds, "steps": [asdict(step) for step in self.steps],
+                "outside": list(self.outside)}  # fmt: skip
 
     def __str__(self) -> str:
         width = max([len("step"), *(len(step.name) for step in self.steps)])
@@ -115,6 +126,8 @@ class Parity:
             lines.append(f"{step.name:{width}}  {step.values:10}  {100 * step.unequal:6.3f}%  {step.difference()}")
         total = sum(step.values for step in self.steps if step.integer)
         lines.append(f"{'total':{width}}  {total:10}  {100 * self.unequal:6.3f}%  of uint8 values")
+        if self.outside:
+            lines.append(f"not compared: calls of {', '.join(self.outside)} that no captured program stands for")
         return "\n".join(lines)
 
 
@@ -143,6 +156,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
+    outside: set[str] = set()
     with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, found) as calls:
         for batch in batches:
             args, kwargs = copied(caller.arguments(batch))  # a forward may write into them
@@ -150,12 +164,20 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
             converted(*args, **kwargs)
             for path, runner in found.items():
                 for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
-                    with runner.settled():
-                        for step in _unit(path, runner, converted.get_submodule(path), call.args, call.kwargs):
-                            steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
+                    one = _observed(path, runner, converted.get_submodule(path), call)
+                    if one is None:
+                        outside.add(path or "(root)")
+                        continue
+                    for step in one:
+                        steps[step.name] = steps[step.name].and_(step) if step.name in steps else step
+    if not steps and outside:
+        raise ValueError(
+            f"quant.parity: no program of {', '.join(sorted(outside))} stands for any of these batches; give batches "
+            "like those that the model was prepared with"
+        )
     if not steps:
         raise ValueError("quant.parity: no batch came, or no integer step ran; give at least one batch")
-    return Parity(tuple(sorted(steps.values(), key=lambda step: (-step.unequal, -step.worst))))
+    return Parity(tuple(sorted(steps.values(), key=lambda step: (-step.unequal, -step.worst))), tuple(sorted(outside)))
 
 
 def _converted(converted: nn.Module, path: str) -> bool:
@@ -168,14 +190,40 @@ def _converted(converted: nn.Module, path: str) -> bool:
     )
 
 
-def _unit(path: str, runner: GraphRunner, unit: nn.Module, args: Any, kwargs: Any) -> Iterator[StepParity]:
+def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> list[StepParity] | None:
+    """The steps of one call of a unit; None where it has no program for the call."""
     program = child_of(unit, RESERVED)
-    if isinstance(program, ProgramRunner):
-        registers = program.registers(*args, **kwargs)
-        computed = {one.out for one in program.program.instructions if one.op not in ("call", "quantize", "dequantize")}
-    else:
-        registers = _layer_registers(unit, runner, *args, **kwargs)
-        computed = set(registers)
+    if not isinstance(program, ProgramRunner):
+        registers = _layer_registers(unit, first, *call.args, **call.kwargs)
+        with first.settled():
+            return list(_steps(path, first, unit, registers, set(registers)))
+    found = program.registers_of(call.args, call.kwargs)
+    runner = None if found is None else _prepared_as(first, found[0].graph)
+    if found is None or runner is None:
+        return None
+    one, registers = found
+    computed = {part.out for part in one.program.instructions if part.op not in ("call", "quantize", "dequantize")}
+    with runner.settled():
+        return list(_steps(path, runner, unit, registers, computed))
+
+
+def _prepared_as(first: GraphRunner, graph: Graph) -> GraphRunner | None:
+    """The runner whose program a graph of the converted module is: those to which no data came have none."""
+    if not first.others:
+        return first
+    wanted = outline(graph)
+    runners = (one for one in (first, *first.others) if isinstance(one, GraphRunner))
+    return next((one for one in runners if outline(one.graph) == wanted), None)
+
+
+def _steps(
+    path: str, runner: GraphRunner, unit: nn.Module, registers: dict[int, Any], computed: set[int]
+) -> Iterator[StepParity]:
+    """Every integer step of one call, of a program whose registers are known.
+
+    Args:
+        computed: registers that steps of integers fill.
+    """
     for step in runner.plan.steps:
         name = full_name(path, step.name)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
@@ -272,7 +320,7 @@ def _recurrent(
     given = _first(registers[2 * step.output + emits])
     q_given = given if emits else last.quantize(given)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
-    if step.op == "sequence":
+    if isinstance(step.operator, Sequence):
         whole = _first(runner.simulated(step, _reals(runner, registers))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 
@@ -299,10 +347,15 @@ def _real(qparams: QParams, found: Tensor) -> Tensor:
 
 
 def _reals(runner: GraphRunner, registers: dict[int, Any]) -> Callable[[int], Any]:
-    """Gives the real value of a node: what its integers stand for, where it has any."""
+    """Gives the real value of a node: what its integers stand for, where it has any.
+
+    What follows from parameters alone stands in a look-up table, and in no register.
+    """
 
     def value(index: int) -> Any:
         found = registers.get(2 * index + 1)
+        if found is None and 2 * index not in registers:
+            return evaluate(runner.graph.nodes[index], runner.root, value)
         if found is None:
             return registers[2 * index]
         qparams = runner.qparams(runner.plan.slot_of[index])

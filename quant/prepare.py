@@ -7,6 +7,7 @@ one more child holds the observers: a `GraphRunner`.
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
 from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
-from quant.names import full_name
+from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
@@ -32,6 +33,7 @@ from quant.static.beyond import suspects
 from quant.static.examples import encode
 from quant.static.leaves import base_layer, is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
+from quant.uncompiled import is_compiled
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -101,7 +103,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
     """Refuse what has no float forward to capture."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+    if isinstance(model, torch.jit.ScriptModule) or is_compiled(model):
         raise TypeError(
             f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
             "compile the result"
@@ -160,7 +162,7 @@ def planned(
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
         )
-    taken = [name for name, module in model.named_modules() if hasattr(module, RESERVED)]
+    taken = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
     if taken:
         raise ValueError(
             f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
@@ -171,6 +173,7 @@ def planned(
     if widen(prepared, *as_arguments(example_inputs)):
         example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training)
+    _restore_parameters(prepared, model, found.state)
     modules = dict(prepared.named_modules())
     plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
     for path, reasons in one_range_each(plans, modules).items():
@@ -183,16 +186,41 @@ def planned(
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
     names = {*found.state, *_kept_by_islands(prepared, found.islands)}
-    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(names)}
+    state = {} if training else {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in sorted(names)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
 
 
-def attribute_or_none(model: nn.Module, path: str) -> Any:
-    """An attribute by its dotted name; None where a forward is the first to set it."""
+@torch.no_grad()
+def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]) -> None:
+    """Give the parameters of a captured copy that its own forward changed the user's values again."""
+    values = dict(model.named_parameters())
+    for name, parameter in prepared.named_parameters():
+        if name in changed and name in values and values[name].shape == parameter.shape:
+            parameter.copy_(values[name])
+
+
+class Absent(enum.Enum):
+    """Stands for an attribute that a forward is the first to set."""
+
+    ABSENT = enum.auto()
+
+
+def attribute_or_absent(model: nn.Module, path: str) -> Any:
+    """An attribute by its dotted name."""
     owner, _, name = path.rpartition(".")
-    return getattr(model.get_submodule(owner), name, None)
+    return getattr(model.get_submodule(owner), name, Absent.ABSENT)
+
+
+def set_or_delete(model: nn.Module, path: str, value: Any) -> None:
+    """Let an attribute be what `attribute_or_absent` gave."""
+    owner, _, name = path.rpartition(".")
+    module = model.get_submodule(owner)
+    if value is not Absent.ABSENT:
+        setattr(module, name, value)
+    elif name in {*vars(module), *module._buffers, *module._parameters, *module._modules}:
+        delattr(module, name)
 
 
 def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterator[str]:
@@ -206,14 +234,13 @@ def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterato
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:
     """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
-    before = {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in state} if examples else {}
+    before = {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in state} if examples else {}
     for example in examples:
         args, kwargs = copied(as_arguments(example))
         with torch.no_grad(), replaying(), evaluating(prepared):
             prepared(*args, **kwargs)
     for name, value in before.items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(prepared.get_submodule(owner), attribute, value)
+        set_or_delete(prepared, name, value)
 
 
 def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:

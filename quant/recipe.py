@@ -85,7 +85,8 @@ class QConfig:
             must have, {"low": 0.0, "high": 6.0}.
         activation_symmetric: fix the zero point of activations at 128.
         bias_correction: static quantisation takes the mean error that rounding a weight makes on the calibration data
-            into the layer's bias (Nagel et al., arXiv:1906.04721, section 4.2).
+            into the layer's bias (Nagel et al., arXiv:1906.04721, section 4.2). A layer without a bias gets none, so
+            that zeros, as of padding, stay zeros.
         per_row: dynamic quantisation takes a range per row (sample, time step), which "auto" is too, or one for the
             whole tensor. Static ranges are always per tensor, so there it is refused.
     """

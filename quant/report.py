@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -184,7 +185,9 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
     if id(module) in seen:
         return
     seen.add(id(module))
-    report = getattr(module, REPORT_ATTRIBUTE, None)
+    report = None
+    with contextlib.suppress(Exception):  # of a __getattr__ of the user's
+        report = getattr(module, REPORT_ATTRIBUTE, None)
     if isinstance(report, Report):
         modules = dict(module.named_modules(remove_duplicate=False))
         replaced = _replaced(modules)

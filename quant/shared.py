@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import attribute
 from quant.names import full_name
 from quant.observers import LEARNED
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.recipe import RecipeError
-from quant.static.recognise import OPERATORS
 
 Calls = dict[str, dict[str, list[str]]]
 """By unit and layer, the full names of the same layer in other units."""
@@ -71,9 +72,9 @@ def note_shared(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> No
                 "training would learn two scales for one weight; give it a weight_observer that follows the weight "
                 "('minmax')"
             )
-    for path, layers in shared_layers(plans, roots, lambda step: OPERATORS[step.op].weighted).items():
+    for path, layers in shared_layers(plans, roots, lambda step: isinstance(step.operator, Weighted)).items():
         plans[path].shared = frozenset(layers)
 
 
 def _learns(step: Step) -> bool:
-    return OPERATORS[step.op].weighted and step.qconfig is not None and step.qconfig.weight_observer in LEARNED
+    return isinstance(step.operator, Weighted) and step.qconfig is not None and step.qconfig.weight_observer in LEARNED

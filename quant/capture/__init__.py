@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.capture.outside import looks_at_class
 from quant.capture.proof import record
 from quant.capture.recorder import Recorder
+from quant.capture.undisturbed import depends_on_caller
+from quant.capture.unseen import refuse_read_once
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
-from quant.static.arguments import Arguments, copied
+from quant.names import full_name
+from quant.static.arguments import Arguments, bind, copied
 
 
 @dataclass
@@ -50,6 +54,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) ->
     """
     found = Capture()
     args, kwargs = as_arguments(example_inputs)
+    refuse_read_once(model, "", bind(model, args, kwargs))
     with watching(model) as watched, torch.no_grad():
         _capture_unit(watched, model, "", args, kwargs, found, training)
     found.state = watched.changed
@@ -65,6 +70,7 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
         training: as for `capture`.
     """
     found = Capture(islands=dict(islands))
+    refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, found, training)
     return found
@@ -94,22 +100,35 @@ def _capture_unit(
     if path not in found.islands:
         found.graphs[path] = recorder.graph()
     for island in inside:
-        for child in recorder.calls[island].children:
-            _capture_child(watched, recorder, child, found, training)
+        _capture_children(watched, recorder, island, found, training)
+
+
+def _capture_children(watched: Watched, recorder: Recorder, island: str, found: Capture, training: bool) -> None:
+    """Capture the modules that an island calls."""
+    parent = recorder.inside.found[island]
+    forward = parent.module.__dict__["forward"]
+    for child in parent.children:
+        if looks_at_class(parent.module, forward, recorder.inside.found[child].module):
+            found.islands.setdefault(child, f"the forward of {island or 'the model'} asks for its class")
+        _capture_child(watched, recorder, child, found, training)
 
 
 def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Capture, training: bool) -> None:
     """Capture a module that an island calls, or, where its calls do not look alike, the modules that it calls."""
-    if path in found.graphs or path not in recorder.calls:
+    if path in found.graphs or path not in recorder.inside.found:
         return
-    call = recorder.calls[path]
+    call = recorder.inside.found[path]
     if watched.has_hooks_in(call.module):
         found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
-    if call.varies:
-        found.islands.setdefault(path, "it is called with different arguments each time")
+    if call.reason:
+        found.islands.setdefault(path, call.reason)
+    parameters = (full_name(path, name) for name, _ in call.module.named_parameters())
+    if not watched.changed.isdisjoint(parameters):
+        found.islands.setdefault(path, "a forward changes its parameters")
+    if path not in found.islands and depends_on_caller(watched, call):
+        found.islands[path] = "it depends on what its caller sets beside its arguments"
     if path in found.islands:
-        for child in call.children:
-            _capture_child(watched, recorder, child, found, training)
+        _capture_children(watched, recorder, path, found, training)
         return
     args, kwargs = call.example
     _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)

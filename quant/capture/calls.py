@@ -10,15 +10,26 @@ import torch
 from torch import Tensor, nn
 
 METADATA = {
-    "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "is_cuda", "is_sparse", "names", "is_nested",
-    "is_quantized", "is_mkldnn", "is_meta", "is_cpu", "grad_fn", "is_floating_point", "is_complex", "is_signed",
+    "dtype", "device", "layout", "is_cuda", "is_sparse", "names", "is_nested",
+    "is_quantized", "is_mkldnn", "is_meta", "is_cpu", "is_floating_point", "is_complex", "is_signed",
     "is_contiguous", "element_size", "get_device", "is_inference", "is_conj", "is_neg", "is_pinned", "is_set_to",
-    "is_same_size", "storage_offset", "retain_grad", "register_hook", "requires_grad_", "__repr__", "__str__",
+    "is_same_size", "storage_offset", "__repr__", "__str__",
     "__format__", "__hash__", "__dir__", "itemsize", "nbytes", "output_nr", "_version", "_is_view", "_base",
     "has_names", "is_shared", "is_tensor", "is_storage", "result_type", "promote_types", "can_cast",
     "get_default_dtype",
 }  # fmt: skip
 """Attributes and calls that no values of the same kind change, and texts for people: used as they are."""
+
+OF_GRADIENTS = {"requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "retain_grad", "register_hook",
+                "requires_grad_", "register_post_accumulate_grad_hook"}  # fmt: skip
+"""Attributes and calls about the gradients of a tensor: captures and converted models have none, training has."""
+
+GIVES_BACK = {
+    "contiguous", "to", "float", "double", "half", "bfloat16", "bool", "int", "long", "short", "char", "byte", "type",
+    "type_as", "cpu", "flatten", "ravel", "real", "conj", "resolve_conj", "resolve_neg", "positive", "__pos__",
+    "atleast_1d", "atleast_2d", "atleast_3d", "as_tensor", "asarray",
+}  # fmt: skip
+"""Calls that give their tensor itself where it is of the wanted kind, and one of the same values where it is not."""
 
 SIZES = {"shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__"}
 """Attributes and calls whose result follows from the sizes of a tensor."""

@@ -2,8 +2,8 @@
 
 They are subclasses of `int` and `float` that hold the value they had on the example inputs, so that whatever takes a
 number takes them: torch, C extensions, dictionaries. What Python lets a subclass see is noted: arithmetic becomes a
-call of the graph, and a comparison a guard. What it does not (`range(n)`, an index into a list) uses the value; the
-recording of another size then differs, and that size is held fixed (`proof.py`).
+call of the graph, and a comparison, a text or a bit operation a guard. What it does not (`range(n)`, an index into a
+list) uses the value; the recording of another size then differs, and that size is held fixed (`proof.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
@@ -31,7 +34,7 @@ class RecordedInt(int):
     static: bool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return int, (plain(self),)
+        return int, (_held("counts by", plain, self),)
 
 
 class RecordedFloat(float):
@@ -42,10 +45,12 @@ class RecordedFloat(float):
     static: bool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return float, (plain(self),)
+        return float, (_held(COMPUTES, plain, self),)
 
 
 NUMBERS = (RecordedInt, RecordedFloat)
+SEQUENCES = (list, tuple, str, bytes, bytearray)
+COMPUTES = "computes in Python with"
 
 
 def recorded(value: Any, recorder: Recorder, index: int, static: bool) -> Any:
@@ -67,6 +72,9 @@ def plain(value: Any) -> Any:
     return float.__float__(value) if type(value) is RecordedFloat else value
 
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
@@ -79,11 +87,15 @@ def _noted(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 def _binary(function: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            return _held("counts by", pow, self, other, modulus)
+        if isinstance(other, SYMBOLIC):  # sizes of jagged tensors, which know no subclass of int
+            return function(other, plain(self)) if reflected else function(plain(self), other)
         if not _is_number(other):
-            # Of a tensor, torch's reflected operator; of a list, its repetition, which reads the number.
-            if isinstance(other, (list, tuple, str, bytes)):
-                self.recorder.decides(self, "counts by")
+            # Of a tensor, torch's reflected operator; of a list its repetition, of a fraction its own arithmetic.
+            if not isinstance(other, Tensor):
+                self.recorder.decides(self, "counts by" if isinstance(other, SEQUENCES) else COMPUTES)
             return NotImplemented
         return _noted(function, other, self) if reflected else _noted(function, self, other)
 
@@ -105,18 +117,16 @@ def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _read(convert: Callable[[Any], Any], what: str) -> Callable[..., Any]:
-    """A conversion whose result cannot be followed: the number is held to its value."""
-
-    def method(self: Any, *args: Any) -> Any:
-        self.recorder.decides(self, what)
-        return convert(plain(self), *args)
-
-    return method
+def _held(what: str, function: Callable[..., Any], *operands: Any) -> Any:
+    """A result that cannot be followed: the numbers are held to their values."""
+    for one in operands:
+        if type(one) in NUMBERS:
+            one.recorder.decides(one, what)
+    return function(*map(plain, operands))
 
 
-def _shown(convert: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args: convert(plain(self), *args)
+def _read(convert: Callable[..., Any], what: str) -> Callable[..., Any]:
+    return lambda *operands: _held(what, convert, *operands)
 
 
 def _rounded(self: Any, digits: Any = None) -> Any:
@@ -125,6 +135,10 @@ def _rounded(self: Any, digits: Any = None) -> Any:
 
 def _divmod(self: Any, other: Any) -> Any:
     return (self // other, self % other) if _is_number(other) else NotImplemented
+
+
+def _divmod_reflected(self: Any, other: Any) -> Any:
+    return (other // self, other % self) if _is_number(other) else NotImplemented
 
 
 def _install(kind: type) -> None:
@@ -143,13 +157,17 @@ def _install(kind: type) -> None:
         "__trunc__": _unary(math.trunc),
         "__round__": _rounded,
         "__divmod__": _divmod,
+        "__rdivmod__": _divmod_reflected,
         "__bool__": _read(bool, "branches on"),
         "__int__": _read(int, "counts by"),
-        "__float__": _read(float, "computes in Python with"),
+        "__float__": _read(float, COMPUTES),
         "__hash__": _read(hash, "looks up by"),
-        "__repr__": _shown(repr),
-        "__str__": _shown(str),
-        "__format__": _shown(format),
+        "__repr__": _read(repr, "writes a text with"),
+        "__str__": _read(str, "writes a text with"),
+        "__format__": _read(format, "writes a text with"),
+        "as_integer_ratio": _read(kind.as_integer_ratio, COMPUTES),  # type: ignore[attr-defined]
+        "conjugate": lambda self: self,
+        "real": property(lambda self: self),
         "__copy__": lambda self: self,
         "__deepcopy__": lambda self, memo: self,
     }
@@ -161,10 +179,11 @@ _install(RecordedInt)
 _install(RecordedFloat)
 
 
-def _bits(name: str) -> Callable[..., Any]:
-    return _read(getattr(int, name), "counts by")
-
-
-for _name in ("__index__", "bit_length", "__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "__invert__"):
-    setattr(RecordedInt, _name, _bits(_name))
-setattr(RecordedFloat, "is_integer", _read(float.is_integer, "branches on"))  # noqa: B010 - as the others
+for _name in ("lshift", "rshift", "and", "or", "xor"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(RecordedInt, _method, _read(getattr(int, _method), "counts by"))
+for _method in ("__index__", "__invert__", "bit_length", "bit_count", "to_bytes"):
+    setattr(RecordedInt, _method, _read(getattr(int, _method), "counts by"))
+RecordedInt.numerator = property(lambda self: self)  # type: ignore[assignment]
+for _method in ("is_integer", "hex"):
+    setattr(RecordedFloat, _method, _read(getattr(float, _method), "branches on"))

@@ -9,19 +9,23 @@ the module gave, to the bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from quant.capture.recorder import Limit, Recorder, tensors_in
-from quant.capture.watched import Watched, snapshot
-from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
+from quant.capture.called import tensors_in
+from quant.capture.recorder import Limit, Recorder
+from quant.capture.undisturbed import disturbed
+from quant.capture.unseen import said_of
+from quant.capture.watched import Watched
+from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
-from quant.objects import Result, compares_itself
+from quant.objects import Given, Instance, Result, compares_itself
 from quant.static.arguments import Arguments, copied, rebuilt
+from quant.static.dead import needed_places
 
 MOST_PASSES = 64
 """Each pass makes at least one module an island or holds one size, and few models have that many to find."""
@@ -54,28 +58,54 @@ def record(
         CaptureError: the graph's numbers are not the module's, and no island makes them so.
     """
     limits: tuple[Limit, ...] = ()
+    held: frozenset[int] = frozenset()
     for _ in range(MOST_PASSES):
         put_back = watched.snapshot()
         try:
-            recorder = Recorder(module, path, islands, limits, training=training)
-            run(watched, recorder, call)
+            recorder = Recorder(module, path, islands, limits, held, training=training)
+            try:
+                run(watched, recorder, call)
+            except Exception as error:
+                put_back()
+                fails = _where_it_fails(recorder, call)
+                if not fails:
+                    raise error
+                recorder.problems.update(fails)
             new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
-                new, limits = proof.problems, (*limits, *proof.limits)
-                if training and not new and not proof.limits:
+                new, limits, held = proof.problems, (*limits, *proof.limits), held | proof.unused
+                whole = not proof.limits and not proof.unused
+                if training and not new and whole:
                     new = _in_training(watched, recorder, call)
-                if not new and not proof.limits:
+                new = {_answerable(recorder, name): reason for name, reason in new.items()}
+                if not new and whole:
+                    new = _undisturbed(watched, recorder, call, put_back)
+                if not new and whole:
                     return recorder
             elif not new:
                 return recorder
         finally:
             put_back()
+        if new and not watched.has_run:
+            # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
+            watched.has_run, limits, held = True, (), frozenset()
+            continue
         islands.update(new)
     raise CaptureError(
         f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
         "quant.register_leaf(its class) runs it as it is"
     )
+
+
+def _answerable(recorder: Recorder, name: str) -> str:
+    """The innermost module around what is at fault that can be made an island: one that is called, and is none yet.
+
+    A module may be only a holder of methods, or of an attribute that its parent's forward writes.
+    """
+    while name != recorder.path and (name not in recorder.called or name in recorder.islands):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
@@ -90,14 +120,35 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run(args, kwargs)
 
 
+def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module whose forward raises an error because it is recorded; none where the error is the model's own.
+
+    Pickle, higher-order operators and transforms of torch refuse numbers that take notes, or a mode that looks on.
+    """
+    args, kwargs = copied(call[0]), copied(call[1])
+    recorder.root.__dict__["forward"](*args, **kwargs)  # the model's own error, without ours above it
+    if recorder.failed is None or recorder.failed[0] in recorder.islands:
+        return {}
+    name, error = recorder.failed
+    return {name: f"its forward cannot be recorded ({said_of(error)})"}
+
+
+def _undisturbed(watched: Watched, recorder: Recorder, call: Arguments, put_back: Callable[[], None]) -> dict[str, str]:
+    """The module that does something else when it is recorded."""
+    name = disturbed(watched, recorder, call, put_back)
+    if name is None:
+        return {}
+    return {full_name(recorder.path, name): "its forward does something else when it is recorded"}
+
+
 def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
     """The modules that do something else in training mode, with gradients, than what was recorded in eval mode.
 
     A call that is told `training=False` in both is so in training too.
     """
     modes = {module: module.training for module in recorder.root.modules()}
-    other = Recorder(recorder.root, recorder.path, recorder.islands, recorder.limits, training=True)
-    put_back = snapshot(watched.model)
+    other = recorder.again(training=True)
+    put_back = watched.state()
     try:
         for module in modes:
             module.training = True
@@ -109,13 +160,14 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
         for module, mode in modes.items():
             module.training = mode
         put_back()
-    for one, twin in zip(recorder.nodes, other.nodes, strict=False):
+    for place, twin_place in zip(_needed(recorder), _needed(other), strict=False):
+        one, twin = recorder.nodes[place], other.nodes[twin_place]
         if one.kwargs.get("training") is False and twin.kwargs.get("training") is True:
             twin.kwargs["training"] = False
         elif one.kwargs.get("training") is False:
             one.frozen = True
-    fault = _difference(recorder, other) or _problem(recorder, other)
-    if fault is None:
+    fault = _problem(recorder, other) or _difference(recorder, other)
+    if fault is None or (not other.problems and _needs_alike(recorder, other)):
         return {}
     return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
 
@@ -126,16 +178,26 @@ class _Proof:
     Attributes:
         problems: by dotted name, why modules have to run as they are.
         limits: sizes that have to be held.
+        unused: numbers (by their place in `Recorder.computed`) that have to be held: they were computed from sizes, no
+            call reads them, and they were the same for all sizes that were tried. So they went where Python tells
+            nobody (`range(n // 64)`).
     """
 
     def __init__(self, watched: Watched, recorder: Recorder, call: Arguments) -> None:
         self.watched, self.recorder, self.call = watched, recorder, call
         self.problems: dict[str, str] = {}
         self.limits: tuple[Limit, ...] = ()
+        self.unused = frozenset(unread(recorder))
         held = {(limit.place, limit.dim) for limit in recorder.limits}
         groups = [group for group in _groups(recorder) if not held & {(one.place, one.dim) for one in group}]
         every = [limit for group in groups for limit in group]
         if self._agrees(_other_values, every) or (self.problems and not every):
+            return
+        # Most models hold the width of a layer to what it is, and refuse another before they compute much.
+        widths = [group for group in groups if any(_is_width(one, recorder) for one in group)]
+        others = [group for group in groups if group not in widths]
+        if widths and others and self._agrees(_other_values, [limit for group in others for limit in group]):
+            self._hold_where_unlike(_other_values, widths)
             return
         # What differs by values is a module's own; what differs by one size alone is that size's.
         self.problems = {}
@@ -147,6 +209,11 @@ class _Proof:
             if agrees:
                 values = change
                 break
+        self._hold_where_unlike(values, groups)
+
+    def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
+        """Hold the sizes that change what is recorded."""
+        self.problems = {}
         for group in groups:
             if self._agrees(values, group) is False:
                 self.problems = {}
@@ -155,15 +222,14 @@ class _Proof:
     def _agrees(self, values: Variation, sizes: list[Limit]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
         call = _varied(self.call, values, sizes)
-        other = Recorder(self.recorder.root, self.recorder.path, self.recorder.islands, self.recorder.limits,
-                         training=self.recorder.training)  # fmt: skip
-        before = snapshot(self.watched.model)
+        other = self.recorder.again(training=self.recorder.training)
+        before = self.watched.state()
         try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call
             before()
             return None
-        after = snapshot(self.watched.model)
+        after = self.watched.state()
         if sizes and _decides_otherwise(self.recorder, other):
             return None
         fault = _difference(self.recorder, other) or _problem(self.recorder, other)
@@ -171,11 +237,18 @@ class _Proof:
             before()
             if _computes(self.recorder, other, call):
                 after()
+                self.unused &= frozenset(self._as_before(other))
                 return True
             fault = ("", "gives other numbers than its captured calls")
         after()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
+
+    def _as_before(self, other: Recorder) -> Iterator[int]:
+        """The numbers that are the same in another recording."""
+        for place, (one, twin) in enumerate(zip(self.recorder.computed, other.computed, strict=True)):
+            if self.recorder.values[one] == other.values[twin]:
+                yield place
 
 
 def _problem(one: Recorder, other: Recorder) -> tuple[str, str] | None:
@@ -199,6 +272,12 @@ def _groups(recorder: Recorder) -> list[list[Limit]]:
             if Limit(place, dim) not in batch:
                 rest.setdefault(size, []).append(Limit(place, dim))
     return [group for group in [batch, *rest.values()] if group]
+
+
+def _is_width(limit: Limit, recorder: Recorder) -> bool:
+    """Whether a size is likely to be held by a layer: channels of images and signals, features of what has fewer."""
+    dims = recorder.tensors[limit.place].dim()
+    return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
 
 
 def _larger(size: int) -> int:
@@ -265,13 +344,72 @@ def _difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
             return a.path, "gives a value that follows from its inputs unseen"
     if place is not None:
         owner = one.nodes[place].owner if place < len(one.nodes) else other.nodes[place].owner
-        return owner, "does something else for other values"
-    if not _alike(one.output, other.output):
+        return _at_fault(one, other, owner, place), "does something else for other values"
+    if not _alike(_without_repeated(one.output, other.output), other.output):
         writes = isinstance(one.output, Result) and isinstance(other.output, Result)
         if writes and _alike(one.output.value, other.output.value):
             return _writer(one.output, other.output), "changes its state in a way that no graph shows"
         return "", "gives a value that follows from its inputs unseen"
     return None
+
+
+def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
+    """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
+    caller = ""
+    for region in reversed(one.regions):  # noted when they end: callers come first
+        inside = region.start <= place <= region.end and f"{owner}.".startswith(f"{region.path}.")
+        twins = (twin for twin in other.regions if (twin.path, twin.start) == (region.path, region.start))
+        if not inside or (twin := next(twins, None)) is None:
+            continue
+        if not _alike(region.arguments, twin.arguments):
+            return caller
+        caller = region.path
+    return owner
+
+
+def _without_repeated(one: Any, other: Any) -> Any:
+    """The first output without the constants that it wrote on the module: a second call finds them there already."""
+    if type(one) is not Result:
+        return one
+    again = {write.target for write in other.writes} if type(other) is Result else set()
+    writes = tuple(
+        write
+        for write in one.writes
+        if not isinstance(write.target, str) or write.target in again or not _is_constant(write.value)
+    )
+    return Result(one.value, writes) if writes or type(other) is Result else one.value
+
+
+def _is_constant(tree: Any) -> bool:
+    return not any(isinstance(leaf, (Ref, Attr, Given, Tensor)) for leaf in leaves(tree))
+
+
+def _needed(recorder: Recorder) -> list[int]:
+    return needed_places(Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.regions))
+
+
+def _needs_alike(one: Recorder, other: Recorder) -> bool:
+    """Whether two recordings differ in nothing but calls whose values nobody reads."""
+    if len(one.foreign) != len(other.foreign) or any(
+        a[2] is not b[2] for a, b in zip(one.foreign, other.foreign, strict=True)
+    ):
+        return False
+    calls, twins = _numbered(one), _numbered(other)
+    return len(calls) == len(twins) and all(
+        a[0] == b[0] and _alike(a[1], b[1]) for a, b in zip(calls, twins, strict=True)
+    )
+
+
+def _numbered(recorder: Recorder) -> list[tuple[Any, Any]]:
+    """What is called with what, of the calls that are needed, numbered among themselves; the output is the last."""
+    places = {index: place for place, index in enumerate(_needed(recorder))}
+
+    def renumbered(tree: Any) -> Any:
+        return map_leaves(lambda leaf: Ref(places[leaf.index]) if isinstance(leaf, Ref) else leaf, tree)
+
+    nodes = [recorder.nodes[index] for index in places]
+    calls = [((node.kind, node.owner, node.target), renumbered((node.args, node.kwargs))) for node in nodes]
+    return [*calls, (None, renumbered(recorder.output))]
 
 
 def _writer(one: Result, other: Result) -> str:
@@ -297,7 +435,24 @@ def _first_other_call(one: Recorder, other: Recorder) -> int | None:
 def _alike(one: Any, other: Any) -> bool:
     """Whether two trees of places have the same constants at their leaves."""
     first, second = list(leaves(one)), list(leaves(other))
-    return len(first) == len(second) and all(map(_same_leaf, first, second))
+    if len(first) != len(second) or list(_keys(one)) != list(_keys(other)):
+        return False
+    return all(map(_same_leaf, first, second))
+
+
+def _keys(tree: Any) -> Iterator[Any]:
+    """The keys of the dicts in a tree that are texts or numbers, in order."""
+    if isinstance(tree, Mapping):
+        yield from (key for key in tree if isinstance(key, (str, int, float)))
+        parts: Any = tree.values()
+    elif type(tree) is Instance:
+        parts = tree.attributes, tree.items
+    elif type(tree) is Result:
+        parts = tree.value, *(write.value for write in tree.writes)
+    else:
+        parts = tree if isinstance(tree, (list, tuple)) and type(tree) is not torch.Size else ()
+    for part in parts:
+        yield from _keys(part)
 
 
 def _same_leaf(one: Any, other: Any) -> bool:
@@ -338,6 +493,13 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
 
 def _seeded() -> Any:
     return torch.random.fork_rng(devices=[])
+
+
+def unread(recorder: Recorder) -> Iterator[int]:
+    """The numbers that no call reads and no guard holds, by their place in `Recorder.computed`."""
+    places = ((node.args, node.kwargs) for node in recorder.nodes)
+    read = {leaf.index for tree in (*places, recorder.output) for leaf in leaves(tree) if isinstance(leaf, Ref)}
+    return (place for place, index in enumerate(recorder.computed) if index not in read)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -12,18 +12,20 @@ import contextlib
 import math
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quant.capture.called import IslandCalls
 from quant.capture.calls import (
     COUNTED,
+    GIVES_BACK,
     METADATA,
+    OF_GRADIENTS,
     RANDOM,
     SIZED_BY_VALUES,
     SIZES,
@@ -35,12 +37,16 @@ from quant.capture.calls import (
     with_items,
     write_items,
 )
+from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.outside import Outside
 from quant.capture.state import Snapshot, differs, same_content, state_of
-from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
+from quant.capture.surroundings import Chance, OwnParameters
+from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
+from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
 from quant.names import full_name
-from quant.objects import Given, Instance, Result, Write, containers, content, opened
-from quant.static.arguments import Arguments, alike, bind, copied, kept
+from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, holds_objects, opened
+from quant.static.arguments import bind, kept
 from quant.static.attention import forward_of
 from quant.static.dead import remove_dead
 from quant.static.leaves import is_leaf
@@ -49,16 +55,6 @@ WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it 
 ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}
 CONSTANT, STORED, GIVEN = range(3)
 """What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
-
-
-@dataclass
-class Called:
-    """A module as an island called it: with what first, whether later calls differ in kind, and what it calls."""
-
-    module: nn.Module
-    example: Arguments
-    varies: bool = False
-    children: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -74,11 +70,15 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         problems: by dotted name within the model, why a module is to run as it is; filled by `run`.
+        failed: the innermost module whose forward raised an error, and the error, if one did.
         nodes, values: the calls, and what each gave.
         regions: calls of submodules that were seen through.
         opaque: islands that were called, in order.
-        calls: modules that islands called.
+        inside: modules that islands called.
         foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
+        computed: the nodes of the numbers that were computed from sizes.
+        held: which of those are held to their values, by their places.
+        outside: what forwards reach outside of the model; set by the caller where it is to be put back.
         tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
@@ -90,21 +90,24 @@ class Recorder(TorchFunctionMode):
         path: str,
         islands: Mapping[str, str],
         limits: tuple[Limit, ...] = (),
+        held: frozenset[int] = frozenset(),
         *,
         training: bool = False,
     ) -> None:
         super().__init__()
         self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
+        self.held, self.computed = held, list[int]()
         self.names = {id(module): name for name, module in root.named_modules()}
         self.attributes = _attributes(root)
         self.nodes: list[Node] = []
         self.values: list[Any] = []
         self.regions: list[Region] = []
         self.opaque: list[str] = []
-        self.calls: dict[str, Called] = {}
         self.problems: dict[str, str] = {}
+        self.failed: tuple[str, Exception] | None = None
         self.called: set[str] = set()
         self.foreign: list[tuple[int, str, Any]] = []
+        self.outside = Outside()
         self.output: Any = None
         self.result: Any = None
         self.arguments: dict[str, Any] = {}
@@ -112,17 +115,19 @@ class Recorder(TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self._inputs: list[Tensor] = []
         self._given: dict[int, tuple[Any, Given]] = {}
+        self._state: dict[str, dict[str, Any]] = {}
         self._where: dict[int, Ref | Attr] = {}
+        self._given_back = GivenBack(self._where)
+        self._parameters, self._chance = OwnParameters(root), Chance(root)
+        self.inside = IslandCalls(self._parameters, lambda: self.outside.reached())
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
         self._overwritten: set[int] = set()
         self._by_storage: dict[int, list[int]] = {}
         self._owners: list[str] = [""]
         self._sites: dict[str, int] = {}
-        self._running: list[str] = []
-        self._thread = threading.get_ident()
         self._recording = False
-        self._typed = False
+        self._typed = self._ranked = self._contiguous = False
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -133,15 +138,19 @@ class Recorder(TorchFunctionMode):
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
         self._hold_sizes()
-        attributes = state_of(self.root)
+        self._state = state_of(self.root)
         with self:
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
-                with self._switched(True):
+                with self._switched(True), self._noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
-            self._end(before, attributes)
+            self._end(before)
         self.called.add(self.path)
+
+    def again(self, *, training: bool) -> Recorder:
+        """A recorder of another call of the same kind."""
+        return Recorder(self.root, self.path, self.islands, self.limits, self.held, training=training)
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
         """The tensors of a call, by the nodes that stand for them."""
@@ -151,11 +160,12 @@ class Recorder(TorchFunctionMode):
 
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
-        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, self._typed))
+        asked = {"typed": self._typed, "ranked": self._ranked, "contiguous": self._contiguous}
+        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, **asked))
 
-    def _end(self, before: dict[int, Any], attributes: dict[str, dict[str, Any]]) -> None:
+    def _end(self, before: dict[int, Any]) -> None:
         value = self._output_places(self.result)
-        writes = [*self._argument_writes(before), *self._attribute_writes(attributes)]
+        writes = [*self._argument_writes(before), *self._attribute_writes(self._state)]
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
 
     def _output_places(self, result: Any) -> Any:
@@ -174,7 +184,12 @@ class Recorder(TorchFunctionMode):
         for path, attributes in state_of(self.root).items():
             if path not in before:
                 continue  # a new submodule is a change of its parent's
-            changed = {name for name in {*attributes, *before[path]} if differs(before[path], attributes, name)}
+            changed = {
+                name
+                for name in {*attributes, *before[path]}
+                # A number that follows from this call's sizes was set in it, though it may be what it was before.
+                if differs(before[path], attributes, name) or self._is_own_number(attributes.get(name))
+            }
             for name in sorted(changed):
                 value = attributes.get(name)
                 if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, Snapshot)):
@@ -191,9 +206,24 @@ class Recorder(TorchFunctionMode):
         finally:
             self._recording = before
 
+    @contextlib.contextmanager
+    def _noting_errors(self, name: str) -> Iterator[None]:
+        """Note whose forward an error comes from: a module is asked for it before those that it is in."""
+        try:
+            yield
+        except Exception as error:
+            if self.failed is None or self.failed[1] is not error:
+                self.failed = full_name(self.path, name), error
+            raise
+
     def problem(self, name: str, reason: str) -> None:
         """Note that the module `name` (within the root) has to run as it is."""
         self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
+
+    def _charge_chance(self) -> None:
+        """The module that runs is the one that drew the random numbers since the last call of a submodule."""
+        if self._chance.was_drawn_from():
+            self.problem(self._owners[-1], "draws random numbers outside of torch")
 
     # ------------------------------------------------------------------------------------------------ values
 
@@ -207,6 +237,8 @@ class Recorder(TorchFunctionMode):
             return self._place(leaf)
         if id(leaf) in self._where:
             return self._where[id(leaf)]
+        if leaf.__dict__:
+            self.problem("", f"gets a tensor with an attribute '{next(iter(leaf.__dict__))}' of the caller's")
         self._inputs.append(leaf)
         index = self._append(Node(len(self.nodes), "input", name), leaf, GIVEN)
         return Ref(index)
@@ -221,7 +253,7 @@ class Recorder(TorchFunctionMode):
     def _append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
         """Note a call; its tensor is known by this node from now on."""
         if isinstance(value, Tensor):
-            node.meta = TensorMeta(tuple(value.shape), value.dtype)
+            node.meta = TensorMeta(tuple(value.shape), value.dtype, value.layout)
             self._where[id(value)] = Ref(node.index)
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 if value.layout == torch.strided:
@@ -251,19 +283,27 @@ class Recorder(TorchFunctionMode):
 
         if self._is_given(tree):
             return swap(tree)
+        if holds_itself(tree, known):
+            self.problem("", "gives out objects that hold each other")
         return _swapped(opened(tree, known), swap, self._is_given)
 
     def _is_given(self, value: Any) -> bool:
         return id(value) in self._given and self._given[id(value)][0] is value
 
+    def _is_own_number(self, value: Any) -> bool:
+        return type(value) in NUMBERS and value.recorder is self
+
     def _place(self, leaf: Any) -> Any:
         if type(leaf) in NUMBERS:
-            return Ref(leaf.index) if leaf.recorder is self else plain(leaf)
+            return Ref(leaf.index) if self._is_own_number(leaf) else plain(leaf)
         if not isinstance(leaf, Tensor):
             return leaf
         place = self._where.get(id(leaf)) or self.attributes.get(id(leaf))
-        if place is None:
+        if place is None and is_transformed(leaf):
+            self.problem(self._owners[-1], "runs a transform of torch.func (vmap, grad, ...)")
+        elif place is None:
             self.foreign.append((len(self.nodes), self._owners[-1], leaf))
+        if place is None:
             return leaf
         if isinstance(place, Ref) and place.index in self._overwritten:
             self.problem(self._owners[-1], WRITTEN)
@@ -292,6 +332,14 @@ class Recorder(TorchFunctionMode):
         node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
         index = self._append(node, value, self._follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
+        if static:
+            self.computed.append(index)
+            if len(self.computed) - 1 in self.held:
+                self._guard(Ref(index), value)
+        if type(value) not in (int, float):  # numpy's, or complex: no longer a number that can be followed
+            for one in operands:
+                if type(one) in NUMBERS:
+                    self._hold(one, "computes in Python with")
         return recorded(value, self, index, static)
 
     def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
@@ -326,8 +374,12 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._recording or threading.get_ident() != self._thread:
+        if not self._recording or self.inside.is_elsewhere:
             return func(*args, **kwargs)
+        strangers = stand_ins(types, (args, kwargs))
+        if strangers:
+            with self:  # what they make of the call is seen
+                return asked(strangers, func, types, args, kwargs)
         with self._switched(False):
             real_args, real_kwargs = _plain((args, kwargs))
             known = _versions((real_args, real_kwargs))
@@ -335,9 +387,8 @@ class Recorder(TorchFunctionMode):
             try:
                 return self._note(func, args, kwargs, value, known)
             except Exception as error:  # of tensors that torch itself cannot be asked about
-                said = str(error).splitlines()
                 name = getattr(func, "__name__", str(func))
-                self.problem(self._owners[-1], f"calls {name}, which cannot be followed: {said[0] if said else error}")
+                self.problem(self._owners[-1], f"calls {name}, which cannot be followed: {said_of(error)}")
                 return value
 
     def _note(
@@ -346,6 +397,12 @@ class Recorder(TorchFunctionMode):
         kind, target, args, kwargs = canonical(func, args, kwargs)
         name = called_name(target, args)
         self._typed = self._typed or (name in ASKS_DTYPE and self._follows_from(self.places(args)) == GIVEN)
+        if name in OF_GRADIENTS:
+            if self._follows_from(self.places(args)) != CONSTANT:
+                self.problem(self._owners[-1], "asks about the gradients of a tensor, which a graph does not know")
+            return value
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, kwargs))):
+            self.problem(self._owners[-1], "draws from a generator of its own")
         if name in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         if self.training and inside_autograd_function(sys._getframe(2), Recorder.run.__code__):
@@ -373,6 +430,8 @@ class Recorder(TorchFunctionMode):
         """Note a call with its results, each part of which is a value of its own."""
         if isinstance(value, Tensor):
             if id(value) in self._where or id(value) in self.attributes:
+                if node.kind != "module" and called_name(node.target, node.args) in GIVES_BACK:
+                    return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self._append(node, value, follows, sized_by_values=sized_by_values)
             return value
@@ -381,6 +440,16 @@ class Recorder(TorchFunctionMode):
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
 
+    def _same_tensor(self, node: Node, value: Tensor, follows: int, sized_by_values: bool) -> Tensor:
+        """A call that gave its tensor back as it is."""
+        older = self._where.get(id(value))
+        if older is None:  # a parameter or buffer, which is read anew at every run
+            self._typed = self._typed or self._follows_from((node.args[1:], node.kwargs)) == GIVEN
+            return value
+        index = self._append(node, value, follows, sized_by_values=sized_by_values)
+        self._given_back.note(value, older, Ref(index))
+        return value
+
     def _hold_count(self, node: Node, count: int, sized_by_values: bool) -> None:
         """The forward goes on with so many parts, which follows from a size."""
         if sized_by_values:
@@ -388,11 +457,16 @@ class Recorder(TorchFunctionMode):
         length = Node(len(self.nodes), "function", len, (Ref(node.index),), owner=node.owner)
         self._guard(Ref(self._append(length, count, GIVEN)), count)
 
-    def _parts(self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool) -> Any:
+    def _parts(
+        self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool, around: tuple[int, ...] = ()
+    ) -> Any:
         """`value`, the value of node `index`, with its tensors and numbers known as parts of it."""
+        inside = (*around, id(value))
 
         def part(item: Any, function: Callable[..., Any], key: Any) -> Any:
             if item is None or isinstance(item, (str, bool)) or (isinstance(item, Tensor) and id(item) in self._where):
+                return item
+            if id(item) in inside:  # objects that hold each other
                 return item
             node = Node(len(self.nodes), "function", function, (Ref(index), key), owner=owner)
             if isinstance(item, Tensor):
@@ -402,7 +476,7 @@ class Recorder(TorchFunctionMode):
                 return recorded(item, self, self._append(node, item, follows), False)
             if not isinstance(item, (tuple, list, dict, Mapping)) and type(self._opened(item)) is not Instance:
                 return item
-            return self._parts(item, self._append(node, item, follows), owner, follows, sized_by_values)
+            return self._parts(item, self._append(node, item, follows), owner, follows, sized_by_values, inside)
 
         if type(value) in (tuple, list):
             return type(value)(part(item, operator.getitem, place) for place, item in enumerate(value))
@@ -431,6 +505,7 @@ class Recorder(TorchFunctionMode):
             if name == "__len__":
                 self._hold(number, "counts by")
             return number
+        self._ranked = self._ranked or follows == GIVEN  # how many sizes there are is not noted
         index = self._append(node, value, follows)
         items = []
         for place, size in enumerate(value):
@@ -482,6 +557,11 @@ class Recorder(TorchFunctionMode):
 
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
         """What lies over the memory of changed tensors cannot be read by its old place any more."""
+        if keep is not None and self._given_back.holds(keep):
+            # Where inputs lie otherwise, or are of another dtype, the call would have given a copy.
+            self._typed = self._contiguous = True
+            if not all(tensor.is_contiguous() for tensor in self._inputs if tensor.layout == torch.strided):
+                self.problem(self._owners[-1], "writes to a tensor that a call gave back as it is")
         for tensor in changed:
             place = self._where.get(id(tensor))
             own = place.index if tensor is keep and isinstance(place, Ref) else None
@@ -503,17 +583,49 @@ class Recorder(TorchFunctionMode):
 
     # ------------------------------------------------------------------------------------------------ modules
 
+    def on_copy(self, module: nn.Module) -> None:
+        """A forward copies a module: its copy would be of the int8 layer, whatever is then changed in it."""
+        name = self.names.get(id(module))
+        if name is not None and not self.inside.is_elsewhere:
+            self.problem(self._owners[-1], f"copies {name or 'itself'}")
+            self.problem(name, "is copied by another")
+
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """What happens instead of a submodule's forward."""
-        if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)
         name = self.names.get(id(module))
+        if self.inside.is_elsewhere:
+            return self._call_elsewhere(module, name, forward, args, kwargs)
+        seen_through = self._recording and name is not None and full_name(self.path, name) not in self.islands
+        if self._recording:
+            self._charge_chance()
+        self.outside.enter(module, forward)
+        try:
+            return self._call(module, name, forward, args, kwargs)
+        finally:
+            label = self.outside.leave()
+            if label and seen_through:
+                self.problem(str(name), f"changes '{label}', which is outside of the model")
+
+    def _call_elsewhere(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """A module called in another thread."""
+        if self.inside.running is None:
+            self.problem(self._owners[-1], "calls modules in another thread")
+            return forward(*args, **kwargs)
+        return self._call_inside(module, name, forward, args, kwargs)
+
+    def _call(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
         if not self._recording:
             return self._call_inside(module, name, forward, args, kwargs)
         if name is None or module is self.root:
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            self._charge_chance()
+            return output
         path = full_name(self.path, name)
         self.called.add(path)
         with self._switched(False):
@@ -525,13 +637,16 @@ class Recorder(TorchFunctionMode):
 
     def _enter(self, module: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See through a container."""
-        start = len(self.nodes)
+        start, end_calls = len(self.nodes), self._given_back.mark()
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self._owners.append(name)
         try:
-            with self._switched(True):
+            with self._switched(True), self._noting_errors(name):
                 output = forward_of(module, forward)(*args, **kwargs)
-            self.regions.append(Region(name, start, len(self.nodes), arguments, self.places(output)))
+            self._charge_chance()
+            places = self.places(output)
+            self.regions.append(Region(name, start, len(self.nodes), arguments, places))
+            end_calls(leaves(places))
         finally:
             self._owners.pop()
         return output
@@ -555,7 +670,8 @@ class Recorder(TorchFunctionMode):
             self.problem(self._owners[-1], f"hands an object of its caller's to {name}, which runs as it is")
         path = full_name(self.path, name)
         real_args, real_kwargs = _plain((args, kwargs))
-        value = self.run_inside(path, module, real_args, real_kwargs, forward)
+        with self._writing_itself(module, name):
+            value = self.run_inside(path, module, real_args, real_kwargs, forward)
         self.opaque.append(path)
         if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.problem(self._owners[-1], f"hands an object to {name}, which changes it")
@@ -563,13 +679,32 @@ class Recorder(TorchFunctionMode):
             self.problem(self._owners[-1], f"calls {name}, which gives a bool")
         return self._module_results(node, module, value, known, args, kwargs)
 
+    @contextlib.contextmanager
+    def _writing_itself(self, module: nn.Module, name: str) -> Iterator[None]:
+        """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
+        before = state_of(module)
+        for path, attributes in before.items():
+            known = self._state.get(full_name(name, path), {})
+            if any(differs(known, attributes, one) for one in {*known, *attributes}):
+                self.problem(self._owners[-1], f"writes on {full_name(name, path)} before that runs as it is")
+        yield
+        for path, attributes in state_of(module).items():
+            known = self._state.setdefault(full_name(name, path), {})
+            for one in {*attributes, *before.get(path, {})}:
+                if differs(before.get(path, {}), attributes, one):
+                    known.pop(one, None)
+                    known.update({one: attributes[one]} if one in attributes else {})
+
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
+        if self._parameters.are_swapped(attribute(self.root, name)):
+            self.problem(self._owners[-1], f"calls {name or 'itself'} with other parameters than its own")
         node = Node(len(self.nodes), "module", name, self.places(args), self.places(kwargs), self._owners[-1])
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         return node
 
     def _module_results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+        self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if _version(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
@@ -579,45 +714,21 @@ class Recorder(TorchFunctionMode):
         return self._results(node, value, GIVEN, sized_by_values=self._is_sized_by_values(places))
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """Run a module as it is, noting what it calls and with what."""
+        """Run a module as it is, without this mode, noting what it calls and with what."""
         self.called.add(path)
-        call = self.calls.setdefault(path, Called(module, (copied(args), copied(kwargs))))
-        call.children = []
-        self._running.append(path)
-        try:
-            with self._switched(False):
-                return forward(*args, **kwargs)
-        finally:
-            self._running.pop()
+        self.inside.enter(path, module, args, kwargs)
+        with self.inside.within(path), self._switched(False), out_of_sight(self):
+            return forward(*args, **kwargs)
 
     def _call_inside(
         self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """A module called by an island, or inside of a layer."""
-        if not self._running or name is None:
+        if self.inside.running is None or name is None:
             return forward(*args, **kwargs)
         path = full_name(self.path, name)
         self.called.add(path)
-        parent = self.calls[self._running[-1]]
-        if path == self._running[-1]:
-            return forward(*args, **kwargs)
-        if path not in parent.children:
-            parent.children.append(path)
-        if path not in self.calls:
-            self.calls[path] = Called(module, (copied(args), copied(kwargs)))
-        elif not self.calls[path].varies:
-            self.calls[path].varies = not alike(module, self.calls[path].example, (args, kwargs))
-        self._running.append(path)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._running.pop()
-
-
-def tensors_in(call: Arguments) -> list[Tensor]:
-    """The tensors of a call, also of those in objects, in order."""
-    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+        return self.inside.call(path, module, forward, args, kwargs)
 
 
 def _plain(tree: Any) -> Any:

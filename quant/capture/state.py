@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +40,20 @@ class Snapshot:
         return isinstance(other, Snapshot) and self.kind is other.kind and _all_same(self.held, other.held)
 
 
+_EMPTY = {kind: Snapshot(kind, ()) for kind in (list, dict, set, OrderedDict)}
+"""Most lists and dicts of a module are empty tables of hooks."""
+
+
 def _snapshot(value: Any) -> Snapshot:
+    if not value and type(value) in _EMPTY:
+        return _EMPTY[type(value)]
     return Snapshot(type(value), tuple(value.items() if isinstance(value, dict) else value))
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    if one is other:
+        return True
     if isinstance(one, Snapshot):
         return bool(one == other)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -53,12 +62,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    return len(one) == len(other) and all(map(_same, one, other))
+    return len(one) == len(other) and all(map(same, one, other))
 
 
 def differs(before: dict[str, Any], after: dict[str, Any], name: str) -> bool:
     """Whether an attribute was set between two states of a module."""
-    return name not in before or name not in after or not _same(before[name], after[name])
+    return name not in before or name not in after or not same(before[name], after[name])
 
 
 def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import functools
 import random
+import sys
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,17 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from quant.capture.outside import Outside
 from quant.capture.state import same_content
+from quant.capture.surroundings import generator_states
 from quant.names import full_name
 from quant.objects import OPAQUE, attributes_of, content, fill
+from quant.static.arguments import copyable
 from quant.static.attention import stop_nesting
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
+    from quant.capture.undisturbed import Listener
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
          "_forward_pre_hooks_with_kwargs")  # fmt: skip
@@ -36,12 +42,16 @@ class Watched:
     Attributes:
         recorder: is told of every call, where there is one.
         changed: dotted names of the attributes and buffers that some forward changed.
+        has_run: whether the model has been called before, as far as its recordings know.
+        outside: what forwards reach outside of the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.recorder: Recorder | None = None
+        self.recorder: Recorder | Listener | None = None
         self.changed: set[str] = set()
+        self.has_run = False
+        self.outside = Outside()
 
     def has_hooks_in(self, module: nn.Module) -> bool:
         """Whether hooks that belong to the model are on modules inside of a module."""
@@ -50,28 +60,67 @@ class Watched:
 
     def snapshot(self) -> Callable[[], None]:
         """What puts the model's state back to what it is now, and notes what had changed."""
-        put_back = snapshot(self.model)
-        return lambda: self.changed.update(put_back())
+        put_back, outside = snapshot(self.model), self.outside.snapshot()
+
+        def put_all_back() -> None:
+            self.changed.update(put_back())
+            self.changed.update(outside())
+
+        return put_all_back
+
+    def state(self) -> Callable[[], None]:
+        """As `snapshot`, for a change that is none of the model's."""
+        put_back, outside = snapshot(self.model), self.outside.snapshot()
+
+        def put_all_back() -> None:
+            put_back()
+            outside()
+
+        return put_all_back
 
     @contextlib.contextmanager
-    def telling(self, recorder: Recorder) -> Iterator[None]:
-        """Let calls go to a recorder."""
+    def telling(self, recorder: Recorder | Listener) -> Iterator[None]:
+        """Let calls go to a recorder or a listener."""
         before, self.recorder = self.recorder, recorder
+        recorder.outside = self.outside
         try:
             yield
         finally:
             self.recorder = before
 
-    def _forward(self, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(forward)  # forwards are asked for their signatures
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self.recorder is None:
-                return forward(*args, **kwargs)
-            return self.recorder.on_call(module, forward, args, kwargs)
 
+class WatchedForward:
+    """What a module has as its forward while it is watched.
+
+    Copies that the forward makes of a module get their own forward; whoever copies, and what is copied, runs as it is.
+    """
+
+    def __init__(self, watched: Watched, module: nn.Module, forward: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, forward)  # forwards are asked for their signatures
+        self._watched, self._module, self._forward = watched, module, forward
         if "forward" not in vars(module):  # what the class says is still so
-            watched.watches = module  # type: ignore[attr-defined]
-        return watched
+            self.watches = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, told to the recorder."""
+        recorder = self._watched.recorder
+        if recorder is None:
+            return self._forward(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")  # of nn.Module's call; another than ours in a shallow copy
+        if isinstance(caller, nn.Module) and caller is not self._module and vars(caller).get("forward") is self:
+            recorder.on_copy(self._module)
+            return self._of(caller)(*args, **kwargs)
+        return recorder.on_call(self._module, self._forward, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._watched.recorder is not None:
+            self._watched.recorder.on_copy(self._module)
+        return self._of(memo[id(self._module)]) if id(self._module) in memo else self
+
+    def _of(self, copied: nn.Module) -> Any:
+        """The same forward of a copy."""
+        function = getattr(self._forward, "__func__", None)
+        return self._forward if function is None else types.MethodType(function, copied)
 
 
 @contextlib.contextmanager
@@ -87,7 +136,8 @@ def watching(model: nn.Module) -> Iterator[Watched]:
             stop_nesting(module)
         forwards = [(module, module.forward) for module in model.modules()]
         for module, forward in forwards:
-            module.__dict__["forward"] = watched._forward(module, forward)
+            module.__dict__["forward"] = WatchedForward(watched, module, forward)
+        watched.outside.keep_attributes(model)
         yield watched
 
 
@@ -129,19 +179,22 @@ def _keeping(model: nn.Module) -> Iterator[None]:
 
 
 STORES = ("_parameters", "_buffers", "_modules")
+_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+"""Classes of what cannot be changed."""
 
 
 def snapshot(model: nn.Module) -> Callable[[], set[str]]:
     """What puts a model's state, and that of random numbers, back to what it is now, and says what differed."""
     kept = [_ModuleState(name, module) for name, module in model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)]  # fmt: skip
-    chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    chance, own_chance = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()), generator_states(model)
 
     def put_back() -> set[str]:
         changed = {name for state in kept for name in state.put_back()}
         torch.set_rng_state(chance[0])
         random.setstate(chance[1])
         numpy.random.set_state(chance[2])
+        own_chance()
         return changed
 
     return put_back
@@ -159,6 +212,17 @@ def _own_objects(value: Any) -> list[Any]:
     return [value, *(part for part in attributes_of(value).values() if isinstance(part, (list, dict, deque)))]
 
 
+def _is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator (no generator) whose place in what it goes through can be kept."""
+    if isinstance(value, OPAQUE) or not (hasattr(value, "__next__") and hasattr(value, "__iter__")):
+        return False
+    return copyable(value)
+
+
+def _has_version(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())
+
+
 class _ModuleState:
     """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
 
@@ -166,14 +230,28 @@ class _ModuleState:
         self.name, self.module = name, module
         self.attributes = {key: value for key, value in vars(module).items() if key not in STORES}
         self.stores = {key: dict(vars(module)[key]) for key in STORES}
-        self.held = {key: (value, copy.copy(value)) for key, value in self.attributes.items()
-                     if isinstance(value, (list, dict, set))}  # fmt: skip
-        self.objects = [
-            (key, one, content(one)) for key, value in self.attributes.items() for one in _own_objects(value)
-        ]
-        self.tensors = {key: (tensor, tensor._version, tensor.detach().clone())
-                        for key, tensor in {**self.attributes, **self.stores["_buffers"]}.items()
-                        if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())}  # fmt: skip
+        self.held: dict[str, tuple[Any, Any]] = {}
+        self.iterators: dict[str, Any] = {}
+        self.objects: list[tuple[str, Any, Any]] = []
+        self.tensors: dict[str, tuple[Tensor, int, Tensor]] = {}
+        # By version and memory alone: copies of all weights in every recording would be too much.
+        self.parameters = {key: (one, one.data_ptr(), one._version)
+                           for key, one in self.stores["_parameters"].items() if _has_version(one)}  # fmt: skip
+        # Most of a module's attributes are plain values and empty tables of hooks: this is asked of them first, because
+        # a capture takes many snapshots.
+        for key, value in {**self.attributes, **self.stores["_buffers"]}.items():
+            if type(value) in _VALUES:
+                continue
+            if isinstance(value, (list, dict, set)):
+                if key in self.attributes:
+                    self.held[key] = (value, copy.copy(value) if value else ())
+            elif isinstance(value, Tensor):
+                if _has_version(value):
+                    self.tensors[key] = (value, value._version, value.detach().clone())
+            elif _is_iterator(value):
+                self.iterators[key] = copy.copy(value)
+            else:
+                self.objects += [(key, one, content(one)) for one in _own_objects(value)]
 
     def put_back(self) -> list[str]:
         own = vars(self.module)
@@ -187,6 +265,8 @@ class _ModuleState:
             own[key].clear()
             own[key].update(stored)
         for key, (held, items) in self.held.items():
+            if not held and not items:
+                continue
             if held != items or list(map(id, held)) != list(map(id, items)):
                 changed.add(key)
                 held.clear()
@@ -195,6 +275,11 @@ class _ModuleState:
             if not same_content(content(one), (attributes, items)):
                 changed.add(key)
                 fill(one, attributes, items)
+        for key, iterator in self.iterators.items():
+            own[key] = copy.copy(iterator)
+        for key, (parameter, place, version) in self.parameters.items():
+            if parameter._version != version or parameter.data_ptr() != place:
+                changed.add(key)
         for key, (tensor, version, values) in self.tensors.items():
             # Batch norms update their statistics without a new version.
             if tensor._version != version or not _are_equal(tensor, values):

@@ -48,7 +48,7 @@ def _tile(number: str, what: str, grade: str | None = None) -> Markup:
 def advice(comparison: Comparison) -> Markup:
     """The layers that hurt, with what to try."""
     bad = [step for step in comparison.steps if step.own_sqnr <= HEALTHY]
-    if not bad and not comparison.unreached:
+    if not bad and not comparison.unreached and not comparison.outside:
         healthy = f"Every step adds less error than {HEALTHY:.0f} dB. Nothing needs attention."
         return join(tag("h2", "What to do"), tag("p", healthy))
     said = [_todo(step) for step in bad[:NAMED]]
@@ -56,12 +56,17 @@ def advice(comparison: Comparison) -> Markup:
     rest = tag("p", f"And {more} more, below.", class_="note") if more > 0 else None
     lost = ", ".join(comparison.unreached)
     silent = f"No batch reached {lost}: never calibrated, or not called by this data. Nothing is known of their error."
+    others = ", ".join(comparison.outside)
+    unlike = (
+        f"Calls of {others} that no captured program stands for are not compared: quant.prepare takes examples=[...]."
+    )
     return join(
         tag("h2", "What to do"),
         tag("p", "The steps that add most error of their own. Change one, and look again.", class_="soft"),
         *said,
         rest,
         tag("div", silent, class_="todo fair") if comparison.unreached else None,
+        tag("div", unlike, class_="todo fair") if comparison.outside else None,
     )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Slot, Step
+from quant.fuse import Plan, Slot
 from quant.kernels import QScheme, weight_scheme
 from quant.observers import LEARNED, FakeQuantize, MovingAverageObserver, make_learned, make_observer, trains
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
+from quant.ops.step import Step
 from quant.prepare import scheme_of
 from quant.recipe import RecipeError
 

@@ -11,19 +11,20 @@ from torch import nn
 
 from quant.copying import copy_model
 from quant.further import Extender
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Attr, attribute
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.prepare import Prepared, checked
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
 from quant.static.leaves import is_dynamic
-from quant.static.recognise import OPERATORS
 from quant.static.runner import RESERVED, GraphRunner, runners
-from quant.static.weights import folded, output_first
+from quant.static.weights import folded
 
 
 @torch.inference_mode(False)
@@ -111,11 +112,11 @@ def _make_runner(module: nn.Module, plan: Plan, recipe: Recipe) -> TrainingRunne
     points: dict[str, nn.Module] = {slot.name: activation_point(slot, slot.name) for slot in plan.slots.values()}
     weights: dict[str, nn.Module] = {}
     for step in plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted):
+        if not isinstance(step.operator, Weighted):
             continue
         _refuse_hooked(step, plan, module)
         weight = folded(step, plan.graph, module)[0]
-        point = weight_point(step, output_first(weight, step).shape[0], step.name)
+        point = weight_point(step, step.weighted.output_first(weight).shape[0], step.name)
         if point is not None:
             weights.setdefault(weight_key(step, plan), point)
     return TrainingRunner(module, plan, points, weights, _dynamic(module, plan, recipe))
@@ -123,7 +124,7 @@ def _make_runner(module: nn.Module, plan: Plan, recipe: Recipe) -> TrainingRunne
 
 def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
     """A weight that a hook sets before each call would stay what it was at the last one, and never train."""
-    source = step.attrs["weight"]
+    source = step.weighted.weight
     if not isinstance(source, Attr):
         return
     owner = root.get_submodule(source.path.rpartition(".")[0])

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Step
 from quant.graph import arguments_of, attribute, call_module, map_leaves
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
+from quant.ops.operator import Recurrent
+from quant.ops.step import Step
 from quant.qat.points import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.static.recurrent import Tensors, call_of, observe, run_float, tensors_of
@@ -50,7 +51,8 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
         )
     if len(step.nodes) == 1:
         return {node.index: found}
-    y = points[step.attrs["ranges"][-1]].round(found[0]) if runner.plan.emits_integers(step) else found[0]
+    assert isinstance(step.operator, Recurrent)
+    y = points[step.operator.ranges[-1]].round(found[0]) if runner.plan.emits_integers(step) else found[0]
     return {node.index: found, step.output: y}
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import Node, Ref, attribute, evaluate, leaves, map_leaves
+from quant.fuse import Plan, is_recurrent
+from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
+from quant.ops.operator import Clampable, Weighted
+from quant.ops.recurrent import Cell
+from quant.ops.step import Step
 from quant.qat import norm as batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.points import SharedFakeQuantize, weight_key
@@ -18,9 +23,11 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
+from quant.static.binding import bound_values
+from quant.static.fallback import UncapturedCall
 from quant.static.folding import is_own_norm, norm_of
-from quant.static.runner import GraphRunner, bound_values, finished, is_replaying, output_of, seen_by
-from quant.static.weights import folded, output_first, product, row_scale
+from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
+from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
 
@@ -60,6 +67,8 @@ class TrainingRunner(GraphRunner):
             value: (slot.name, place) for slot in plan.slots.values() for place, value in enumerate(slot.observed)
         }
         self._dead, self._both = last_readers(plan), plan.read_both_ways()
+        self._first: tuple[GraphRunner, ...] = (self,)
+        self._untrained: bool | None = None
 
     def switch(self, name: str, on: bool) -> None:
         """Set `rounding` or `norms_frozen`."""
@@ -73,17 +82,21 @@ class TrainingRunner(GraphRunner):
     def train(self, mode: bool = True) -> TrainingRunner:
         super().train(mode)
         self._read_switches()
+        self._untrained = None
         return self
 
     def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.simulate or is_replaying():
             return super().run_graph(args, kwargs)
+        if not self.training and self._is_untrained():
+            return self._run_untrained(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
 
     def follow(self, first: GraphRunner) -> None:
         assert isinstance(first, TrainingRunner)
+        self._first = (first,)
         for name in ("rounding", "norms_frozen"):
             self.switch(name, first.is_on(name))
         for key in self.weights:
@@ -97,12 +110,34 @@ class TrainingRunner(GraphRunner):
                 point.set_quantizing(bool(model.quantizing))
         self.synced = first.synced
 
+    def _is_untrained(self) -> bool:
+        """Whether data came to other programs of the module, and not to all values of this one."""
+        if self._untrained is None:
+            [first] = self._first
+            programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
+            self._untrained = len(programs) > 1 and not self.has_seen() and any(one.has_seen() for one in programs)
+        return self._untrained
+
+    def _run_untrained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of eval mode, as with a cache, that never came in training: in float; convert drops the program."""
+        path, said = self.graph.path or type(self.root).__name__, self._first[0].said
+        if path not in said:
+            said.add(path)
+            warnings.warn(
+                f"{path}: no call like this one came in training, so its ranges are unknown and it runs in float; "
+                "call it in training mode too, or the converted model will take ranges of each such call",
+                UncapturedCall,
+                stacklevel=4,
+            )
+        with replaying():
+            return super().run_graph(args, kwargs)
+
     def corrected(self) -> list[Step]:
         """None: training has seen the rounded weights, and made its biases for them."""
         return []
 
     def learned(self, step: Step) -> Tensor | None:
-        point = self._weight_point(step) if step.integer and "weight" in step.attrs else None
+        point = self._weight_point(step) if isinstance(step.operator, Weighted) else None
         if point is None:
             return None
         scale: Tensor = point.current_scale() if torch.compiler.is_compiling() else point.qparams().scale
@@ -114,7 +149,7 @@ class TrainingRunner(GraphRunner):
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
-                if step.op == "cell":  # its state went round unrounded; who else reads it reads integers
+                if isinstance(step.operator, Cell):  # its state went round unrounded; who else reads it reads integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
@@ -129,8 +164,8 @@ class TrainingRunner(GraphRunner):
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
         """A step's value, and the clamp that still has to be done to it."""
-        clamp = step.attrs.get("clamp") if step.integer and len(step.nodes) > 1 else None
-        if step.integer and "weight" in step.attrs:
+        clamp = step.operator.clamp if isinstance(step.operator, Clampable) and len(step.nodes) > 1 else None
+        if isinstance(step.operator, Weighted):
             return self._weighted(step, values), clamp or NO_CLAMP
         # The clamp is the last node, and is done with the rounding; a step of its own, as a lookup, is not.
         nodes = step.nodes if clamp is None else step.nodes[:1]
@@ -150,8 +185,7 @@ class TrainingRunner(GraphRunner):
         qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
-        args, kwargs = map_leaves(lambda leaf: value(leaf.index) if isinstance(leaf, Ref) else leaf,
-                                  (node.args, node.kwargs))  # fmt: skip
+        args, kwargs = arguments_of(node, self.root, value)
         try:
             return call_rounded(attribute(self.root, node.target), qconfig, args, kwargs)
         except ValueError as error:
@@ -172,7 +206,7 @@ class TrainingRunner(GraphRunner):
     def _weighted(self, step: Step, values: dict[int, Any]) -> Tensor:
         """The layer with its rounded weight and bias; with its batch norm, without its clamp."""
         x = values[step.inputs[0]]
-        place = step.attrs.get("batch_norm")
+        place = step.weighted.batch_norm
         norm: Any = None if place is None else norm_of(place, self.graph, self.root)
         by_batch = batch_norm.uses_batch(norm, frozen=self.is_on("norms_frozen"))
         if not self.is_on("rounding"):
@@ -181,31 +215,31 @@ class TrainingRunner(GraphRunner):
         if not by_batch:
             weight, scale = self._rounded(step, weight, bias)
             bias = rounded_bias(bias, self._scale(step.inputs[0]) * scale)
-            return product(step, x, weight, bias)
+            return step.weighted.product(x, weight, bias)
         gain = batch_norm.folding_gain(norm)
         weight, own_bias = self._unfolded(step)
-        rows = output_first(weight, step)
+        rows = step.weighted.output_first(weight)
         rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
-        weight, _ = self._rounded(step, output_first(rows, step, back=True), bias)
-        a = product(step, x, weight, None)
+        weight, _ = self._rounded(step, step.weighted.as_layer(rows), bias)
+        a = step.weighted.product(x, weight, None)
         return batch_norm.normalise(step.name, norm, a, gain, own_bias)
 
     def _in_float(self, step: Step, x: Tensor, norm: Any) -> Tensor:
         if norm is None:
-            return product(step, x, *folded(step, self.graph, self.root))
-        y: Tensor = norm(product(step, x, *self._unfolded(step)))
+            return step.weighted.product(x, *folded(step, self.graph, self.root))
+        y: Tensor = norm(step.weighted.product(x, *self._unfolded(step)))
         return y
 
     def _unfolded(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        bare = Step(step.op, step.nodes, step.inputs, {**step.attrs, "batch_norm": None}, step.name)
+        bare = replace(step, operator=replace(step.weighted, batch_norm=None))
         return folded(bare, self.graph, self.root)
 
     def _rounded(self, step: Step, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """A folded weight, rounded, and its scale (out,)."""
-        rows = output_first(weight, step)
+        rows = step.weighted.output_first(weight)
         point = self._weight_point(step)
         if point is not None and self.training:
-            rounded = output_first(point(rows), step, back=True)
+            rounded = step.weighted.as_layer(point(rows))
             learned: Tensor = point.current_scale()
             return rounded, learned.reshape(-1).expand(rows.shape[0])
         with torch.no_grad():
@@ -228,7 +262,7 @@ class TrainingRunner(GraphRunner):
         return self.weights._modules.get(weight_key(step, self.plan)) if len(self.weights) else None
 
     def _channels(self, step: Step) -> int:
-        return output_first(self._unfolded(step)[0], step).shape[0]
+        return step.weighted.output_first(self._unfolded(step)[0]).shape[0]
 
     def _read_switches(self) -> None:
         for name in SWITCHES:
@@ -239,6 +273,7 @@ class TrainingRunner(GraphRunner):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._read_switches()
+        self._untrained = None
 
 
 def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quant.fuse import Step
 from quant.kernels import weight_scheme
 from quant.observers.fake_quantize import fake_quantize
-from quant.static.weights import output_first, quantized_bias
+from quant.ops.step import Step
+from quant.static.weights import quantized_bias
 
 
 def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
@@ -23,14 +23,14 @@ def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
     """
     assert step.qconfig is not None
     scheme = weight_scheme(step.qconfig.weight_bits)
-    rows = output_first(weight, step)
+    rows = step.weighted.output_first(weight)
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     if step.qconfig.weight_observer == "minmax":
         # The range is the weight's own, so nothing clamps, and a mask of ones need not be kept until backward.
         rounded = straight_through(rows, fake_quantize(rows.detach(), scale, zero_point, scheme))
     else:
         rounded = fake_quantize(rows, scale, zero_point, scheme)
-    return output_first(rounded, step, back=True)
+    return step.weighted.as_layer(rounded)
 
 
 def rounded_bias(bias: Tensor | None, scale: Tensor) -> Tensor | None:

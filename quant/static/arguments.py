@@ -41,7 +41,7 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 
 @functools.lru_cache(maxsize=256)
-def _places(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
+def places_of(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
     """The names of the arguments, the defaults, and how many have none; None where some have no one place and name."""
     parameters = list(_signature(forward).parameters.values())[1:]
     if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
@@ -52,7 +52,7 @@ def _places(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
 
 def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """What `inspect` would find, in a fifth of its time; None where that has to look, or has something to say."""
-    places = _places(type(module).forward)
+    places = places_of(type(module).forward)
     if places is None:
         return None
     names, defaults, needed = places
@@ -64,16 +64,29 @@ def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def copied(tree: Any) -> Any:
     """Nested arguments with tensors and objects of their own: a forward that writes into them changes nobody's."""
-    return rebuilt(tree, lambda leaf: leaf.detach().clone() if type(leaf) is Tensor else leaf)
+    return rebuilt(tree, lambda leaf: clone(leaf) if type(leaf) is Tensor else leaf)
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """A tensor of the same values, with the attributes that somebody set on it."""
+    found = tensor.detach().clone()
+    if tensor.__dict__:
+        found.__dict__.update(tensor.__dict__)
+    return found
 
 
 def kept(value: Any) -> Any:
     """An object as it is now, whatever is done to it: a copy, or itself where it cannot be copied or changed."""
-    if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None):
+    if isinstance(value, OPAQUE) or not (attributes_of(value) or items_of(value) is not None or _is_iterator(value)):
         return value
     with contextlib.suppress(Exception):
         return copy.deepcopy(value)
     return value
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether a call changes an object by reading it, which only its class's C code knows how."""
+    return hasattr(value, "__next__")
 
 
 def copyable(value: Any) -> bool:

@@ -32,17 +32,20 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.report import lost_share
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, attribute
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from quant.static.meaning import what
-from quant.static.recognise import OPERATORS
+from quant.ops.call import what
+from quant.ops.conv import Conv
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
+from quant.recipe import Recipe
 from quant.static.recurrent import tensors_of
 from quant.static.runner import GraphRunner
-from quant.static.weights import folded, output_first
+from quant.static.weights import folded
 
 LOWEST_COSINE = 0.98
 """Between a layer's output and its int8 form: an error of a fifth of the signal. Healthy layers have 0.999."""
@@ -80,22 +83,40 @@ def column_is_small(rows: Tensor) -> bool:
 def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
     """The steps whose weights may belong to inputs of very different sizes, each with an observer for these inputs."""
     for step in runner.plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted) or step.attrs.get("groups", 1) != 1:
+        if not isinstance(step.operator, Weighted) or (isinstance(step.operator, Conv) and step.operator.groups != 1):
             continue
-        rows = output_first(folded(step, runner.graph, runner.root)[0], step)
+        rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0])
         if column_is_lost(rows) or column_is_small(rows):
-            axis = -1 if step.op == "linear" else 1
+            axis = step.operator.input_channel_axis
             yield step, MinMaxObserver(dataclasses.replace(ACTIVATION_U8, axis=axis))
+
+
+def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, str], dict[str, str]]:
+    """Plan a module's programs anew without the layers that 8 bits or one range cannot hold.
+
+    One layer is int8 in all programs or in none.
+
+    Returns:
+        all that were taken out, and the recurrent ones among them: their names within the module, and why.
+    """
+    recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
+    floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
+    for runner in programs if floats else ():
+        plan = runner.plan.again(runner.root, recipe, floats)
+        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
+        runner.replan(plan, points)
+    return floats, recurrent
 
 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
+    has_logarithms = any(what(node, runner.root) in LOGARITHMS for node in runner.graph.nodes)
     for step in runner.plan.steps:
-        if not (step.integer and OPERATORS[step.op].anchor) or is_recurrent(step):
+        if not (step.operator.anchor) or is_recurrent(step):
             continue
         node = runner.graph.nodes[step.nodes[0]]
-        reason = _compensated(step, runner) or _under_a_logarithm(step, runner)
+        reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
             found[node.target if node.kind == "module" else node.owner] = reason
     return found
@@ -125,7 +146,7 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
     peaks = runner.input_peaks(step)
     if peaks is None or not bool((peaks > 0).any()):
         return ""
-    rows = output_first(folded(step, runner.graph, runner.root)[0], step).detach()
+    rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0]).detach()
     lost, scale = column_is_lost(rows), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale)
     cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
@@ -183,7 +204,7 @@ def _followers(step: Step, plan: Plan) -> Iterator[Node]:
             seen.add(user)
             yield plan.graph.nodes[user]
             reader = makers[user]
-            if not (reader.integer and OPERATORS[reader.op].anchor):
+            if not (reader.operator.anchor):
                 waiting.append(user)
 
 

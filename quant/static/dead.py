@@ -7,8 +7,8 @@ from typing import Any
 from quant.graph import Graph, Ref, map_leaves
 
 
-def remove_dead(graph: Graph) -> Graph:
-    """The graph without calls whose value nobody reads; guards stay, and so do inputs and calls of islands."""
+def needed_places(graph: Graph) -> list[int]:
+    """The calls of a graph, but for those whose value nobody reads; guards stay, and so do inputs and modules."""
     users = graph.users()
     keep: set[int] = set()
     regions = {leaf.index for region in graph.regions for leaf in _refs((region.arguments, region.output))}
@@ -16,6 +16,12 @@ def remove_dead(graph: Graph) -> Graph:
         needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in regions
         if needed or node.writes or node.kind in ("input", "guard", "module"):
             keep.add(node.index)
+    return sorted(keep)
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """The graph without calls that nobody needs."""
+    keep = set(needed_places(graph))
     order = [node for node in graph.nodes if node.index in keep]
     moved = {node.index: place for place, node in enumerate(order)}
 
@@ -31,7 +37,8 @@ def remove_dead(graph: Graph) -> Graph:
     for node in order:
         node.index = moved[node.index]
     arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
-    return Graph(graph.path, order, arguments, output, graph.regions, graph.typed)
+    asked = {"typed": graph.typed, "ranked": graph.ranked, "contiguous": graph.contiguous}
+    return Graph(graph.path, order, arguments, output, graph.regions, **asked)
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quant.fuse import FLOAT, SHAPE, Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
+from quant.ops.operator import Float, Weighted
+from quant.ops.step import Step
 from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
-from quant.static.recognise import OPERATORS
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
@@ -26,7 +27,7 @@ Entries = dict[str, tuple[str, str]]
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
-    detail = f"static {step.op}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
+    detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
     return f"int{bits}", f"{detail}, {routes(layer, backend)}{substitute(backend)}"
 
 
@@ -38,7 +39,7 @@ def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tu
     name = full_name(path, node.owner)
     outcome, detail = entry
     entries[name] = (outcome, f"{entries[name][1]}; {detail}" if name in entries else detail)
-    weight = step.attrs["weight"]
+    weight = step.weighted.weight
     holder = weight.path.rpartition(".")[0] if isinstance(weight, Attr) else node.owner
     if holder != node.owner:
         entries[full_name(path, holder)] = (outcome, f"its weight is a part of {node.owner or '(root)'}")
@@ -52,7 +53,7 @@ def recurrent_entry(
     output = "uint8" if plan.emits_integers(step) else "float"
     x = _ends(ranges[plan.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
-    detail = f"static {step.op}, input [{x}], states {', '.join(states)}, {output} output"
+    detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
@@ -67,7 +68,7 @@ def note_folded(step: Step, plan: Plan, entries: Entries, path: str) -> None:
         node = plan.graph.nodes[index]
         if node.kind == "module":
             entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
-    holders = {name.rpartition(".")[0] for name in folded_parameters(step, plan)}
+    holders = {name.rpartition(".")[0] for name in folded_parameters(step.weighted, plan)}
     for name in holders:
         entries.setdefault(full_name(path, name), ("int8", f"folded into {step.name}"))
 
@@ -78,10 +79,10 @@ def note_floats(plan: Plan, entries: Entries, path: str) -> None:
     for step in plan.steps:
         node = plan.graph.nodes[step.nodes[0]]
         name = full_name(path, step.name.split("@")[0] if node.kind == "module" else step.name)
-        if step.op == FLOAT and (node.kind == "module" or step.output in beside):
+        if isinstance(step.operator, Float) and (node.kind == "module" or step.output in beside):
             entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
-        elif step.op not in (FLOAT, SHAPE) and node.kind == "module" and not OPERATORS[step.op].weighted:
-            entries.setdefault(name, ("int8", step.op))
+        elif step.integer and node.kind == "module" and not isinstance(step.operator, Weighted):
+            entries.setdefault(name, ("int8", step.operator.name))
 
 
 def _beside_integers(plan: Plan) -> set[int]:
@@ -91,10 +92,10 @@ def _beside_integers(plan: Plan) -> set[int]:
     for step in plan.steps:
         refs = {ref for index in step.nodes for ref in plan.graph.nodes[index].refs}
         for maker in (makers[ref] for ref in refs):
-            if step.op == FLOAT and maker.integer and not _takes_state(step, maker, plan):
+            if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, plan):
                 found.add(step.output)
             # Not what a weight is computed from.
-            if step.integer and maker.op == FLOAT and maker.output in step.inputs:
+            if step.integer and isinstance(maker.operator, Float) and maker.output in step.inputs:
                 found.add(maker.output)
     return found
 

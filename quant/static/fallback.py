@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Attr, CaptureMismatch, Ref, attribute
-from quant.static.folding import norm_arguments
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.layers import StaticLayer
-from quant.static.recognise import OPERATORS
 
 
 class UncapturedCall(UserWarning):
@@ -39,45 +40,18 @@ def warn_once(said: set[str], path: str, root: nn.Module, mismatch: CaptureMisma
 
 
 class WeightsToRestore:
-    """The parameters that a user's forward reads and that have become parts of int8 layers.
-
-    Attributes:
-        problem: why the user's forward cannot run any more; '' where it can.
-    """
+    """The parameters that a user's forward reads and that have become parts of int8 layers."""
 
     def __init__(self, plan: Plan) -> None:
-        self.problem = ""
         self.parts: list[tuple[str, slice | None, str, bool]] = []
-        self.neutral: dict[str, Tensor] = {}
         self._done = False
         for step in plan.steps:
-            if step.integer and OPERATORS[step.op].weighted:
-                self._note_folded(step, plan)
-                if plan.graph.nodes[step.nodes[0]].kind != "module":
-                    self._note(step, plan)
+            if isinstance(step.operator, Weighted) and plan.graph.nodes[step.nodes[0]].kind != "module":
+                self._note(step, step.operator, plan)
 
-    def _note_folded(self, step: Step, plan: Plan) -> None:
-        """What is a part of an int8 weight and would be computed once more: a batch norm can be made to do nothing."""
-        place = step.attrs.get("batch_norm")
-        if "affine" in step.attrs:
-            self.problem = f"layer '{step.name}' has a scale and an offset in its weight that the forward computes"
-        elif place is not None and plan.graph.nodes[place].kind != "module":
-            given = norm_arguments(plan.graph.nodes[place])
-            values = {"running_mean": 0.0, "running_var": 1.0 - given["eps"], "weight": 1.0, "bias": 0.0}
-            sources = [given[name] for name in values]
-            if not all(one is None or isinstance(one, Attr) for one in sources):
-                self.problem = f"layer '{step.name}' has a batch norm in its weight whose parameters are computed"
-                return
-            width = plan.graph.nodes[place].meta
-            assert width is not None
-            for source, value in zip(sources, values.values(), strict=True):
-                if source is not None:
-                    self.neutral[source.path] = torch.full((width.shape[1],), value)
-
-    def _note(self, step: Step, plan: Plan) -> None:
+    def _note(self, step: Step, layer: Weighted, plan: Plan) -> None:
         key = "/" + step.name.replace(".", "/")
-        for name in ("weight", "bias"):
-            value = step.attrs[name]
+        for name, value in (("weight", layer.weight), ("bias", layer.bias)):
             rows: slice | None = None
             if isinstance(value, Ref):
                 node = plan.graph.nodes[value.index]
@@ -93,22 +67,33 @@ class WeightsToRestore:
         """Set the parameters that are gone to the real values of the integers they became."""
         if self._done:
             return
-        found: dict[str, list[Tensor]] = {path: [value] for path, value in self.neutral.items()}
+        found: dict[str, list[Tensor]] = {}
         for path, _, key, is_weight in self.parts:
-            layer = layers[key[1:]]
-            value = layer.weight if is_weight else layer.bias
+            value = layers[key[1:]].unfolded()[0 if is_weight else 1]
             if value is not None:
                 found.setdefault(path, []).append(value)
         for path, values in found.items():
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
-            if path in self.neutral or _is_gone(module, name):
+            if _is_gone(module, name):
                 sliced = any(rows is not None for place, rows, _, _ in self.parts if place == path)
                 module.__dict__[name] = torch.cat(values) if sliced else values[0]
         self._done = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
+
+
+def norms_of(plan: Plan, root: nn.Module) -> tuple[set[str], set[str]]:
+    """The batch norms that a program folds into weights, and those that it calls."""
+    graph, folded, called = plan.graph, set(), set()
+    for step in plan.steps:
+        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
+        if norm is not None and graph.nodes[norm].kind == "module":
+            folded.add(graph.nodes[norm].target)
+        called |= {graph.nodes[index].target for index in step.nodes if index != norm
+                   and graph.nodes[index].kind == "module"}  # fmt: skip
+    return folded, {name for name in called if isinstance(root.get_submodule(name), _BatchNorm)}
 
 
 def _is_gone(module: nn.Module, name: str) -> bool:

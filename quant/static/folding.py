@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
+from quant.objects import Result
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """Of F.batch_norm, in order."""
@@ -49,6 +50,12 @@ class Affine:
         shift = self.sign * numbers
         return rows, shift if bias is None else bias + shift
 
+    def after(self, gain: Tensor, shift: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+        """Gain and shift of what it makes of gain x + shift, one number per channel each."""
+        rows, moved = self.fold(gain, shift, constant)
+        assert moved is not None
+        return rows, moved
+
 
 @dataclass(frozen=True)
 class Transposed:
@@ -79,6 +86,15 @@ def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
     return attribute(root, node.target) if node.kind == "module" else FunctionalNorm(node, graph, root)
 
 
+def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a batch norm does in eval mode, y = gain x + shift, one number per channel each."""
+    gain = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        gain = gain * norm.weight
+    shift = -norm.running_mean * gain
+    return gain, shift if norm.bias is None else shift + norm.bias
+
+
 def norm_arguments(node: Node) -> dict[str, Any]:
     """The arguments of a call of F.batch_norm by name."""
     return {**NORM_DEFAULTS, **dict(zip(NORM_ARGUMENTS, node.args, strict=False)), **node.kwargs}
@@ -91,7 +107,8 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
     given = norm_arguments(node)
     own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
     kept = given.get("running_mean") is not None and given.get("running_var") is not None
-    return kept and not given.get("training") and all(depends_on_nothing(graph, one) for one in own)
+    settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
+    return kept and not given.get("training") and settled
 
 
 def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
@@ -112,12 +129,19 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
 
 
 def _is_written(graph: Graph, source: Any) -> bool:
-    paths = _paths(graph, source)
-    return any(
-        node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
-        and isinstance(node.args[0], Attr) and node.args[0].path in paths
-        for node in graph.nodes
-    )  # fmt: skip
+    written = _written_paths(graph)
+    return bool(written) and not written.isdisjoint(_paths(graph, source))
+
+
+def _written_paths(graph: Graph) -> set[str]:
+    """The attributes of the model that the forward sets, or changes in place."""
+    writes = graph.output.writes if isinstance(graph.output, Result) else ()
+    found = {write.target for write in writes if isinstance(write.target, str)}
+    for node in graph.nodes:
+        in_place = node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
+            found.add(node.args[0].path)
+    return found
 
 
 def _paths(graph: Graph, source: Any) -> set[str]:

@@ -7,22 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import Attr, attribute
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
 from quant.static.program import Site
-from quant.static.recognise import OPERATORS
 from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
-from quant.static.weights import quantized
-
-NOT_SETTINGS = {"weight", "bias", "batch_norm", "affine", "clamp"}
-"""Attributes of a weighted step that are no settings of its operator."""
+from quant.static.weights import folded_numbers, quantized
 
 
 class Made:
@@ -48,7 +46,7 @@ class Made:
                 if not step.integer or node.kind != "module":
                     continue
                 module = self.originals[path, node.target] = attribute(runner.root, node.target)
-                if OPERATORS[step.op].weighted:
+                if isinstance(step.operator, Weighted):
                     scale = ranges[path][runner.plan.slot_of[step.inputs[0]]].scale
                     self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
 
@@ -57,15 +55,13 @@ class Made:
 
         Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
         """
-        folded = repr(self.folded[id(step)] if "batch_norm" in step.attrs or "affine" in step.attrs else None)
+        folded = repr(self.folded[id(step)] if step.weighted.is_folded else None)
         if original is not None:
             return hash((id(original), folded))
-        weight, settings = (
-            step.attrs["weight"],
-            sorted((k, repr(v)) for k, v in step.attrs.items() if k not in NOT_SETTINGS),
-        )
+        weight, kind = step.weighted.weight, type(step.operator)
+        settings = sorted((name, repr(value)) for name, value in step.weighted.settings().items())
         own = weight.path if isinstance(weight, Attr) else id(step)
-        return hash((id(runner.root), own, repr(step.attrs["bias"]), folded, step.op, tuple(settings)))
+        return hash((id(runner.root), own, repr(step.weighted.bias), folded, kind, tuple(settings)))
 
 
 def _called(runner: GraphRunner, index: int) -> Any:
@@ -114,7 +110,7 @@ def int8_layers(
             layers[key] = _recurrent_layer(step, plan, made.originals[path, key], ranges, made, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
             entries[name] = recurrent_entry(step, plan, ranges, layers[key], backend)
-        if not (step.integer and OPERATORS[step.op].weighted):
+        if not isinstance(step.operator, Weighted):
             continue
         node = plan.graph.nodes[step.nodes[0]]
         key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
@@ -122,7 +118,7 @@ def int8_layers(
         x = ranges[plan.slot_of[step.inputs[0]]]
         layer = layers[key] = _weighted_layer(step, runner, original, x, backend, made)
         y = ranges[plan.slot_of[step.output]] if plan.emits_integers(step) else None
-        sites[step.output] = Site(key, layer.add_site(x, y, step.attrs.get("clamp")))
+        sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key:
             layer.own = sites[step.output].index
         note_weighted(step, node, entries, path, weighted_entry(step, x, y, layer, backend))
@@ -137,10 +133,10 @@ def _weighted_layer(
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
     identity = made.identity(step, runner, original)
     if identity not in made.layers:
-        settings = {name: value for name, value in step.attrs.items() if name not in NOT_SETTINGS}
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
-        made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
+        fold = folded_numbers(step, runner.graph, runner.root)
+        made.layers[identity] = StaticLayer(step.operator.name, weight, step.weighted.settings(), backend, fold)
         if original is not None:
             inherit(made.layers[identity], original)
     layer = made.layers[identity]

@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quant.fuse import Step
+from quant.ops.step import Step
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quant.kernels import QParams
 from quant.kernels.reference_ops import OpTable
+from quant.ops.lowering import clamp_limits
 from quant.static import nonfinite, ops
 from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
@@ -30,6 +31,8 @@ class StaticLayer(nn.Module):
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
         input_scale, output_scale: float32, (sites,); input_zero_point, output_zero_point: int32, (sites,).
             An output_scale of 0 says that the site gives float32.
+        fold_gain, fold_shift: float32 (out,), or None: what a batch norm or the like in the weight does to the layer's
+            own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 
     Attributes:
         op: "linear", "conv" or "conv_transpose".
@@ -46,8 +49,17 @@ class StaticLayer(nn.Module):
     input_zero_point: Tensor
     output_scale: Tensor
     output_zero_point: Tensor
+    fold_gain: Tensor | None
+    fold_shift: Tensor | None
 
-    def __init__(self, op: str, q: QWeight, settings: dict[str, Any], backend: str | None) -> None:
+    def __init__(
+        self,
+        op: str,
+        q: QWeight,
+        settings: dict[str, Any],
+        backend: str | None,
+        fold: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.op, self.settings, self.backend = op, settings, backend
         self.own = 0
@@ -55,6 +67,9 @@ class StaticLayer(nn.Module):
         self.register_buffer("q_weight", q.q_weight)
         self.register_buffer("weight_scale", q.scale)
         self.register_buffer("bias", q.bias)
+        gain, shift = (None, None) if fold is None else _invertible(*fold)
+        self.register_buffer("fold_gain", gain)
+        self.register_buffer("fold_shift", shift)
         for name in ("input", "output"):
             self.register_buffer(f"{name}_scale", torch.empty(0))
             self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
@@ -76,7 +91,16 @@ class StaticLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The real values that the int8 weight stands for, so that code which reads a layer's weight finds one."""
-        scale = self.weight_scale
+        return self.unfolded()[0] if is_falling_back() else self._scaled(self.weight_scale)
+
+    def unfolded(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the layer alone, in float, without what is folded into them."""
+        if self.fold_gain is None or self.fold_shift is None:
+            return self._scaled(self.weight_scale), self.bias
+        bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
+        return self._scaled(self.weight_scale / self.fold_gain), bias
+
+    def _scaled(self, scale: Tensor) -> Tensor:
         if self.op != "conv_transpose":
             return self.q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (self.q_weight.dim() - 1))
         groups = self.settings["groups"]
@@ -90,17 +114,23 @@ class StaticLayer(nn.Module):
         """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call.
 
         Where the user's forward runs as it is (`own_forward.py`), other values may come than calibration saw, and other
-        calls may follow: the input's range is that of the call, and nothing is done to the output.
+        calls may follow: the input's range is that of the call, nothing is done to the output, and what is folded into
+        the weight is taken out of it again, because the forward computes that itself, or leaves it out.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
         if x.dtype != torch.float32:
             raise TypeError(f"an int8 {self.op} layer: expected torch.float32, got {x.dtype}")
+        if self.op != "linear" and x.dim() == self.q_weight.dim() - 1:  # torch takes one without a batch as well
+            return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         known = self._alone(x) if is_falling_back() else self.site(self.own)
         q_x = ops.table(self.backend)["quantize"](x, known.input_scale, known.input_zero_point)
         y = self._compute(q_x, known, None if known.alone else self.clamps[self.own])
         if y.dtype == torch.uint8:
             y = ops.table(self.backend)["dequantize"](y, known.output_scale, known.output_zero_point)
+        if known.alone and self.fold_gain is not None and self.fold_shift is not None:
+            channels = (-1,) if self.op == "linear" else (-1, *[1] * (y.dim() - 2))
+            y = (y - self.fold_shift.reshape(channels)) / self.fold_gain.reshape(channels)
         seen: dict[int, Any] = {}
         nonfinite.note(x, seen)
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
@@ -111,12 +141,7 @@ class StaticLayer(nn.Module):
 
     def _alone(self, x: Tensor) -> _Derived:
         """What follows from the buffers for an input with a range of its own, and no range of the output."""
-        low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
-        if not math.isfinite(high - low) or high == low:
-            low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
-        scale = torch.tensor((high - low) / 255, dtype=torch.float32)
-        zero_point = round(-low / float(scale))
-        return _Derived(self, self.own, (scale, min(max(zero_point, 0), 255)))
+        return _Derived(self, self.own, range_of_call(x))
 
     def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None) -> Tensor:
         table = ops.table(self.backend)
@@ -156,8 +181,11 @@ class StaticLayer(nn.Module):
         """Whether `derived` is still what `site` gives."""
         return self._derived.get(site) is derived
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
+        for name, value in (("fold_gain", self.fold_gain), ("fold_shift", self.fold_shift)):
+            if value is not None and prefix + name not in state_dict:  # older files do not say what is in the weight
+                state_dict[prefix + name] = torch.full_like(value, float(name == "fold_gain"))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.derive()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,6 +197,32 @@ class StaticLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.op}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
+
+
+class FoldedNorm(nn.Identity):
+    """Where a batch norm was that is part of a layer's weight: nothing, but where the user's forward runs as it is.
+
+    Attributes:
+        layer: whose weight it is in; not a child.
+    """
+
+    def __init__(self, layer: StaticLayer) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer gives its own output in such a forward, so that the norm is computed here."""
+        layer: StaticLayer = self.__dict__["layer"]
+        if not is_falling_back() or layer.fold_gain is None or layer.fold_shift is None:
+            return input
+        shape = (-1, *[1] * (input.dim() - 2))
+        return input * layer.fold_gain.reshape(shape) + layer.fold_shift.reshape(shape)
+
+
+def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """A channel that a gain of 0 switches off keeps nothing of its weight: it stays folded in."""
+    lost = ~torch.isfinite(1 / gain)
+    return torch.where(lost, 1.0, gain), torch.where(lost, 0.0, shift)
 
 
 class _Derived:
@@ -202,11 +256,12 @@ class _Derived:
         self.pad = None if before is None else (*before, self.input_zero_point)
 
 
-def clamp_limits(clamp: tuple[float, float] | None, scale: float, zero_point: int) -> tuple[int, int]:
-    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
-    if clamp is None:
-        return 0, 255
-    ends = torch.tensor(clamp, dtype=torch.float32)
-    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
-    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
-    return int(low), int(high)
+def range_of_call(x: Tensor) -> tuple[Tensor, int]:
+    """Scale, float32 (), and zero point that an input takes where other values may come than calibration saw."""
+    x = x.detach()
+    low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
+    if not math.isfinite(high - low) or high == low:
+        low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
+    scale = torch.tensor((high - low) / 255, dtype=torch.float32)
+    zero_point = round(-low / float(scale))
+    return scale, min(max(zero_point, 0), 255)

@@ -79,9 +79,9 @@ def note_recurrent(layer: nn.Module, x: Any, states: Any, registers: dict[int, A
             PackedSequence, of which dimension 0 is no sample; of a cell (batch, features).
         states: what it is given besides, nested: samples along dimension 1, of a cell along dimension 0.
     """
-    cell = not hasattr(layer, "batch_first")
-    by_rows = cell or (layer.batch_first and isinstance(x, Tensor) and x.dim() == 3)
-    for state in leaves(states):
+    own = layer.__dict__
+    by_rows = "batch_first" not in own or (own["batch_first"] and isinstance(x, Tensor) and x.dim() == 3)
+    for state in leaves(states) if states is not None else ():
         batched = isinstance(state, Tensor) and state.dim() == 3
         note(state.movedim(1, 0) if by_rows and batched else state, registers)
     if not by_rows and LOST in registers:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OPS
 from quant.names import full_name
+from quant.ops.operator import Weighted
 from quant.static import ops
 from quant.static.runner import GraphRunner
 
@@ -28,7 +29,7 @@ def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
     names = []
     for path, runner in found.items():
         inner = {region.path for region in runner.graph.regions}
-        inner |= {step.name.split("@")[0] for step in runner.plan.steps if step.integer and "weight" in step.attrs}
+        inner |= {step.name.split("@")[0] for step in runner.plan.steps if isinstance(step.operator, Weighted)}
         for name, module in runner.root.named_modules():
             if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
                 names.append(full_name(path, name))

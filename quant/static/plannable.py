@@ -13,13 +13,14 @@ from torch import nn
 from quant.graph import Graph, Node, Ref, leaves
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
+from quant.ops.call import StaysFloat, reads_only_rank, what
+from quant.ops.pad import Pad
+from quant.ops.registry import recognise
 from quant.static.layers import StaticLayer
 from quant.static.lower import Instruction
-from quant.static.meaning import StaysFloat, what
 from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
 from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.plannable_reals import MOVES as REAL_MOVES
-from quant.static.recognise import recognise
 
 
 class Planner:
@@ -93,15 +94,15 @@ class Planner:
         if module is not None and (module._forward_hooks or module._forward_pre_hooks):
             raise Unplanned("it has hooks")
         try:
-            meaning = recognise(node, self.graph, self.root)
+            known = recognise(node, self.graph, self.root)
         except StaysFloat as reason:
             raise Unplanned(str(reason)) from None
-        widths = leaves(meaning.attrs.get("widths"))
-        if meaning.op != "pad" or meaning.attrs["mode"] != "constant" or not all(map(_is_width, widths)):
+        pad = known.operator
+        if not isinstance(pad, Pad) or pad.mode != "constant" or not all(map(_is_width, leaves(pad.widths))):
             raise Unplanned("it is computed in float")
-        source = Ref(2 * meaning.inputs[0])
+        source = Ref(2 * known.inputs[0])
         self.check_tensor(source)
-        settings = {"q": Register(source.index), "widths": meaning.attrs["widths"], "mode": "constant", "fill": 0}
+        settings = {"q": Register(source.index), "widths": pad.widths, "mode": "constant", "fill": 0}
         return Line(instruction.out, "pad", settings)
 
     def _call(self, instruction: Instruction) -> list[Line] | ModuleCall | Symbol:
@@ -164,7 +165,7 @@ class Planner:
 
     def _rank(self, node: Node, args: tuple[Any, ...]) -> Symbol | None:
         """A look at the number of dimensions, which that of the region's inputs decides."""
-        if node.kind == "method" and node.target == "dim":
+        if reads_only_rank(node):
             return Symbol("rank", args[0].index)
         before = self.symbols.get(args[0].index)
         if before is None or before.kind != "rank" or any(isinstance(arg, Ref) for arg in args[1:]):

@@ -10,21 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, evaluate, leaves, map_leaves
-from quant.kernels.reference_ops import OpTable, rescale
+from quant.fuse import Plan, is_recurrent
+from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves, map_leaves
+from quant.kernels.reference_ops import OpTable
+from quant.names import submodule
+from quant.objects import Result
+from quant.ops.lowering import Context
+from quant.ops.operator import ShapeOnly
+from quant.ops.step import Step
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
+from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
+from quant.static.filling import Fill, filler
 from quant.static.layers import StaticLayer
-from quant.static.lower import Context, Instruction, lower
-from quant.static.meaning import what
+from quant.static.lower import Instruction, lower
 from quant.static.native import Schedule, schedule
 from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
 from quant.static.region import Region
-from quant.static.runner import bound_values, finished
+from quant.static.runner import finished
+from quant.static.single_steps import SingleStep, move, rescaled, single_step
 
 
 @dataclass
@@ -42,6 +49,17 @@ class Program:
     output: Any
     drops: list[list[int]]
     schedule: Schedule | None = field(default=None, repr=False, compare=False)
+    _fill: Fill | None = field(default=None, repr=False, compare=False)
+
+    def filled(self, registers: dict[int, Any]) -> Any:
+        """The output, from the registers as they are at the end."""
+        fill = self._fill
+        if fill is None:
+            fill = self._fill = filler(self.output)
+        return fill(registers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fill": None}
 
 
 class OutOfReach(Exception):
@@ -126,7 +144,7 @@ class _Assembler:
             self._integer_step(step)
             return
         for index in step.nodes:
-            self._call(index, self.any_form if step.op == "shape" else self.real, step.name)
+            self._call(index, self.any_form if isinstance(step.operator, ShapeOnly) else self.real, step.name)
 
     def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
         """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
@@ -186,6 +204,11 @@ def registers_in(tree: Any) -> set[int]:
     return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
 
 
+def names_more_than_registers(output: Any) -> bool:
+    """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
+    return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
+
+
 def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
     kept = registers_in(output)
     drops: list[list[int]] = []
@@ -227,6 +250,9 @@ class ProgramRunner(nn.Module):
         self.weights: WeightsToRestore | None = None
         self.said: set[str] = set()
         self._singles: dict[int, Region | None] = {}
+        self._steps_known: dict[int, SingleStep] = {}
+        self._binding = QuickBinding(graph, ranges)
+        self._plain = not names_more_than_registers(program.output)
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
@@ -243,9 +269,12 @@ class ProgramRunner(nn.Module):
         Raises:
             CaptureMismatch: it does not stand for such a call.
         """
-        values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
-        output = self.execute(self.program, {2 * value: given for value, given in values.items()})
-        return finished(output, self.root, args, kwargs)
+        registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
+        if registers is None:
+            values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
+            registers = {2 * value: given for value, given in values.items()}
+        output = self.execute(self.program, registers)
+        return output if self._plain else finished(output, self.root, args, kwargs)
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this program does not stand for: by another one, or by the user's own forward."""
@@ -265,8 +294,6 @@ class ProgramRunner(nn.Module):
             raise mismatch
         for runner in (self, *self.others):
             assert isinstance(runner, ProgramRunner)
-            if runner.weights is not None and runner.weights.problem:
-                raise CaptureMismatch(f"{mismatch}; it cannot run as it is either: {runner.weights.problem}")
             if runner.weights is not None:
                 runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
         output = run_own_forward(module, own, args, kwargs, mismatch)
@@ -291,6 +318,16 @@ class ProgramRunner(nn.Module):
             kept[instruction.out] = copied(registers[instruction.out])
         return kept
 
+    def registers_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ProgramRunner, dict[int, Any]] | None:
+        """The program that stands for a call, this or a further one, and its registers; None where none does."""
+        for one in (self, *self.others):
+            assert isinstance(one, ProgramRunner)
+            with contextlib.suppress(CaptureMismatch):
+                return one, one.registers(*args, **kwargs)
+        return None
+
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
         nodes = [self.graph.nodes[one.target] for one in self.program.instructions if one.op == "call"]
@@ -301,7 +338,7 @@ class ProgramRunner(nn.Module):
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
         if key.startswith("/"):
             return self.layers[key[1:]]  # type: ignore[return-value]
-        return self.root.get_submodule(key)  # type: ignore[return-value]
+        return submodule(self.root, key)  # type: ignore[return-value]
 
     def schedule(self, program: Program) -> Schedule:
         """A program's instructions in native calls where they have plans."""
@@ -316,7 +353,7 @@ class ProgramRunner(nn.Module):
         if backend is None:
             self._steps(program.instructions, program.drops, registers)
         else:
-            planned, given = self.schedule(program), dict(registers)
+            planned, given = program.schedule or self.schedule(program), registers.copy()
             try:
                 self._steps(planned.steps, planned.drops, registers, backend)
             except (TypeError, ValueError):
@@ -326,7 +363,7 @@ class ProgramRunner(nn.Module):
         if type(program.output) is Ref:
             output = registers[program.output.index]
         else:
-            output = map_leaves(lambda leaf: registers[leaf.index] if isinstance(leaf, Ref) else leaf, program.output)
+            output = program.filled(registers)
         return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
 
     def _steps(
@@ -337,12 +374,18 @@ class ProgramRunner(nn.Module):
         backend: str = "",
     ) -> None:
         table: OpTable = {}
+        eager = not torch.compiler.is_compiling()
         for step, gone in zip(steps, drops, strict=True):
-            if isinstance(step, Region) and not step.run(registers, self, backend):
-                self._steps(step.instructions, [[] for _ in step.instructions], registers)
-            for instruction in step.tail if isinstance(step, Region) else (step,):
+            singles: Sequence[Instruction]
+            if isinstance(step, Region):
+                if not step.run(registers, self, backend):
+                    self._steps(step.instructions, [[] for _ in step.instructions], registers)
+                singles = step.tail
+            else:
+                singles = (step,)
+            for instruction in singles:
                 table = table or ops.table(self.backend)
-                registers[instruction.out] = self._execute(instruction, registers, table, planned=bool(backend))
+                registers[instruction.out] = self._execute(instruction, registers, table, bool(backend), eager)
             for register in gone:
                 registers.pop(register, None)
 
@@ -356,26 +399,34 @@ class ProgramRunner(nn.Module):
             self._singles[instruction.target] = regions[0] if regions else None
         return self._singles[instruction.target]
 
-    def _execute(self, instruction: Instruction, registers: dict[int, Any], table: OpTable, *, planned: bool) -> Any:
-        if self.origin is not None and self.origin.changed(instruction):
-            return self.origin.run(instruction, registers, self.ranges, table)
-        if instruction.op == "call" or instruction.op == "move":
-            node = self.graph.nodes[instruction.target]
-            native = self._native(instruction) if instruction.op == "call" and not planned else None
-            if native is not None and self._run_native(native, node, registers):
-                return registers[instruction.out]
-            args, kwargs = instruction.args
+    def _execute(
+        self, instruction: Instruction, registers: dict[int, Any], table: OpTable, planned: bool, eager: bool
+    ) -> Any:
+        known = self._steps_known if eager else None  # torch.compile follows no table by identity
+        step = None if known is None else known.get(id(instruction))
+        if step is None or not step.stands():
+            if self.origin is not None and self.origin.changed(instruction):
+                return self.origin.run(instruction, registers, self.ranges, table)
+            step = single_step(instruction, self.graph, self.root, self.origin)
+            if known is not None:
+                known[id(instruction)] = step
+        if step.node is not None:
             if instruction.op == "move":
-                return move(node, args, kwargs, self.root, _rescaled(instruction.kwargs, registers))
-            return evaluate(_with(node, args, kwargs), self.root, registers.__getitem__)
-        args = [_filled(arg, registers) for arg in instruction.args]
+                seen = rescaled(instruction.kwargs, registers)
+                return move(step.node, step.args(seen), step.kwargs(seen), self.root)
+            native = self._native(instruction) if not planned else None
+            if native is not None and self._run_native(native, step.node, registers):
+                return registers[instruction.out]
+            return call(step.node, self.root, step.args(registers), step.kwargs(registers))
+        args = step.args(registers)
         if instruction.op == "quantize":
             nonfinite.note(args[0], registers)
         elif instruction.op == "recurrent":
             (x, *states), named, _ = args
-            nonfinite.note_recurrent(self.root.get_submodule(instruction.target), x, (states, named), registers)
+            given = (states, named) if states or named else None
+            nonfinite.note_recurrent(submodule(self.root, instruction.target), x, given, registers)
         try:
-            found = self._integers(instruction, args, registers, table)
+            found = self._integers(instruction, args, step.kwargs(registers), table)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer '{instruction.step}': {error}") from error
         # A kernel may put channels last, where the user's view() would find no view of the float.
@@ -387,53 +438,17 @@ class ProgramRunner(nn.Module):
         except (TypeError, ValueError) as error:
             raise type(error)(f"'{node.label}': {error}") from error
 
-    def _integers(self, instruction: Instruction, args: list[Any], registers: dict[int, Any], table: OpTable) -> Any:
+    def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
         if instruction.op == "layer":
             return self.layer(instruction.target).compute(*args)
         if instruction.op == "first":
             return args[0][0]
         if instruction.op == "recurrent":
-            found: Any = self.root.get_submodule(instruction.target)
+            found: Any = submodule(self.root, instruction.target)
             positional, named, quantized = args
             return found.compute(*positional, **named, quantized=quantized)
-        return table[instruction.op](*args, **_filled(instruction.kwargs, registers))
+        return table[instruction.op](*args, **kwargs)
 
-
-def _filled(tree: Any, registers: dict[int, Any]) -> Any:
-    """An argument with values in place of registers."""
-    if type(tree) is Ref:
-        return registers[tree.index]
-    if type(tree) in (tuple, list, dict) and tree:
-        return map_leaves(lambda leaf: registers[leaf.index] if type(leaf) is Ref else leaf, tree)
-    return tree
-
-
-def _rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:
-    """The registers, some of them in the range of what they are joined to."""
-    if not how:
-        return registers
-    return {**registers, **{register: rescale(registers[register], *numbers) for register, numbers in how.items()}}
-
-
-def _with(node: Node, args: Any, kwargs: Any, **changes: Any) -> Node:
-    kind, target = changes.get("kind", node.kind), changes.get("target", node.target)
-    return Node(node.index, kind, target, args, kwargs, node.owner, node.site, node.meta)
-
-
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
-            "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach")  # fmt: skip
-"""Calls that change nothing at inference."""
-
-
-def move(node: Node, args: Any, kwargs: Any, root: nn.Module, registers: dict[int, Any]) -> Any:
-    """A call that only moves values, on integers."""
-    name = what(node, root)
-    if name in DROPOUTS:
-        return registers[args[0].index]
-    if node.kind == "method" and name in ("view", "view_as"):
-        # The integers may lie in another memory format than the reals did, where a view would not be possible.
-        return evaluate(
-            _with(node, args, kwargs, target="reshape" if name == "view" else "reshape_as"), root, registers.__getitem__
-        )
-    found: Tensor = evaluate(_with(node, args, kwargs), root, registers.__getitem__)
-    return found
+    def __getstate__(self) -> dict[str, Any]:
+        # What is known of steps holds functions, and is of this object's modules.
+        return {**self.__dict__, "_steps_known": {}}

@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
+from quant.ops.linear import Linear
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static.agreement import Agreement
 from quant.static.folding import parameter
 
@@ -23,6 +26,7 @@ class Ranges(nn.Module):
         plan: steps and ranges.
         root: the captured module.
         points: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
+        known: ranges that were asked for, while they cannot change; None where they can.
         means: of the inputs of `corrected` steps, by the steps' names likewise.
     """
 
@@ -36,6 +40,7 @@ class Ranges(nn.Module):
         # Not a child: root holds this module, and a module that holds itself has no end.
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
+        self.known: dict[str, QParams] | None = None
         self._columns: dict[int, str] = {}
         self._agreement = Agreement(plan.joined)
 
@@ -74,10 +79,11 @@ class Ranges(nn.Module):
 
     def qparams(self, slot: str) -> QParams:
         """The range that calibration chose for a slot, or for several that are joined (`agreement.py`)."""
-        together = self._agreement.of(slot, self.point)
-        if together is not None:
-            return together
-        found: QParams = self.point(slot).qparams()  # type: ignore[operator]
+        if self.known is not None and slot in self.known:
+            return self.known[slot]
+        found: QParams = self._agreement.of(slot, self.point) or self.point(slot).qparams()  # type: ignore[operator]
+        if self.known is not None:
+            self.known[slot] = found
         return found
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -103,13 +109,13 @@ class Ranges(nn.Module):
         return [
             step
             for step in self.plan.steps
-            if step.integer and "weight" in step.attrs and step.qconfig is not None and step.qconfig.bias_correction
+            if isinstance(step.operator, Weighted) and step.qconfig is not None and step.qconfig.bias_correction
             if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
         ]
 
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
         """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
-        if not step.integer or "weight" not in step.attrs:
+        if not isinstance(step.operator, Weighted):
             return ()
         scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
         return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
@@ -120,9 +126,9 @@ class Ranges(nn.Module):
 
 
 def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
-    weight = parameter(step.attrs["weight"], ranges.graph, ranges.root)
+    weight = parameter(step.weighted.weight, ranges.graph, ranges.root)
     assert weight is not None
-    mean = ChannelMean(axis=1 - weight.dim() if step.op != "linear" else -1)
+    mean = ChannelMean(axis=-1 if isinstance(step.operator, Linear) else 1 - weight.dim())
     mean.name = step.name
     return mean
 

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.called_alone import alone
 from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.names import child_of
+from quant.names import child_of, has_attribute
 from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
-from quant.static.runner import RESERVED, GraphRunner, all_runners, runners
+from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners
 from quant.static.signature import same_call, signature
 
 DESCRIPTION = RESERVED + "_description"
@@ -167,7 +168,7 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
         if unit in backends:
             found: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
             for module in found:
-                if hasattr(module, "backend"):
+                if has_attribute(module, "backend"):
                     module.backend = backends[unit]
 
 
@@ -195,7 +196,7 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         prepared = planned(model, example_inputs, Recipe(layers, default=None), make_runner, "quant.load")
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
-    _add_programs(prepared, description.get("further", {}))
+    _add_programs(prepared, description.get("alone", {}), description.get("further", {}))
     _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
     _check_units(model, all_runners(prepared), description)
@@ -225,12 +226,19 @@ def _replan(runner: GraphRunner, plan: Plan) -> None:
     runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
 
 
-def _add_programs(prepared: nn.Module, further: Mapping[str, Any]) -> None:
-    """The further programs of captured modules, by examples of their calls."""
+def _add_programs(prepared: nn.Module, parts: Mapping[str, Any], further: Mapping[str, Any]) -> None:
+    """The programs of parts that were called alone, and the further ones of modules, by examples of their calls."""
+    for unit, example in parts.items():
+        waiting = alone(prepared.get_submodule(unit))
+        if waiting is None:
+            continue
+        if example is None:
+            raise CannotRebuild(f"{unit} was called by itself with objects that a file cannot hold")
+        waiting.add_program(*decode(example))
     known = runners(prepared)
     for place, (unit, example) in enumerate(further.items()):
         first = known.get(unit.partition("@")[0])
-        if first is None or unit in all_runners(prepared):
+        if first is None or ("@" in unit and unit in all_runners(prepared)):
             continue
         if example is None:
             raise CannotRebuild(
@@ -240,6 +248,10 @@ def _add_programs(prepared: nn.Module, further: Mapping[str, Any]) -> None:
         args, kwargs = decode(example)
         if first.extend is None or first.extend(first, args, kwargs) is None:
             raise CannotRebuild(f"{unit}: no program can be made for the calls that it was converted for")
+        if "@" not in unit:
+            *_, last = programs_of(first)
+            keep_programs(first, [last])
+            known[unit] = last
 
 
 def _is_in(name: str, path: str) -> bool:

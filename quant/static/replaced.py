@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from quant.fuse import Plan, Step
+from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
+from quant.ops.operator import Weighted
 from quant.static.folding import norm_arguments
-from quant.static.program import ProgramRunner
-from quant.static.recognise import OPERATORS
+from quant.static.layers import FoldedNorm, StaticLayer
+from quant.static.program import ProgramRunner, Site
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -25,23 +27,29 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
     return root
 
 
-def remove_folded(plan: Plan, root: nn.Module) -> None:
+def remove_folded(plan: Plan, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]) -> None:
     """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
     for step in plan.steps:
-        node = plan.graph.nodes[step.attrs["batch_norm"]] if step.integer and "batch_norm" in step.attrs else None
+        place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
+        node = None if place is None else plan.graph.nodes[place]
         if node is not None and node.kind == "module":
-            replace_module(root, attribute(root, node.target), nn.Identity())
+            layer = layers[sites[step.output].layer]
+            assert isinstance(layer, StaticLayer)
+            replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
 def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:
-    """Take away the float parameters of functional layers, and what was folded, where nothing in float reads them."""
+    """Take away the float parameters of functional layers where nothing in float reads them.
+
+    Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
+    """
     wanted = set().union(*(program.float_parameters() for program in programs))
     for step in plan.steps:
-        if not (step.integer and OPERATORS[step.op].weighted):
+        if not isinstance(step.operator, Weighted):
             continue
         functional = plan.graph.nodes[step.nodes[0]].kind != "module"
-        layer = _paths((step.attrs["weight"], step.attrs["bias"]), plan) if functional else set()
-        for path in (layer | folded_parameters(step, plan)) - wanted:
+        layer = _paths((step.operator.weight, step.operator.bias), plan) if functional else set()
+        for path in layer - wanted - folded_parameters(step.operator, plan):
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):
@@ -55,10 +63,10 @@ def _saves_itself(module: nn.Module) -> bool:
     return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
 
 
-def folded_parameters(step: Step, plan: Plan) -> set[str]:
+def folded_parameters(operator: Weighted, plan: Plan) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
-    found: list[object] = [one.constant for one in step.attrs.get("affine", ())]
-    norm = plan.graph.nodes[step.attrs["batch_norm"]] if "batch_norm" in step.attrs else None
+    found: list[object] = [one.constant for one in operator.affine]
+    norm = None if operator.batch_norm is None else plan.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind == "function":
         found += [value for name, value in norm_arguments(norm).items() if name != "input"]
     return _paths(found, plan)
@@ -75,7 +83,7 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
     gone = []
     for name, module in root.named_modules():
         lists = child_of(module, "parametrizations")
-        if not is_parametrized(module) or lists is None or [*lists.parameters(), *lists.buffers()]:
+        if not isinstance(lists, nn.ModuleDict) or [*lists.parameters(), *lists.buffers()]:
             continue
         del module._modules["parametrizations"]
         module.__class__ = type(module).__base__

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 from dataclasses import replace
 
 from torch import nn
 
+from quant.capture.surroundings import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
+from quant.names import child_of
 from quant.prepare import Prepared
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.static.entries import Entries
 from quant.static.leaves import is_dynamic
+from quant.static.runner import RESERVED, GraphRunner
 
 
 def make_rest_dynamic(
@@ -34,12 +38,9 @@ def make_rest_dynamic(
     Returns:
         the model, another one where it was such a layer itself.
     """
-    rest: dict[str, QConfig] = {}
-    for name, module in model.named_modules():
-        qconfig = info.recipe.resolve(name, module)[0] if name in info.called and is_dynamic(module) else None
-        if qconfig is not None:
-            rest[name] = _dynamic_part(qconfig)
-            layers[name] = qconfig
+    chosen = dynamic_settings(model, info)
+    layers.update(chosen)
+    rest = {name: dynamic_part(qconfig) for name, qconfig in chosen.items()}
     modules = dict(model.named_modules())
     while True:
         try:
@@ -57,7 +58,39 @@ def make_rest_dynamic(
     return made
 
 
-def _dynamic_part(qconfig: QConfig) -> QConfig:
+def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
+    """The layers of a model, by name, that become dynamic where they have no static form, and what the recipe says."""
+    found: dict[str, QConfig] = {}
+    for name, module in model.named_modules():
+        own = without_runner(module)
+        read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
+        wanted = name in info.called and is_dynamic(own) and not read
+        qconfig = info.recipe.resolve(name, own)[0] if wanted else None
+        if qconfig is not None:
+            found[name] = qconfig
+    return found
+
+
+def is_lone_dynamic(runner: GraphRunner) -> bool:
+    """Whether a captured unit is nothing but a layer that becomes dynamic, as an embedding that an island calls."""
+    steps = [step for step in runner.plan.steps if runner.graph.nodes[step.output].kind != "input"]
+    nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
+    [kind, target] = [nodes[0].kind, nodes[0].target] if nodes else ["", None]
+    lone = len(nodes) == 1 and kind == "module" and not target and not steps[0].integer
+    return lone and is_dynamic(without_runner(runner.root))
+
+
+def without_runner(module: nn.Module) -> nn.Module:
+    """A module as the user made it, where it is captured by itself and so runs a graph; itself where not."""
+    if not isinstance(child_of(module, RESERVED), GraphRunner):
+        return module
+    own = copy.copy(module)
+    own.__dict__ = {name: value for name, value in vars(module).items() if name != "forward"}
+    own._modules = {name: child for name, child in module._modules.items() if name != RESERVED}
+    return own
+
+
+def dynamic_part(qconfig: QConfig) -> QConfig:
     """The settings without those that only static layers have; `recipe_check` has seen that some layer uses them."""
     usual = QConfig()
     return replace(qconfig, **{name: getattr(usual, name) for name in STATIC_SETTINGS})

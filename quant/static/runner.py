@@ -7,32 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Step, is_recurrent
+from quant.fuse import Plan, is_recurrent
 from quant.graph import (
     Attr,
     CaptureMismatch,
     Graph,
     Node,
     Ref,
+    Region,
     arguments_of,
     attribute,
     evaluate,
     map_leaves,
     match_arguments,
-    said,
+    settle,
     settled,
 )
 from quant.kernels import QParams
 from quant.names import child_of
 from quant.objects import Result
 from quant.observers import NoDataSeen
+from quant.ops.step import Step
 from quant.static.arguments import bind
+from quant.static.binding import bound_values
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
@@ -50,8 +53,12 @@ class GraphRunner(Ranges):
     Attributes:
         others: runners of further programs of the same module, for calls that this graph does not stand for.
         own_forward: the forward that the user had set on the module itself, if any.
+        alone: whether the module is a part of another captured one, and this is for calls of it by itself.
+        promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call, or gives None where none can be had.
-        simulate: compute what the integers will, instead of observing.
+        simulate: compute what the integers will, instead of observing (`simulating.py`).
+        adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
+        dropped: in a simulation, whether convert would drop this program, to which no data came.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
@@ -61,8 +68,9 @@ class GraphRunner(Ranges):
         self.own_forward: Callable[..., Any] | None = None
         self.extend: Callable[[GraphRunner, tuple[Any, ...], dict[str, Any]], GraphRunner | None] | None = None
         self.example: Any = None
+        self.alone = self.promoted = False
         self.said: set[str] = set()
-        self.simulate = False
+        self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
@@ -86,6 +94,8 @@ class GraphRunner(Ranges):
         Raises:
             CaptureMismatch: it does not stand for such a call.
         """
+        if self.dropped:
+            raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
         if is_replaying():
             output = self._replay(values)
@@ -164,22 +174,47 @@ class GraphRunner(Ranges):
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
-            scales, known = self.input_scales(step), {"learned": self.learned(step), "mean": self.mean(step)}
-            return {step.output: simulated(step, self.graph, self.root, value, *scales, **known)}
+            known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
+            if self.adds_exactly:
+                emits = self.plan.emits_integers(step)
+                known |= {"exact": True, "output": self.qparams(self.plan.slot_of[step.output]) if emits else None}
+            return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.plan.inner_slots(step).items()}
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
+    def simulated_part(self, part: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
+
+        Raises:
+            CaptureMismatch: the part was not called so when it was captured.
+        """
+        values: dict[int, Any] = {}
+        bound = bind(part, args, kwargs)
+        for name, expected in region.arguments.items():
+            match_arguments(expected, bound[name], f"{region.path}: argument '{name}'", values.__setitem__)
+        inside = range(region.start, region.end)
+        steps = [step for step in self.plan.steps if all(index in inside for index in step.nodes)]
+        # Integer steps round what is given; float ones read it as it is.
+        rounded = {value: map_leaves(rounding(self.qparams(self.plan.slot_of[value])), given)
+                   for value, given in values.items() if value in self.plan.slot_of}  # fmt: skip
+        self._simulate_steps(steps, values, rounded)
+        output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, region.output)
+        return settle(output, bound)
+
     def _simulate(self, values: dict[int, Any]) -> Any:
-        both, rounded = self.plan.read_both_ways(), dict[int, Any]()
-        for step in self.plan.steps:
+        self._simulate_steps(self.plan.steps, values, {})
+        return output_of(self.graph, values)
+
+    def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+        both = self.plan.read_both_ways()
+        for step in steps:
             slot = self.plan.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind != "input":
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
                 kept = rounded if step.output in both else values
                 kept[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
-        return output_of(self.graph, values)
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
@@ -225,6 +260,22 @@ def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
     return found
 
 
+def programs_of(first: GraphRunner) -> list[GraphRunner]:
+    """A module's first program and its further ones."""
+    return [first, *(one for one in first.others if isinstance(one, GraphRunner))]
+
+
+def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
+    """Drop the other programs of a module."""
+    taking, *others = kept
+    taking.others = nn.ModuleList(others)
+    taking.promoted = taking is not first
+    if taking.promoted:
+        taking.own_forward, taking.extend = first.own_forward, first.extend
+        first.root._modules[RESERVED] = taking
+        first.root.__dict__["forward"] = taking.run
+
+
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     found = {}
@@ -233,57 +284,6 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
         if isinstance(runner, GraphRunner):
             found[name] = runner
     return found
-
-
-@contextlib.contextmanager
-def simulating(prepared: nn.Module) -> Iterator[nn.Module]:
-    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights."""
-    found = list(all_runners(prepared).values())
-    for runner in found:
-        runner.simulate = True
-    try:
-        with torch.no_grad():
-            yield prepared
-    finally:
-        for runner in found:
-            runner.simulate = False
-
-
-def bound_values(
-    graph: Graph,
-    root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    quantized: Container[int] = (),
-) -> dict[int, Any]:
-    """The tensors of a call, by the nodes that stand for them.
-
-    Args:
-        quantized: values that become integers, which only float32 does.
-
-    Raises:
-        CaptureMismatch: the call is not of the kind that was captured.
-    """
-    values: dict[int, Any] = {}
-
-    def take(index: int, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
-                f"{said(value)} now; prepare the model with example_inputs like this call"
-            )
-        meta = graph.nodes[index].meta
-        if meta is not None and value.dtype != meta.dtype and (graph.typed or index in quantized):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was {meta.dtype} in example_inputs and "
-                f"is {value.dtype} now; prepare the model with example_inputs like this call"
-            )
-        values[index] = value
-
-    bound = bind(root, args, kwargs)
-    for name, expected in graph.arguments.items():
-        match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
-    return values
 
 
 def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

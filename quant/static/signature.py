@@ -20,6 +20,15 @@ def signature(graph: Graph, root: nn.Module) -> list[str]:
     return [f"{_target(node, root)}({_arguments(node)})" for node in graph.nodes]
 
 
+def outline(graph: Graph) -> list[str]:
+    """A line per call, as `signature`, that is the same before and after its layers are made int8: no settings."""
+    held = [repr(node.args[1]) if node.kind == "guard" else "" for node in graph.nodes]
+    calls = [
+        f"{node.kind} {_name(node)}({_arguments(node)}) {guard}" for node, guard in zip(graph.nodes, held, strict=True)
+    ]
+    return [_text(graph.arguments), *calls]
+
+
 def same_call(line: str, other: str) -> bool:
     """Whether two lines are one call: `2 * x` is recorded as `x * 2`; older descriptions have it as it was written."""
     return _number_last(line) == _number_last(other)
@@ -33,6 +42,10 @@ def _target(node: Node, root: nn.Module) -> str:
     if node.kind == "module":
         module = attribute(root, node.target)
         return f"{node.target or '(root)'}: {(base_layer(module) or type(module)).__name__}{_settings(module)}"
+    return _name(node)
+
+
+def _name(node: Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", type(node.target).__name__)
 
 

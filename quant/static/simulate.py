@@ -8,18 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Step
 from quant.graph import Graph, arguments_of, attribute, evaluate
+from quant.kernels import QParams
+from quant.ops.linear import Linear
+from quant.ops.lowering import clamp_limits
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
 from quant.static import weights
 from quant.static.recurrent import Run, call_of, float_run, run_float
 from quant.static.rnn import rounded
-from quant.static.weights import product
+from quant.static.weights import QWeight
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
-    y = product(step, x, weight, bias)
-    return y if step.attrs.get("clamp") is None else torch.clamp(y, *step.attrs["clamp"])
+    return step.weighted.clamped(step.weighted.product(x, weight, bias))
 
 
 def simulated(
@@ -31,6 +34,8 @@ def simulated(
     smallest: Tensor | None = None,
     learned: Tensor | None = None,
     mean: Tensor | None = None,
+    output: QParams | None = None,
+    exact: bool = False,
 ) -> Any:
     """The value of a step, before it is rounded to its own range.
 
@@ -40,17 +45,45 @@ def simulated(
         smallest: of the scales that the same layer is called with, here and at other places.
         learned: the weight's scale, where training learned it.
         mean: of the same layer's input, per channel.
+        output: the range of a weighted step's value, where that becomes integers.
+        exact: add products as integers do (`exactly`), not in float32.
     """
-    if "weight" not in step.attrs:
+    if not isinstance(step.operator, Weighted):
         own: dict[int, Any] = {}
         for index in step.nodes:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
     q = weights.quantized(step, graph, root, smallest, learned, mean)
+    if exact and scale is not None:
+        return exactly(step, value(step.inputs[0]), q, scale, output)
     bias = q.bias
     if bias is not None and scale is not None:
         bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)
     return weighted(step, value(step.inputs[0]), weights.dequantized(q, step), bias)
+
+
+def exactly(step: Step, x: Tensor, q: QWeight, scale: Tensor, output: QParams | None) -> Tensor:
+    """A weighted step with exact sums, in float64, rescaled in the order of the integers (equation 7).
+
+    A float32 sum may fall to the other side of an edge between two integers; in a loop that chooses words by the
+    largest of many values, one such value decides what follows.
+
+    Args:
+        scale: of x, whose values are multiples of it.
+        output: of the value, which then is rounded; None where it stays float.
+    """
+    product_scale = scale * q.scale
+    bias = None if q.bias is None else weights.quantized_bias(q.bias, product_scale).double()
+    sums = step.weighted.product(torch.round(x.double() / scale.double()), q.q_weight.double(), bias).float()
+    after = 0 if isinstance(step.operator, Linear) else q.q_weight.dim() - 2
+    multiplier = product_scale if output is None else product_scale / output.scale
+    y = sums * multiplier.reshape(-1, *[1] * after)
+    clamp = step.weighted.clamp
+    if output is None:
+        return y if clamp is None else torch.clamp(y, *clamp)
+    zero_point = int(output.zero_point)
+    ends = clamp_limits(clamp, float(output.scale), zero_point)
+    return ((torch.round(y) + zero_point).clamp(*ends) - zero_point) * output.scale
 
 
 def simulated_recurrent(

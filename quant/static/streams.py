@@ -1,17 +1,21 @@
-"""Sums that stay float32 because something reads them as reals, as the layer norms of a residual stream do.
+"""Values that stay float32 because something reads them as reals, and are rounded for their integer readers alone.
 
-Such a sum would be rounded to 8 bits at every block for the sake of the few integer layers that read it too. Kept in
-float32 it is rounded for those alone. Sums of convolutional networks, which integer layers and other sums read, are
-none of these.
+First the sums of a residual stream, which its layer norms read: they would be rounded to 8 bits at every block for the
+sake of the few integer layers that read them too. Sums of convolutional networks, which integer layers and other sums
+read, are none of these. Then whatever the caller gets, or a float step reads, beside integer steps, where it costs
+nothing: layers and matrix products have kernels that give float32, and to round that for the integer readers takes as
+long as to turn integers back for the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quant.fuse import Step
+from quant.ops.arithmetic import Add, Mul
+from quant.ops.lookup import Lookup
+from quant.ops.moves import Move
+from quant.ops.operator import Float, ShapeOnly
+from quant.ops.step import Step
 
 
 def float_streams(
@@ -36,7 +40,61 @@ def float_streams(
     stream: set[int] = set()
     for step in steps:
         of_stream = not stream.isdisjoint(step.inputs)
-        if (step.op == "add" and (of_stream or read_as_reals(step.output))) or (step.op == "pass" and of_stream):
+        adds, moves = isinstance(step.operator, Add), isinstance(step.operator, Move)
+        if (adds and (of_stream or read_as_reals(step.output))) or (moves and of_stream):
             found.append(step)
             stream.add(step.output)
     return found
+
+
+def gives_reals(step: Step) -> bool:
+    """Whether a step can give float32 without a rounding to 8 bits before."""
+    return step.operator.gives_reals
+
+
+def wanted_as_reals(steps: Sequence[Step], users: dict[int, list[int]]) -> set[int]:
+    """The values that float steps or the caller read as they are."""
+    makers = {index: step for step in steps for index in step.nodes}
+
+    def reads(value: int, user: int) -> bool:
+        reader = makers.get(user)  # None: the graph's output
+        return reader is None or (not isinstance(reader.operator, ShapeOnly) and value not in reader.inputs)
+
+    return {step.output for step in steps if any(reads(step.output, user) for user in users[step.output])}
+
+
+def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list[Step]:
+    """The integer steps besides those of `float_streams` that are better float, as their readers or operands are.
+
+    They are moves of what a kernel gives in float32, functions of that whose values the caller gets, and sums and
+    products that take in what is computed in float, which would be rounded for them.
+
+    Args:
+        steps, users: as for `float_streams`.
+    """
+    makers = {index: step for step in steps for index in step.nodes}
+    wanted = wanted_as_reals(steps, users)
+    returned = {step.output for step in steps if any(user not in makers for user in users[step.output])}
+    found: list[Step] = []
+    for step in reversed(steps):
+        if not step.integer or not step.inputs:
+            continue
+        moves = isinstance(step.operator, Move) and step.output in wanted and gives_reals(_origin(step, makers))
+        shown = isinstance(step.operator, Lookup) and step.output in returned and gives_reals(makers[step.inputs[0]])
+        mixed = isinstance(step.operator, (Add, Mul)) and any(computes_reals(makers[value]) for value in step.inputs)
+        if moves or shown or mixed:
+            found.append(step)
+            wanted.update(step.inputs)
+    return found
+
+
+def computes_reals(step: Step) -> bool:
+    """Whether a step is float arithmetic; a layer that is left float, or given inputs, may stand beside integers."""
+    return isinstance(step.operator, Float) and not step.operator.has_integer_form
+
+
+def _origin(step: Step, makers: dict[int, Step]) -> Step:
+    """The step that computed what `step` gives: itself, or what integer moves take it from."""
+    while isinstance(step.operator, Move) and step.inputs:
+        step = makers[step.inputs[0]]
+    return step

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.fuse import Step
 from quant.graph import Graph
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
+from quant.ops.step import Step
 from quant.recipe import QConfig
-from quant.static.folding import norm_of, parameter
-
-_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+from quant.static.folding import gain_and_shift, norm_of, parameter
 
 BIAS_LIMIT = 2**30
 """Largest quantised bias: as much again fits beside it in int32."""
@@ -36,20 +31,19 @@ class QWeight:
 
 def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Float weight and bias, batch norm (by its running statistics) and affine steps folded in; differentiable."""
-    weight = parameter(step.attrs["weight"], graph, root)
-    bias = parameter(step.attrs["bias"], graph, root)
+    layer = step.weighted
+    weight, bias = parameter(layer.weight, graph, root), parameter(layer.bias, graph, root)
     assert weight is not None
-    place, affine = step.attrs.get("batch_norm"), step.attrs.get("affine", ())
-    if place is None and not affine:
+    if not layer.is_folded:
         return weight, bias
-    rows = output_first(weight, step)
-    if place is not None:
-        rows, bias = _with_norm(rows, bias, norm_of(place, graph, root))
-    for one in affine:
+    rows = layer.output_first(weight)
+    if layer.batch_norm is not None:
+        rows, bias = _with_norm(rows, bias, norm_of(layer.batch_norm, graph, root))
+    for one in layer.affine:
         constant = parameter(one.constant, graph, root)
         assert constant is not None
         rows, bias = one.fold(rows, bias, constant)
-    return output_first(rows, step, back=True), bias
+    return layer.as_layer(rows), bias
 
 
 def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
@@ -61,14 +55,26 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
     return rows, shift * gain if norm.bias is None else shift * gain + norm.bias
 
 
-def output_first(weight: Tensor, step: Step, *, back: bool = False) -> Tensor:
-    """A weight with its output channels first; only a transposed convolution's are not (C, out / groups, kernel...)."""
-    if step.op != "conv_transpose":
-        return weight
-    groups = step.attrs["groups"]
-    parts = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)
-    # With groups, (groups * out', in', ...) against (groups * in', out', ...): the same move leads both ways.
-    return parts.reshape(-1, *parts.shape[2:])
+def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
+
+    Where the gain is 0 the weight is gone, and cannot be had back by them.
+    """
+    layer = step.weighted
+    if not layer.is_folded:
+        return None
+    if layer.batch_norm is not None:
+        gain, shift = gain_and_shift(norm_of(layer.batch_norm, graph, root))
+    else:
+        weight = parameter(layer.weight, graph, root)
+        assert weight is not None
+        width = layer.output_first(weight).shape[0]
+        gain, shift = torch.ones(width), torch.zeros(width)
+    for one in layer.affine:
+        constant = parameter(one.constant, graph, root)
+        assert constant is not None
+        gain, shift = one.after(gain, shift, constant)
+    return gain.detach().to(torch.float32).clone(), shift.detach().to(torch.float32).clone()
 
 
 def quantized(
@@ -89,10 +95,10 @@ def quantized(
     assert step.qconfig is not None
     weight, bias = folded(step, graph, root)
     bias = None if bias is None else bias.detach().to(torch.float32)
-    rows = output_first(weight.detach().to(torch.float32), step)
+    rows = step.weighted.output_first(weight.detach().to(torch.float32))
     scale = row_scale(rows, bias, input_scale, step, learned)
     q_rows = QParams(scale, torch.zeros_like(scale, dtype=torch.int32), weight_scheme(step.qconfig.weight_bits))
-    q_weight = output_first(q_rows.quantize(rows), step, back=True).contiguous()
+    q_weight = step.weighted.as_layer(q_rows.quantize(rows)).contiguous()
     q = QWeight(q_weight, scale, None if bias is None else bias.clone())
     if step.qconfig.bias_correction:
         # A bias also where there is nothing to correct: a saved layer has the same tensors as one that saw no data.
@@ -143,7 +149,7 @@ def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tens
     meta = graph.nodes[step.inputs[0]].meta
     places = [1] * dims if meta is None else list(meta.shape[-dims:]) if dims else []
     x = mean.reshape(1, -1, *[1] * dims).expand(1, -1, *places)
-    return product(step, x, error, None).movedim(1, 0).flatten(1).mean(1)
+    return step.weighted.product(x, error, None).movedim(1, 0).flatten(1).mean(1)
 
 
 def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
@@ -189,25 +195,11 @@ def _room_for_bias(scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step)
     return scale if step.qconfig.per_channel else scale.amax().expand_as(scale).clone()
 
 
-def product(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The layer of a weighted step with another weight and bias, in float; neither its clamp nor its batch norm."""
-    attrs = step.attrs
-    if step.op == "linear":
-        return F.linear(x, weight, bias)
-    dims = weight.dim() - 2
-    if attrs["pad_before"] is not None:
-        x = F.pad(x, *attrs["pad_before"])
-    if step.op == "conv":
-        return _CONV[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
-    return _TRANSPOSED[dims](x, weight, bias, attrs["stride"], attrs["padding"], attrs["output_padding"],
-                             attrs["groups"], attrs["dilation"])  # fmt: skip
-
-
 def dequantized(q: QWeight, step: Step) -> Tensor:
     """The real values that the int8 weight stands for, in the layer's layout."""
     scheme = weight_scheme(8)
     qparams = QParams(q.scale, torch.zeros_like(q.scale, dtype=torch.int32), scheme)
-    return output_first(qparams.dequantize(output_first(q.q_weight, step)), step, back=True)
+    return step.weighted.as_layer(qparams.dequantize(step.weighted.output_first(q.q_weight)))
 
 
 def quantized_bias(bias: Tensor, scale: Tensor) -> Tensor:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.static.binding import bound_values
 from quant.static.leaves import is_leaf, register_leaf
-from quant.static.runner import bound_values, finished, output_of
+from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
 
@@ -120,7 +123,7 @@ def test_sizes_stay_free_and_branches_on_them_are_guarded() -> None:
     assert equal(replay(graph, model, x), model(x))
     with pytest.raises(CaptureMismatch, match=r"decides by a size: it was False .* and is True now"):
         replay(graph, model, torch.randn(101, 5, 4))
-    with pytest.raises(CaptureMismatch, match="decides by a size"):
+    with pytest.raises(CaptureMismatch, match="was of 3 dimensions in example_inputs and is of 2 now"):
         replay(graph, model, torch.randn(5, 4))
 
 
@@ -416,15 +419,15 @@ class Talks(nn.Module):
 
 def test_what_other_threads_call_meanwhile_is_not_captured() -> None:
     other, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
-    answers: list[Tensor] = []
+    answers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()  # a list would be what the forward itself changes
 
     def ask() -> None:
-        thread = threading.Thread(target=lambda: answers.append(other(x)))
+        thread = threading.Thread(target=lambda: answers.put(other(x)))
         thread.start()
         thread.join()
 
     assert not capture(Talks(ask), x).islands
-    torch.testing.assert_close(answers[0], other(x))
+    torch.testing.assert_close(answers.get_nowait(), other(x))
 
 
 def test_two_threads_capture_one_after_the_other() -> None:
@@ -452,3 +455,77 @@ class Powers(nn.Module):
 def test_powers_and_choices_with_numbers() -> None:
     x = torch.randn(3, 4)
     assert equal(replay(whole(Powers(), x), Powers(), x), Powers()(x))
+
+
+@functools.cache
+def table() -> Tensor:
+    return torch.linspace(0, 1, 4)
+
+
+class Cached(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * table()
+
+
+def test_a_cache_that_the_first_call_fills_is_no_reason_for_an_island() -> None:
+    x = torch.randn(3, 4)
+    table.cache_clear()
+    first = whole(Cached(), x)
+    again = whole(Cached(), x)
+    assert [node.target for node in first.nodes] == [node.target for node in again.nodes]
+    assert equal(replay(first, Cached(), x), Cached()(x))
+
+
+class ReadsIterator(nn.Module):
+    def forward(self, x: Tensor, gains: Iterator[float]) -> Tensor:
+        return x * next(gains)
+
+
+def test_an_iterator_that_is_given_is_read_by_no_recording() -> None:
+    gains = iter([2.0, 3.0])
+    capture(ReadsIterator(), (torch.randn(3, 4), gains))
+    assert next(gains) == 2.0
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise LookupError("nothing to see")
+
+
+def test_an_error_of_the_model_s_own_is_raised_as_it_is() -> None:
+    with pytest.raises(LookupError, match="nothing to see"):
+        capture(nn.Sequential(nn.Linear(4, 4), Broken()), torch.randn(3, 4))
+
+
+class RefusesToBeRecorded(nn.Module):
+    """Fails wherever it is looked at, as operators of torch's do that are traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.overrides._len_torch_function_stack():
+            raise RuntimeError("not under a mode")
+        return x * 2
+
+
+def test_a_forward_that_fails_because_it_is_recorded_is_an_island() -> None:
+    found = capture(nn.Sequential(nn.Linear(4, 4), RefusesToBeRecorded()), torch.randn(3, 4))
+    assert list(found.islands) == ["1"]
+    assert "not under a mode" in found.islands["1"]
+
+
+class CallsElsewhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(self.first(x)))
+        thread.start()
+        thread.join()
+        return self.last(found[0])
+
+
+def test_layers_called_in_another_thread_are_captured_by_themselves() -> None:
+    found = capture(CallsElsewhere(), torch.randn(3, 4))
+    assert found.islands == {"": "its forward calls modules in another thread"}
+    assert set(found.graphs) == {"first", "last"}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
+from quant.static.runner import RESERVED
 
 
 def decibels(expected: Tensor, got: Tensor) -> float:
@@ -116,6 +117,85 @@ def test_a_count_in_python_is_an_island() -> None:
     assert q.seen == 0
     with torch.no_grad():
         assert all(decibels(model(x), q(x)) > 25 for _ in range(3))
+
+
+class Notes(nn.Module):
+    """Holds what its parent's forward writes, and is never called itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length: int | None = None
+        self.started: bool | None = None
+        self.calls = 0
+
+
+class Noting(nn.Module):
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.notes, self.fc, self.counts = Notes(), nn.Linear(16, 16), counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes.started = True
+        self.notes.length = x.shape[0]
+        self.notes.calls += self.counts
+        return self.fc(x) / self.notes.length
+
+
+def test_a_constant_and_a_size_that_are_written_again_are_no_state_of_a_graph() -> None:
+    """The second recording finds the constant written already, and the size where the batch is held."""
+    torch.manual_seed(0)
+    model = Noting(counts=False).eval()
+    q = quant.quantize_static(model, [torch.randn(64, 16)], progress=False)
+    assert not [entry for entry in quant.summary(q) if "island" in entry.detail]
+    for rows in (3, 3, 5):
+        x = torch.randn(rows, 16)
+        with torch.no_grad():
+            assert decibels(model(x), q(x)) > 25
+        assert (q.notes.length, q.notes.started) == (rows, True)
+
+
+def test_a_size_is_written_though_the_batch_is_held() -> None:
+    class OneBatch(Noting):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.view(4, -1, 16)[:, 0])
+
+    found = capture(OneBatch(counts=False).eval(), torch.randn(4, 16))
+    assert not found.islands
+
+
+@pytest.mark.parametrize("prepare", [quant.prepare, quant.prepare_qat])
+def test_where_a_module_that_is_never_called_holds_the_state_its_caller_is_the_island(prepare: Any) -> None:
+    """The holder was made an island again and again, which changed nothing."""
+    prepared = prepare(nn.Sequential(Noting(counts=True)).eval(), torch.randn(4, 16))
+    assert list(prepared.__dict__[RESERVED + "_prepared"].islands) == ["0"]
+
+
+class Told(nn.Module):
+    """Leaves torch, with a number that its caller set on it."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.tanh(x.detach().numpy())) * self.factor
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.told = nn.Linear(16, 16), Told()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.told.factor = 3.0
+        return self.told(self.fc(x))
+
+
+def test_what_is_written_on_an_island_before_it_runs_reaches_it() -> None:
+    torch.manual_seed(0)
+    model = Telling().eval()
+    q = quant.quantize_static(model, [torch.rand(8, 16) for _ in range(4)], progress=False)
+    x = torch.rand(8, 16) / 2
+    with torch.no_grad():
+        assert decibels(model(x), q(x)) > 25
 
 
 class Box:

@@ -214,6 +214,29 @@ def test_parity_of_views_of_what_was_made_contiguous() -> None:
     assert {step.name for step in found} >= {"conv", "fc"}
 
 
+class Scaled(nn.Module):
+    """Multiplies integers by a view of a parameter, which becomes a look-up table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.pool = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3), nn.AvgPool2d(3, 1, 1)
+        self.gamma = nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        return self.last(y + (self.pool(y) - y) * self.gamma.view(-1, 1, 1))
+
+
+def test_parity_where_a_table_holds_what_follows_from_a_parameter() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled().eval(), torch.randn(4, 3, 12, 12)
+    prepared = prepare(model, x, RECIPE)
+    prepared(x)
+    found = parity(prepared, convert(prepared), [x])
+    assert found.holds
+    assert any(step.name.startswith("mul_") for step in found)
+
+
 class Branches(nn.Module):
     """A branch on values, which no graph shows, around two layers that one does."""
 

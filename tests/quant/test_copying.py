@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,3 +150,69 @@ def test_recurrent_weights_under_a_hook_are_read_as_they_are_now() -> None:
     expected = layer(x)[0]
     for q in (quant.quantize_dynamic(layer), quant.quantize_static(layer, [x], progress=False)):
         assert error(expected, q(x)[0]) < 0.03
+
+
+def by_lambda(model: nn.Module) -> None:
+    first, rest = model[0], list(model[1:])
+    model.forward = lambda x, then=rest[0]: rest[1](then(first(x)))  # type: ignore[method-assign]
+
+
+def by_wrapper(model: nn.Module) -> None:
+    before = model.forward
+
+    @functools.wraps(before)
+    def doubled(*args: Tensor) -> Tensor:
+        return 2 * before(*args)
+
+    model.forward = doubled  # type: ignore[method-assign]
+
+
+def by_partial(model: nn.Module) -> None:
+    model.forward = functools.partial(lambda layers, x: layers[2](layers[1](layers[0](x))), [*model])  # type: ignore[method-assign]
+
+
+def by_hook(model: nn.Module) -> None:
+    layer = nn.Linear(8, 8)
+    model.add_module("more", nn.Identity())
+    model.more.add_module("layer", layer)
+    model[0].register_forward_hook(lambda module, args, output: layer(output))
+
+
+@pytest.mark.parametrize("change", [by_lambda, by_wrapper, by_partial, by_hook])
+def test_functions_that_hold_layers_hold_those_of_the_copy(change: Callable[[nn.Module], None]) -> None:
+    """Else the copy would compute with the layers of the user's model, and training would train them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 8))
+    change(model)
+    x = torch.randn(4, 10)
+    copied = copy_model(model)
+    assert torch.equal(copied(x), model(x))
+    copied(x).square().mean().backward()
+    assert all(one.grad is None for one in model.parameters())
+    assert all(one.grad is not None for one in copied.parameters())
+
+
+def test_a_function_that_holds_nothing_of_the_model_and_one_that_holds_itself_stay() -> None:
+    seen: list[object] = []
+    seen.append(seen)
+    model = nn.Sequential(nn.Linear(10, 8))
+
+    def hook(module: nn.Module, args: object, output: Tensor) -> None:
+        seen.append(hook)
+
+    model.register_forward_hook(hook)
+    copied = copy_model(model)
+    assert list(copied._forward_hooks.values()) == [hook]
+    copied(X[0])
+    assert seen[1:] == [hook]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_parameters_of_a_scripted_part_are_the_copys_own() -> None:
+    """torch computes those of the copy from the parameters that were copied, and trains these."""
+    model = nn.Sequential(nn.Linear(10, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh())))
+    next(model[1].parameters()).requires_grad_(False)
+    copied = copy_model(model)
+    copied(torch.randn(4, 10)).sum().backward()
+    assert all(one.grad is None for one in model.parameters())
+    assert [one.grad is not None for one in copied.parameters()] == [True, True, False, True]

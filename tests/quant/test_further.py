@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.prepare import Prepared
+from quant.static.own_forward import falling_back
 from quant.static.program import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.types import UncapturedCall
@@ -143,6 +145,52 @@ def test_training_takes_calls_of_two_kinds(model: nn.Module) -> None:
         assert decibels(p(x, mask), q(x, mask)) > 40
 
 
+def test_a_call_that_never_came_in_training_runs_in_float_and_says_so_once(model: nn.Module) -> None:
+    """As a decoder's with its cache. The converted model has no program for it."""
+    x = torch.randn(20, 16)
+    p = quant.prepare_qat(model, x)
+    p.train()
+    for _ in range(4):
+        p(torch.randn(20, 16)).square().mean().backward()
+    p.eval()
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="no call like this one came in training") as said:
+        tanh = [p(x, mode="tanh") for _ in range(3)]
+    assert len(said) == 1
+    twin = model.train()
+    twin.load_state_dict(p.state_dict(), strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(tanh[2], twin.eval()(x, mode="tanh"))
+    q = quant.convert(p)
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="layer by layer"):
+        assert decibels(tanh[0], q(x, mode="tanh")) > 25
+    with torch.no_grad():
+        assert decibels(p(x), q(x)) > 40
+
+
+def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Module) -> None:
+    """A program to which no data came is in the prepared model only; a call that no program stands for is named."""
+    x, mask = torch.randn(20, 16), torch.rand(16)
+    p = quant.prepare(model, x, examples=[{"x": x, "mode": "tanh"}, (x, mask)])
+    for batch in (x, torch.randn(20, 16)):
+        p(batch)
+        p(batch, mask)
+    q = quant.convert(p)
+    both = quant.parity(p, q, [(x, mask), (x, None)])
+    assert both.holds
+    assert both.outside == ()
+    assert quant.compare(model, q, [(x, mask), (x, None)]).outside == ()
+    with pytest.warns(UncapturedCall):
+        partly = quant.parity(p, q, [x, {"x": x, "mode": "tanh"}])
+    assert partly.holds
+    assert partly.outside == ("(root)",)
+    assert "not compared: calls of (root)" in str(partly)
+    compared = quant.compare(model, q, [x, {"x": x, "mode": "tanh"}])
+    assert compared.outside == ("(root)",)
+    assert "not compared: calls of (root)" in str(compared)
+    with pytest.raises(ValueError, match=r"no program of \(root\) stands for any of these batches"):
+        quant.parity(p, q, [{"x": x, "mode": "tanh"}])
+
+
 class Cache:
     """Keys of all calls so far; none at first."""
 
@@ -223,3 +271,93 @@ def test_a_batch_norm_that_is_part_of_a_weight_is_not_computed_again() -> None:
     with torch.no_grad():
         assert decibels(model(images[0], twice=True), got) > 25
         assert decibels(model(images[0]), q(images[0])) > 25
+
+
+def test_parity_compares_each_call_with_the_program_that_stands_for_it(model: nn.Module) -> None:
+    prepared, inputs = quant.prepare(model, {"x": batches()[0]}), {"mode": "tanh"}
+    with torch.no_grad():
+        prepared(x=batches()[0], **inputs)
+    found = quant.parity(prepared, quant.convert(prepared), [{"x": batches()[0], **inputs}])
+    assert found.holds
+    assert any("tanh" in step.name for step in found)
+
+
+class Frozen(nn.Module):
+    """A batch norm in plain arithmetic, from buffers, as torchvision writes it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.rand(channels) * 2 - 1)
+        self.register_buffer("shift", torch.randn(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain.reshape(1, -1, 1, 1) + self.shift.reshape(1, -1, 1, 1)
+
+
+class Functional(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.1, self.eps)
+
+
+class Kernel(nn.Conv2d):
+    """A layer that is a call of a function, with a weight of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.conv2d(x, self.weight * 1.0, self.bias)
+
+
+class Skipping(nn.Module):
+    """A norm that one kind of call leaves out, and a layer whose weight is read."""
+
+    def __init__(self, conv: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = conv, norm, nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor, plain: bool = False) -> Tensor:
+        y = self.conv(x)
+        return self.head(y if plain else self.norm(y))
+
+
+FOLDED = {
+    "module": lambda: (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)),
+    "function": lambda: (nn.Conv2d(3, 8, 3, bias=False), Functional(8)),
+    "written out": lambda: (nn.Conv2d(3, 8, 3), Frozen(8)),
+    "weight of a function": lambda: (Kernel(3, 8, 3), Frozen(8)),
+    "transposed": lambda: (nn.ConvTranspose2d(3, 8, 3), Frozen(8)),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDED)
+def test_what_is_folded_into_a_weight_is_taken_out_where_the_users_forward_runs(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Skipping(*FOLDED[kind]())
+    for name, buffer in model.norm.named_buffers():
+        if name.startswith("running"):
+            buffer.uniform_(0.3, 2)
+    with torch.no_grad():
+        for parameter in model.norm.parameters():
+            parameter.uniform_(-2, 2)
+    model.eval()
+    images = [torch.randn(4, 3, 12, 12) for _ in range(3)]
+    q = quant.quantize_static(model, images, progress=False)
+    quant.save(q, tmp_path / "q.safetensors")
+    for one in (q, copy.deepcopy(q), quant.load(tmp_path / "q.safetensors", model=copy.deepcopy(model))):
+        with torch.no_grad(), pytest.warns(UncapturedCall):
+            assert decibels(model(images[0], plain=True), one(images[0], plain=True)) > 33
+        with torch.no_grad(), falling_back():
+            assert decibels(model.norm(model.conv(images[0])), one.norm(one.conv(images[0]))) > 33
+        with torch.no_grad():
+            assert decibels(model(images[0]), one(images[0])) > 30
+
+
+def test_a_channel_that_is_switched_off_stays_off_where_the_users_forward_runs() -> None:
+    torch.manual_seed(0)
+    model = Images()
+    with torch.no_grad():
+        model.norm.weight[:3] = 0.0
+        model.norm.bias.uniform_(-1, 1)
+    model.eval()
+    images = torch.randn(4, 3, 12, 12)
+    q = quant.quantize_static(model, [images], progress=False)
+    with torch.no_grad(), pytest.warns(UncapturedCall):
+        assert decibels(model(images, twice=True), q(images, twice=True)) > 25

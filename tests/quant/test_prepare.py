@@ -18,7 +18,8 @@ from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
 from quant.static.layers import StaticLayer
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 
@@ -141,7 +142,7 @@ class Gates(nn.Module):
 def test_tensors_that_are_the_same_numbers_share_one_range() -> None:
     plan = plan_of(Gates(), torch.randn(2, 3, 8, 8))
     names = [step.name for step in plan.steps if step.integer]
-    shared = {plan.slot_of[step.output] for step in plan.steps if step.op in ("cat", "pass", "max_pool")}
+    shared = {plan.slot_of[step.output] for step in plan.steps if step.operator.name in ("cat", "pass", "max_pool")}
     assert len(shared) == 1, names
     slot = plan.slots[shared.pop()]
     assert len(slot.values) == 5

@@ -21,7 +21,8 @@ from quant.qat import freeze_norms, freeze_ranges, observe_only, round_values
 from quant.qat.norm import folding_gain, normalise
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe, RecipeError
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 
 class Residual(nn.Module):
@@ -216,9 +217,9 @@ def test_a_layer_with_batch_norm_runs_once(monkeypatch: pytest.MonkeyPatch) -> N
         calls.append(args)
         return right(*args, **kwargs)
 
-    from quant.static import weights
+    from quant.ops import conv
 
-    monkeypatch.setitem(weights._CONV, 2, counted)
+    monkeypatch.setitem(conv._CONV, 2, counted)
     prepared(x)
     assert len(calls) == 3
 

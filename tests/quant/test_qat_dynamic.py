@@ -56,6 +56,20 @@ class Bags(nn.Module):
         return self.head(self.bag(tokens))
 
 
+class Placed(nn.Module):
+    """Looks up a buffer, as the positions of transformers' models are."""
+
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions, self.head = nn.Embedding(20, 8), nn.Embedding(7, 8), nn.Linear(8, 3)
+        self.register_buffer("places", torch.arange(7), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.words(tokens) + self.positions(self.places))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Tagger(nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True, dropout=0.1), 12),
     "projected": lambda: Tagger(nn.LSTM(8, 6, proj_size=4), 4),
@@ -66,6 +80,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "rnn cell": lambda: Stepping(nn.RNNCell(8, 6)),
     "attention": Attending,
     "bags": Bags,
+    "positions in a buffer": Placed,
 }
 every_model = pytest.mark.parametrize("name", list(MODELS))
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import quant
+from quant.ops.operator import Weighted
 from quant.parity import parity
 from quant.recipe import QConfig, Recipe
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 RECIPES = {
     "default": QConfig(),
@@ -233,7 +235,7 @@ def test_the_smallest_input_scale_gives_room_for_the_bias() -> None:
     prepared(*x)
     prepared.eval()
     (runner,) = runners(prepared).values()
-    [first, _] = [step for step in runner.plan.steps if step.integer and "weight" in step.attrs]
+    [first, _] = [step for step in runner.plan.steps if isinstance(step.operator, Weighted)]
     scales = [runner.point(runner.plan.slot_of[value.index]).qparams().scale for value in runner.graph.nodes[:2]]  # type: ignore[operator]
     assert float(scales[0]) > 1e3 * float(scales[1])
     assert float(runner._smallest(first)) == float(scales[1])

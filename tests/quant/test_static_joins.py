@@ -137,7 +137,7 @@ def test_what_only_the_concatenation_reads_has_its_range() -> None:
 
     plan = plan_of(quant.prepare(Inception().eval(), images()))
     assert plan.joined == ()
-    [slot] = {plan.slot_of[step.output] for step in plan.steps if step.op in ("cat", "max_pool")}
+    [slot] = {plan.slot_of[step.output] for step in plan.steps if step.operator.name in ("cat", "max_pool")}
     assert len(plan.slots[slot].observed) == 3
 
 

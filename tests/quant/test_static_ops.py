@@ -41,7 +41,9 @@ def run(model: nn.Module, x: Tensor, op: str | None, sqnr: float) -> None:
     prepared = prepare(model, x, RECIPE)
     steps = runners(prepared)[""].plan.steps
     if op is not None:
-        assert op in [step.op for step in steps], [(step.name, step.op, step.reason) for step in steps]
+        assert op in [step.operator.name for step in steps], [
+            (step.name, step.operator.name, step.reason) for step in steps
+        ]
     prepared(x)
     converted = convert(prepared)
     got = converted(x)

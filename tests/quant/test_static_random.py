@@ -30,11 +30,11 @@ from torch import Tensor, nn
 import quant
 from quant.graph import Node, evaluate, leaves, map_leaves
 from quant.nn.base import QuantModule
+from quant.ops.call import what
 from quant.parity import parity
 from quant.static import ops, program
-from quant.static.meaning import what
 from quant.static.program import ProgramRunner
-from quant.static.runner import simulating
+from quant.static.simulating import simulating
 
 from .random_blocks import Draw
 

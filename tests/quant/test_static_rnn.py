@@ -21,7 +21,8 @@ from quant.parity import parity
 from quant.recipe import QConfig
 from quant.static.recurrent import observe, range_names, run_float
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import runners, simulating
+from quant.static.runner import runners
+from quant.static.simulating import simulating
 
 from .recurrent_kinds import KINDS, every_kind
 

@@ -442,8 +442,8 @@ def test_functions_that_bend_the_range_stay_float(function: Any) -> None:
             return self.b(function(self.a(x)))
 
     plan = plan_of(Between(), torch.rand(8, 4))
-    assert {step.op for step in plan.steps} <= {"linear", "float", "shape", "lookup", "add"}
-    assert any(step.op == "float" and step.reason for step in plan.steps)
+    assert {step.operator.name for step in plan.steps} <= {"linear", "float", "shape", "lookup", "add"}
+    assert any(step.operator.name == "float" and step.reason for step in plan.steps)
 
 
 def test_float_steps_between_integers_stand_in_the_report() -> None:

@@ -1,9 +1,11 @@
 """What 8 bits cost, found without the library under test: a float model whose layers get rounded weights and inputs.
 
-`layers_rounded` rounds the weights of linear layers and convolutions to int8, a scale per output channel, and their
-inputs to uint8 by ranges seen over the calibration batches, one per layer. Embeddings, sums, concatenations and what
-lies between the layers stay float: what a static int8 model reaches at best. `everything_rounded` also rounds each
-result of each torch function to 256 steps of its own range: what one reaches that keeps every value in uint8.
+`layers_rounded` rounds the weights of all layers that have an int8 form to int8, a scale per output channel
+(embeddings: a range per row), and the inputs of linear layers and convolutions to uint8 by ranges seen over the
+calibration batches, one per layer. Sums, joins and what else lies between the layers stay float: what a static int8
+model reaches at best. `all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells
+read, to 256 steps of its own range, where it comes from a layer through such functions alone: what one reaches whose
+integers go from layer to layer. Norms, softmax, attention, and sums of what these give are float in both.
 """
 
 from __future__ import annotations
@@ -61,16 +63,39 @@ def _weight(layer: nn.Module) -> Tensor | None:
     return layer.weight if isinstance(layer.weight, nn.Parameter) else None
 
 
+def _weights(layer: nn.Module) -> Iterator[tuple[Tensor, int]]:
+    """What of a module's own parameters int8 models hold in int8, each with the dimension of its scales."""
+    if is_layer(layer):
+        weight = _weight(layer)
+        if weight is not None:
+            yield weight, _channel(layer)
+    elif isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):
+        yield from ((weight, 0) for name, weight in layer.named_parameters() if name.startswith("weight"))
+    elif isinstance(layer, nn.MultiheadAttention):
+        own = (layer.in_proj_weight, layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        yield from ((weight, 0) for weight in own if weight is not None)
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        yield layer.weight, 0
+
+
+def round_rows(table: Tensor) -> Tensor:
+    """An embedding's rows to 256 steps of each row's own range, which need not hold zero."""
+    low, high = table.amin(dim=1, keepdim=True), table.amax(dim=1, keepdim=True)
+    step = ((high - low) / 255).clamp_min(1e-30)
+    return ((table - low) / step).round() * step + low
+
+
 @contextmanager
 def rounded_weights(model: nn.Module) -> Iterator[None]:
     """The model's weights in int8, and as they were afterwards."""
     kept: dict[int, tuple[Tensor, Tensor]] = {}
     with torch.no_grad():
-        for layer in filter(is_layer, model.modules()):
-            weight = _weight(layer)
-            if weight is not None and id(weight) not in kept and weight.ndim > 1:
-                kept[id(weight)] = weight, weight.detach().clone()
-                weight.copy_(round_weight(weight, _channel(layer)))
+        for layer in model.modules():
+            for weight, channel in _weights(layer):
+                if id(weight) not in kept and weight.ndim > 1:
+                    kept[id(weight)] = weight, weight.detach().clone()
+                    rows = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+                    weight.copy_(round_rows(weight) if rows else round_weight(weight, channel))
     try:
         yield
     finally:
@@ -113,20 +138,74 @@ def layers_rounded(model: nn.Module, calibrate: Callable[[], object]) -> Iterato
         yield
 
 
-class _RoundResults(TorchFunctionMode):
-    """Round what every torch function gives; not what only moves values, which are rounded already."""
+_ACTIVATIONS = ("relu", "relu_", "relu6", "hardtanh", "hardswish", "leaky_relu", "silu", "gelu", "elu", "selu", "celu",
+                "mish", "softplus", "sigmoid", "hardsigmoid", "tanh", "batch_norm", "prelu", "clamp")  # fmt: skip
+
+_SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__rsub__", "mul", "mul_", "__mul__",
+         "__rmul__", "__imul__", "cat", "stack", "matmul", "__matmul__", "bmm", "mean")  # fmt: skip
+
+_WINDOWS = ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
+            "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "interpolate")  # fmt: skip
+
+_STATES = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+
+_BETWEEN = {*_ACTIVATIONS, *_SUMS, *_WINDOWS, *_STATES}
+"""Functions that integers go through between layers, by name. Norms, softmax, exp, attention are none."""
+
+_LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm",
+           "gru", "rnn_tanh", "rnn_relu"}  # fmt: skip
+"""Functions whose result is uint8 where such a function reads it."""
+
+
+class _RoundBetween(TorchFunctionMode):
+    """Round what the functions of _BETWEEN read, where some of it comes from a layer or another such function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        mapped = name in _BETWEEN and any(self._is_pending(leaf) for leaf in _tensors((args, kwargs)))
+        if mapped:
+            args, kwargs = (_mapped(tree, _rounded) for tree in (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        computed = isinstance(result, Tensor) and result.dtype == torch.float32 and result.numel() > 1
-        if not computed or getattr(func, "__name__", "") in ("__get__", "__set__") or _moves(result, args):
-            return result
-        real = result.abs() < MASKED
-        if not real.any():
-            return result
-        seen = result[real]
-        rounded = torch.where(real, round_values(result, float(seen.min()), float(seen.max())), result)
-        return result.copy_(rounded) if args and result is args[0] else rounded
+        moved = any(_moves(leaf, args) and self._is_pending(args[0]) for leaf in _tensors(result))
+        if mapped or moved or name in _LAYERS:
+            self.pending += list(_tensors(result))
+        return result
+
+    def _is_pending(self, value: Any) -> bool:
+        return any(value is one for one in self.pending)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+
+
+def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: _mapped(item, change) for key, item in tree.items()}
+    return type(tree)(_mapped(item, change) for item in tree) if type(tree) in (tuple, list) else tree
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To 256 steps of its own range; parameters and what is no float32 as they are."""
+    if isinstance(x, nn.Parameter) or x.dtype != torch.float32 or x.numel() < 2:
+        return x
+    real = x.abs() < MASKED
+    if not real.any():
+        return x
+    seen = x[real]
+    return torch.where(real, round_values(x, float(seen.min()), float(seen.max())), x)
 
 
 def _moves(result: Tensor, args: Any) -> bool:
@@ -136,7 +215,7 @@ def _moves(result: Tensor, args: Any) -> bool:
 
 
 @contextmanager
-def everything_rounded(model: nn.Module) -> Iterator[None]:
+def all_integers_rounded(model: nn.Module, calibrate: Callable[[], object]) -> Iterator[None]:
     """Run `model` as said above."""
-    with rounded_weights(model), _RoundResults():
+    with layers_rounded(model, calibrate), _RoundBetween():
         yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import measure as measuring
 from .entry import Entry, calibrate_norms, wake
-from .simulation import everything_rounded, layers_rounded, round_values, round_weight
+from .simulation import all_integers_rounded, layers_rounded, round_rows, round_values, round_weight, rounded_weights
 from .torchvision_ops import nms
 from .trees import EXACT, difference, likeness, matched_boxes, sqnr, tensors_of
 
@@ -87,11 +87,43 @@ def test_simulation_rounds_and_restores() -> None:
             weights_alone = sqnr(exact, model(x))
         with layers_rounded(model, lambda: model(x)):
             layers = sqnr(exact, model(x))
-        with everything_rounded(model):
+        with all_integers_rounded(model, lambda: model(x)):
             everything = sqnr(exact, model(x))
         assert torch.equal(model(x), exact)
     assert 25 < everything < layers < weights_alone < 60
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_float_steps_are_float_in_the_simulation_of_all_integers() -> None:
+    """A norm, a sum of what it gives, and a function of the input: between layers, and no integers."""
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm, self.two = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(torch.tanh(self.norm(self.one(torch.relu(x)))) + x)
+
+    torch.manual_seed(0)
+    model, x = Between().eval(), torch.randn(64, 8)
+    with torch.no_grad():
+        with layers_rounded(model, lambda: model(x)):
+            layers = model(x)
+        with all_integers_rounded(model, lambda: model(x)):
+            assert torch.equal(model(x), layers)
+
+
+@pytest.mark.parametrize("layer", [nn.GRU(4, 6), nn.LSTMCell(4, 6), nn.MultiheadAttention(4, 2), nn.Embedding(9, 4)])
+def test_all_weights_are_rounded(layer: nn.Module) -> None:
+    before = {name: value.clone() for name, value in layer.named_parameters()}
+    with rounded_weights(layer):
+        for name, weight in layer.named_parameters():
+            if "weight" in name:
+                assert not torch.equal(weight, before[name])
+                assert (weight - before[name]).abs().max() <= before[name].abs().amax() / 127
+    assert all(torch.equal(value, before[name]) for name, value in layer.named_parameters())
+    assert round_rows(torch.ones(2, 3)).eq(1).all()
 
 
 def test_wake_and_norms() -> None:

@@ -123,7 +123,7 @@ class Vmap(TwoLayers):
         return self.last(self.first(scaled).relu())
 
 
-@case("vmap over a layer", child=True)
+@case("vmap over a layer", child=True, refusal="integers have no transforms of torch.func")
 class VmapLayer(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         return torch.vmap(lambda row: self.last(self.first(row).relu()))(x)

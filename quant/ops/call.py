@@ -1,38 +1,29 @@
-"""What a captured call is asked about, and what is answered: the words that the recognisers share."""
+"""A captured call as recognisers read it: its arguments by place or by name, and what it calls."""
 
 from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute
+from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
 from quant.static.leaves import base_layer
-
-
-@dataclass
-class Meaning:
-    """What a call computes.
-
-    Attributes:
-        op: an entry of `OPERATORS`.
-        inputs: the values it reads as activations.
-        attrs: its settings, by the names that `lower.py` expects.
-    """
-
-    op: str
-    inputs: tuple[int, ...]
-    attrs: dict[str, Any] = field(default_factory=dict)
 
 
 class StaysFloat(Exception):
     """A call that has no integer kernel; the message is the reason in the report."""
+
+
+def check_reals(meta: TensorMeta) -> None:
+    """Raise StaysFloat for a value that cannot become integers as it lies in memory: of another dtype, or sparse."""
+    if meta.dtype != torch.float32:
+        raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+    if meta.layout != torch.strided:
+        raise StaysFloat(f"its input has the layout {meta.layout}, expected torch.strided")
 
 
 class Call:
@@ -56,8 +47,7 @@ class Call:
         meta = self.graph.nodes[found.index].meta
         if meta is None:
             raise StaysFloat("its input is no tensor")
-        if meta.dtype != torch.float32:
-            raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+        check_reals(meta)
         return found.index
 
     def rank(self, index: int) -> int:
@@ -71,10 +61,6 @@ class Call:
         if _is_ref(value) or (isinstance(value, (tuple, list)) and any(map(_is_ref, value))):
             raise StaysFloat(f"its {name} is computed at run time")
         return value
-
-
-Handler: TypeAlias = Callable[[Call], Meaning]
-"""Recognises one kind of call, or raises StaysFloat."""
 
 
 def _is_ref(value: Any) -> bool:
@@ -117,11 +103,20 @@ def function_name(node: Node) -> str:
     return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
 
 
-SHAPE_CALLS = {"size", "dim", "numel", "nelement", "stride", "len"}
+RANK_CALLS = {"dim", "ndimension"}
+
+SHAPE_CALLS = {"size", "numel", "nelement", "stride", "len", *RANK_CALLS}
 
 
 def reads_only_shape(node: Node) -> bool:
     """Whether a call looks at a tensor's shape alone, so that integers serve it as well as reals."""
     if node.kind == "function" and node.target is getattr:
-        return bool(node.args[1] == "shape")
+        return node.args[1] in ("shape", "ndim")
     return node.kind in ("function", "method") and function_name(node) in SHAPE_CALLS
+
+
+def reads_only_rank(node: Node) -> bool:
+    """Whether a call asks a tensor for the number of its dimensions and nothing else."""
+    if node.kind == "function" and node.target is getattr:
+        return bool(node.args[1] == "ndim")
+    return node.kind == "method" and node.target in RANK_CALLS

@@ -1,0 +1,108 @@
+"""Parts of a captured module that are called by themselves, as `generate()` calls an encoder before its decoder.
+
+The module's graph sees through such a part. The first call that calibration makes of it alone gives the part a program
+of its own, whose values share observers with those that the same places make in the graphs around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from quant.graph import CaptureMismatch
+from quant.names import full_name
+from quant.static.own_forward import falling_back, is_falling_back
+from quant.static.runner import GraphRunner, is_replaying
+
+MakeProgram = Callable[[GraphRunner, str, tuple[Any, ...], dict[str, Any]], GraphRunner | None]
+"""Gives the part of this name, in the module of a runner, a program for a call; None where it cannot have one."""
+
+
+class CalledAlone:
+    """The forward of a part of a prepared module, which only calls from outside of the module's graphs reach.
+
+    Attributes:
+        own_forward: the forward that the user had set on the part itself, if any.
+    """
+
+    def __init__(self, part: nn.Module, path: str, runner: GraphRunner, make: MakeProgram) -> None:
+        self.part, self.path, self.runner, self.make = part, path, runner, make
+        self.own_forward = part.__dict__.get("forward")
+        self._refused = False
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The part's forward."""
+        if self.runner.simulate and not is_falling_back():
+            return self._simulated(args, kwargs)
+        waits = not (self._refused or is_falling_back() or is_replaying())
+        made = self.add_program(args, kwargs) if waits else None
+        return self._as_it_is(args, kwargs) if made is None else made.run(*args, **kwargs)
+
+    def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a converted model computes a part for which there is no program of its own (`static/parts.py`)."""
+        region = next(one for one in self.runner.graph.regions if one.path == self.path)
+        try:
+            return self.runner.simulated_part(self.part, region, args, kwargs)
+        except CaptureMismatch:
+            with falling_back():
+                return self._as_it_is(args, kwargs)
+
+    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.own_forward is not None:
+            return self.own_forward(*args, **kwargs)
+        return type(self.part).forward(self.part, *args, **kwargs)
+
+    def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
+        """Capture a call; the program runs in place of this from then on."""
+        made = self.make(self.runner, self.path, args, kwargs)
+        self._refused = made is None
+        return made
+
+
+def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
+    """Let the parts that a graph sees through be captured when they are called alone."""
+    for path in dict.fromkeys(region.path for region in runner.graph.regions):
+        part = runner.root.get_submodule(path)
+        if part is not runner.root and not is_ours(part):
+            part.__dict__["forward"] = CalledAlone(part, path, runner, make).run
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether a module of a prepared model has a forward of this library's."""
+    return isinstance(getattr(module.__dict__.get("forward"), "__self__", None), (CalledAlone, GraphRunner))
+
+
+def alone(module: nn.Module) -> CalledAlone | None:
+    """What waits for calls of a part; None where nothing does."""
+    waiting = getattr(module.__dict__.get("forward"), "__self__", None)
+    return waiting if isinstance(waiting, CalledAlone) else None
+
+
+def stop_waiting(model: nn.Module) -> dict[nn.Module, CalledAlone]:
+    """Let all parts of a model run the user's own forwards; returns what waited for their calls."""
+    found = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
+    for module, waiting in found.items():
+        del module.__dict__["forward"]
+        if waiting.own_forward is not None:
+            module.__dict__["forward"] = waiting.own_forward
+    return found
+
+
+@contextlib.contextmanager
+def not_waiting(model: nn.Module) -> Iterator[None]:
+    """As `stop_waiting`, for the time of a context."""
+    found = stop_waiting(model)
+    try:
+        yield
+    finally:
+        for module, waiting in found.items():
+            module.__dict__["forward"] = waiting.run
+
+
+def layers_of(runner: GraphRunner) -> frozenset[str]:
+    """The full names of the modules whose integer steps a program has."""
+    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer]
+    return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind == "module")

@@ -1,0 +1,150 @@
+"""The modules that islands call, with what: each of them is captured by itself afterwards, where it can be.
+
+An island may call its layers in threads of its own; whatever thread calls a module that is watched does so for the
+forward that is recorded, since the model is a copy that nobody else has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture.outside import States
+from quant.capture.outside import alike as found_alike
+from quant.capture.surroundings import OTHER_PARAMETERS, OwnParameters
+from quant.capture.unseen import foreign, is_transformed, read_once
+from quant.graph import leaves
+from quant.objects import opened
+from quant.static.arguments import Arguments, alike, copied
+from quant.static.leaves import is_leaf
+
+VARIES = "it is called with different arguments each time"
+
+
+@dataclass
+class Called:
+    """A module as an island called it.
+
+    Attributes:
+        example: the arguments of its first call, copied.
+        reason: why no graph of its own can stand for its calls; '' where one can.
+        output, chance: what it first gave, and torch's random state before; None of an island's own call.
+        reached: what it first found outside of the model.
+        children: dotted names of the modules that it called in turn.
+    """
+
+    module: nn.Module
+    example: Arguments
+    reason: str = ""
+    output: Any = None
+    chance: Any = None
+    reached: States = field(default_factory=dict)
+    children: list[str] = field(default_factory=list)
+
+
+class IslandCalls:
+    """What is called while modules run as they are, in any thread.
+
+    Attributes:
+        found: by dotted name, every module that was called.
+    """
+
+    def __init__(self, parameters: OwnParameters, reached: Callable[[], States]) -> None:
+        self.found: dict[str, Called] = {}
+        self._parameters, self._reached = parameters, reached
+        self._thread = threading.get_ident()
+        self._running: list[str] = []
+        self._elsewhere = threading.local()
+        self._lock = threading.RLock()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that records."""
+        return threading.get_ident() != self._thread
+
+    @property
+    def running(self) -> str | None:
+        """The innermost module that runs as it is and calls others, as this thread sees it."""
+        own = self._stack()
+        return own[-1] if own else self._running[-1] if self._running else None
+
+    def _stack(self) -> list[str]:
+        if not self.is_elsewhere:
+            return self._running
+        if not hasattr(self._elsewhere, "running"):
+            self._elsewhere.running = []
+        found: list[str] = self._elsewhere.running
+        return found
+
+    def note(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of a module by the one that is running, which may be itself (`super().forward`)."""
+        parent = self.running
+        with self._lock:
+            if parent is not None and parent != path and path not in self.found[parent].children:
+                self.found[parent].children.append(path)
+            known = self.found.get(path)
+            reason, reached = _why_alone(module, (args, kwargs)), self._reached()
+            if not reason and self._parameters.are_swapped(module):
+                reason = OTHER_PARAMETERS
+            if known is None:
+                example: Arguments = ((), {}) if reason else (copied(args), copied(kwargs))
+                chance = torch.get_rng_state()
+                self.found[path] = Called(module, example, reason, chance=chance, reached=reached)
+            elif not known.reason:
+                same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
+                known.reason = reason or ("" if same else VARIES)
+
+    def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that an island begins: what its last call called counts, not what earlier ones did."""
+        with self._lock:
+            if path not in self.found:
+                self.note(path, module, args, kwargs)
+            self.found[path].children = []
+
+    @contextmanager
+    def within(self, path: str) -> Iterator[None]:
+        """Let calls of this thread be the module's."""
+        stack = self._stack()
+        stack.append(path)
+        try:
+            yield
+        finally:
+            stack.pop()
+
+    def call(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a module as it is, and note it."""
+        if path == self.running:
+            return forward(*args, **kwargs)
+        self.note(path, module, args, kwargs)
+        with self.within(path):
+            output = forward(*args, **kwargs)
+        call = self.found[path]
+        if call.output is None and not call.reason and not is_leaf(module):
+            call.output = copied(output)
+        return output
+
+
+def _why_alone(module: nn.Module, call: Arguments) -> str:
+    """Why no graph can stand for a module's call; '' where one can."""
+    once, tensors = read_once(call), tensors_in(call)
+    if once:
+        return f"it is called with a {once}, which can be read once"
+    if any(map(is_transformed, module.parameters())):
+        return "a transform of torch.func calls it with other parameters"
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "it is called where the forward takes gradients itself, which integers do not have"
+    return foreign(tensors)
+
+
+def tensors_in(call: Arguments) -> list[Tensor]:
+    """The tensors of a call, also of those in objects, in order."""
+    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]

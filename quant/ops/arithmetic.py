@@ -1,0 +1,132 @@
+"""Sums and products of two values, or of one with numbers of the model's own."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from quant.graph import Ref, TensorMeta
+from quant.ops.call import Call, StaysFloat
+from quant.ops.lookup import Lookup
+from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.matmul import factors
+from quant.ops.operator import Clampable
+from quant.ops.registry import Recognised, recognises
+from quant.ops.step import Step
+from quant.static.folding import Affine, depends_on_nothing, own_shape
+
+Sign = Literal[1, -1]
+
+
+@dataclass(frozen=True)
+class Add(Clampable):
+    """a + b, or a - b (sign -1)."""
+
+    name: ClassVar[str] = "add"
+    sign: Sign = 1
+
+    def lower(self, step: Step, context: Context) -> Kernel:
+        a, b = step.inputs
+        scale = context.ranges[step.output].scale
+        one, two = (float(context.ranges[value].scale / scale) for value in (a, b))
+        inputs = (integers(a), context.zero_point(a), one, integers(b), context.zero_point(b), self.sign * two)
+        return Kernel("add", (*inputs, *context.limits(step, self.clamp)))
+
+
+@dataclass(frozen=True)
+class Mul(Clampable):
+    """a * b, value by value."""
+
+    name: ClassVar[str] = "mul"
+
+    def lower(self, step: Step, context: Context) -> Kernel:
+        scale = context.ranges[step.output].scale
+        return Kernel("mul", (*factors(step, context, scale), *context.limits(step, self.clamp)))
+
+
+@recognises(operator.add, operator.iadd, torch.add, "add", "add_")
+def add(call: Call) -> Recognised:
+    """A sum."""
+    return _binary(call, Add())
+
+
+@recognises(operator.sub, operator.isub, torch.sub, "sub", "sub_")
+def subtract(call: Call) -> Recognised:
+    """A difference."""
+    return _binary(call, Add(sign=-1))
+
+
+@recognises(operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_")
+def multiply(call: Call) -> Recognised:
+    """A product."""
+    return _binary(call, Mul())
+
+
+@recognises(operator.truediv, operator.itruediv, torch.div, "div", "div_")
+def division(call: Call) -> Recognised:
+    """Division by a number; by a tensor it stays float."""
+    if isinstance(call.get(1, "other"), (int, float)) and len(call.node.args) == 2:
+        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0)
+    raise StaysFloat("division by a tensor is kept in float")
+
+
+def _binary(call: Call, operator: Add | Mul) -> Recognised:
+    args = [call.get(0, "input"), call.get(1, "other")]
+    if call.get(2, "alpha") is not None or call.node.kwargs.get("out") is not None:
+        raise StaysFloat("it has an alpha or an out")
+    numbers = [isinstance(arg, (int, float)) for arg in args]
+    if any(numbers):
+        return _with_number(call, args, numbers.index(False))
+    for place in (0, 1):
+        recognised = _per_channel(call, args, place, operator)
+        if recognised is not None:
+            return recognised
+    return Recognised(operator, (call.activation(0), call.activation(1, "other")))
+
+
+def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -> Recognised | None:
+    """A sum or product with the model's own numbers, one per channel: a part of the layer before, where it can be.
+
+    Args:
+        place: of the operand that is no activation.
+    """
+    x, constant = args[1 - place], args[place]
+    shape = own_shape(call.graph, call.root, constant)
+    if shape is None or not isinstance(x, Ref) or depends_on_nothing(call.graph, x):
+        return None
+    if call.node.meta is None or call.node.meta.dtype != torch.float32:  # a wider constant makes a wider result
+        return None
+    index = call.activation(1 - place, ("input", "other")[1 - place])
+    axis = _channel_axis(shape, call.graph.nodes[index].meta)
+    if axis is None:
+        return None
+    sign = operator.sign if isinstance(operator, Add) else 1
+    own_sign, sign = (1, sign) if place == 1 else (sign, 1)  # of x and of the constant
+    affine = Affine(operator.name, constant, axis, sign, own_sign)
+    only_folded = axis != 1 or not isinstance(constant, Ref)
+    return Recognised(Lookup(per_channel=True, affine=affine, only_folded=only_folded), (index,))
+
+
+def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None:
+    """1 or -1 for a tensor of `shape` with a number for each index of that axis of a value; 0 with one for all."""
+    if meta is None or len(meta.shape) < 2 or len(shape) > len(meta.shape):
+        return None
+    if set(shape) <= {1}:
+        return 0
+    full = (1,) * (len(meta.shape) - len(shape)) + shape
+    for axis in (1, -1):
+        expected = [1] * len(full)
+        expected[axis] = meta.shape[axis]
+        if list(full) == expected:
+            return axis
+    return None
+
+
+def _with_number(call: Call, args: list[Any], place: int) -> Recognised:
+    """A sum or product with a Python number is a function of one value."""
+    if not isinstance(args[place], Ref):
+        raise StaysFloat("its operand is no activation")
+    return Recognised(Lookup(), (call.activation(place, "input"),))

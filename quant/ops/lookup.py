@@ -1,0 +1,125 @@
+"""Functions of one value, which are a table of 256 entries: activations, batch norms by themselves, and the like."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.graph import Attr, Ref, evaluate
+from quant.ops.call import Call, StaysFloat, what
+from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.operator import Interval, Operator
+from quant.ops.registry import Recognised, recognises
+from quant.ops.step import Step
+from quant.static.folding import Affine, is_own_norm, norm_arguments, parameter
+
+
+@dataclass(frozen=True)
+class Lookup(Operator):
+    """A function of one value.
+
+    Attributes:
+        per_channel: whether it differs by channel (axis 1 of the input).
+        clamp: the interval that it clamps to, where that is all it does; what precedes it can do so in its stead.
+        is_batch_norm: by the statistics that it has kept; a weighted step before it takes it in.
+        affine: a product with, or a sum of, numbers of the model's own; likewise.
+        only_folded: that it has no table of its own.
+    """
+
+    name: ClassVar[str] = "lookup"
+    per_channel: bool = False
+    clamp: Interval | None = None
+    is_batch_norm: bool = False
+    affine: Affine | None = None
+    only_folded: bool = False
+
+    def lower(self, step: Step, context: Context) -> Kernel:
+        known = context.tables.get(step.name)
+        return Kernel("lookup", (integers(step.inputs[0]), self.table(step, context) if known is None else known))
+
+    def table(self, step: Step, context: Context) -> Tensor:
+        """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""
+        source, target = context.ranges[step.inputs[0]], context.ranges[step.output]
+        x = source.dequantize(torch.arange(256, dtype=torch.uint8))
+        meta = context.graph.nodes[step.inputs[0]].meta
+        assert meta is not None
+        channels = meta.shape[1] if self.per_channel else None
+        if channels is not None:
+            rest = len(meta.shape) - 2
+            x = x.reshape(256, 1, *[1] * rest).expand(256, channels, *[1] * rest).clone()
+        own: dict[int, Any] = {step.inputs[0]: x}
+
+        def value(index: int) -> Any:
+            return own[index] if index in own else parameter(Ref(index), context.graph, context.root)
+
+        with torch.no_grad():
+            for index in step.nodes:
+                own[index] = evaluate(context.graph.nodes[index], context.root, value)
+        y = target.quantize(own[step.output])
+        return y if channels is None else y.reshape(256, channels).t().contiguous()
+
+
+@recognises(
+    nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.SELU, nn.CELU, nn.Mish,
+    nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.Sigmoid, nn.Hardsigmoid,
+    nn.Tanh, F.relu, torch.relu, torch.relu_, F.relu6, F.hardtanh, F.hardswish, F.leaky_relu, F.silu, F.gelu, F.elu,
+    F.selu, F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.clamp, torch.clip, torch.neg, operator.neg,
+    torch.abs, operator.abs, torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, "relu", "relu_", "clamp",
+    "clamp_", "clip", "neg", "abs", "sigmoid", "sigmoid_", "tanh", "tanh_",
+)  # fmt: skip
+def activation(call: Call) -> Recognised:
+    """A function of one value."""
+    others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
+    if others:
+        raise StaysFloat("a setting of it is computed at run time")
+    return Recognised(Lookup(clamp=_clamp(call)), (call.activation(),))
+
+
+@recognises(nn.PReLU)
+def prelu(call: Call) -> Recognised:
+    """`nn.PReLU`, with a slope for all or one per channel."""
+    module: Any = call.module
+    return Recognised(Lookup(per_channel=module.num_parameters > 1), (call.activation(),))
+
+
+@recognises(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(call: Call) -> Recognised:
+    """A batch norm by the statistics it has kept."""
+    module: Any = call.module
+    if module.running_mean is None:
+        raise StaysFloat("it normalises by the statistics of each batch")
+    return Recognised(Lookup(per_channel=True, is_batch_norm=True), (call.activation(),))
+
+
+@recognises(F.batch_norm)
+def batch_norm_function(call: Call) -> Recognised:
+    """`F.batch_norm` by statistics that are the model's own."""
+    if not is_own_norm(call.node, call.graph) or isinstance(norm_arguments(call.node)["eps"], Ref):
+        raise StaysFloat("it normalises by the statistics of each batch, or by what is computed from the input")
+    return Recognised(Lookup(per_channel=True, is_batch_norm=True), (call.activation(),))
+
+
+def _clamp(call: Call) -> Interval | None:
+    """The interval that a call clamps to, where that is all it does."""
+    module: Any = call.module
+    infinity = float("inf")
+    name = what(call.node, call.root)
+    if name in ("ReLU", "relu", "relu_"):
+        return 0.0, infinity
+    if name in ("ReLU6", "relu6"):
+        return 0.0, 6.0
+    if name == "Hardtanh":
+        return module.min_val, module.max_val
+    if name in ("hardtanh", "hardtanh_"):
+        return call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0)
+    if name in ("clamp", "clamp_", "clip"):
+        low, high = call.get(1, "min"), call.get(2, "max")
+        if isinstance(low, (Tensor, Attr)) or isinstance(high, (Tensor, Attr)):
+            raise StaysFloat("clamps to tensors")
+        return -infinity if low is None else float(low), infinity if high is None else float(high)
+    return None

@@ -1,0 +1,100 @@
+"""From a step to the call of an integer kernel: with which numbers.
+
+Registers: value v of the graph in float is register 2 * v, in uint8 register 2 * v + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import Graph, Ref, map_leaves
+from quant.kernels import QParams
+from quant.ops.operator import Interval
+from quant.ops.step import Step
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with its arguments.
+
+    Attributes:
+        name: in the table of operators (`static/ops.py`), or `MOVE`: the captured call itself on integers, where it
+            only moves values.
+        args, kwargs: Ref to registers, or constants; of `MOVE` the kwargs say, by register, how values of several
+            ranges become ones of the result's (`Concat.lower`).
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[Any, Any] = field(default_factory=dict)
+
+
+MOVE = "move"
+
+
+@dataclass
+class Context:
+    """What lowering a step needs to know of the whole.
+
+    Attributes:
+        graph, root: what was captured.
+        ranges: of the values that are uint8 for some reader.
+        emitted: those of them that the step which makes them gives in uint8.
+        tables: look-up tables that are known, by step; the others are computed from the step's own function.
+    """
+
+    graph: Graph
+    root: nn.Module
+    ranges: Mapping[int, QParams]
+    emitted: Collection[int]
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def scale(self, value: int) -> float:
+        """Of a value that is uint8."""
+        return float(self.ranges[value].scale)
+
+    def zero_point(self, value: int) -> int:
+        """Of a value that is uint8."""
+        return int(self.ranges[value].zero_point)
+
+    def ratio(self, step: Step) -> float:
+        """s_x / s_y in float32."""
+        return float(self.ranges[step.inputs[0]].scale / self.ranges[step.output].scale)
+
+    def limits(self, step: Step, clamp: Interval | None) -> tuple[int, int, int]:
+        """Zero point, lowest and highest integer of a step's output, clamped."""
+        output = step.output
+        zero_point = self.zero_point(output)
+        return (zero_point, *clamp_limits(clamp, self.scale(output), zero_point))
+
+
+def integers(value: int) -> Ref:
+    """The register of a value in uint8."""
+    return Ref(2 * value + 1)
+
+
+def with_sizes(tree: Any) -> Any:
+    """Settings of which some were computed from sizes, with the registers that hold those."""
+    return map_leaves(lambda leaf: Ref(2 * leaf.index) if isinstance(leaf, Ref) else leaf, tree)
+
+
+def rescaling(name: str, step: Step, context: Context, *first: Any, **options: Any) -> Kernel:
+    """A kernel of one input that takes q, z_x, the settings `first`, s_x / s_y, z_y, and the rest by name."""
+    value = step.inputs[0]
+    head = (integers(value), context.zero_point(value), *first)
+    return Kernel(name, (*head, context.ratio(step), context.zero_point(step.output)), with_sizes(options))
+
+
+def clamp_limits(clamp: Interval | None, scale: float, zero_point: int) -> tuple[int, int]:
+    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
+    if clamp is None:
+        return 0, 255
+    ends = torch.tensor(clamp, dtype=torch.float32)
+    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
+    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
+    return int(low), int(high)

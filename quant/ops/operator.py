@@ -1,0 +1,144 @@
+"""What a step computes: a frozen dataclass per operator, its settings as fields and its traits as class variables.
+
+A trait is something that passes ask of every operator. A pass that asks for something else looks at the class itself
+(`isinstance`), so that an operator which is added later is not taken for another one by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from quant.static.folding import Affine
+
+if TYPE_CHECKING:
+    from quant.ops.lowering import Context, Kernel
+    from quant.ops.step import Step
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What a step computes.
+
+    Attributes:
+        name: in reports, lower case.
+        integer: whether it computes in integers.
+        anchor: worth quantising its inputs for; others become integers only between integers.
+        shares_range: its inputs and its output have one range, because values pass through it unchanged; of a
+            concatenation only those inputs that nobody else reads (`static/joins.py`).
+        gives_reals: it has a kernel that gives float32 as well.
+    """
+
+    name: ClassVar[str] = ""
+    integer: ClassVar[bool] = True
+    anchor: ClassVar[bool] = False
+    shares_range: ClassVar[bool] = False
+    gives_reals: ClassVar[bool] = False
+
+    def lower(self, step: Step, context: Context) -> Kernel:
+        """The call of an integer kernel that computes the step.
+
+        Args:
+            step: whose operator this is.
+            context: knows the ranges.
+        """
+        raise NotImplementedError(f"{self.name} is computed by a layer")
+
+
+@dataclass(frozen=True)
+class Float(Operator):
+    """The user's own arithmetic.
+
+    Attributes:
+        reason: why it is float, for the report.
+        has_integer_form: whether there is a kernel for it, and the recipe or convert leaves it float.
+    """
+
+    name: ClassVar[str] = "float"
+    integer: ClassVar[bool] = False
+    reason: str = ""
+    has_integer_form: bool = False
+
+
+@dataclass(frozen=True)
+class ShapeOnly(Operator):
+    """What reads no values: inputs, guards, sizes."""
+
+    name: ClassVar[str] = "shape"
+    integer: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Clampable(Operator):
+    """An operator whose requantisation can clamp as well.
+
+    Attributes:
+        clamp: (low, high) that the output is clamped to, or None.
+    """
+
+    clamp: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Weighted(Clampable):
+    """A linear layer or a convolution: an operator with a weight and a bias of its own, and nothing else.
+
+    Attributes:
+        weight, bias: an Attr, a Ref to what follows from parameters alone, a tensor, or None for no bias.
+        batch_norm: the node that is folded in, or None.
+        affine: what else is folded in, in order.
+    """
+
+    anchor: ClassVar[bool] = True
+    gives_reals: ClassVar[bool] = True
+    weight: Any = None
+    bias: Any = None
+    batch_norm: int | None = None
+    affine: tuple[Affine, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """What the int8 layer is told besides its weight: stride, padding, ..."""
+        return {}
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether something is folded into the weight."""
+        return self.batch_norm is not None or bool(self.affine)
+
+    @property
+    def input_channel_axis(self) -> int:
+        """The axis of the input that has a channel per index."""
+        return 1
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer in float with another weight and bias; neither its clamp nor what is folded in."""
+        raise NotImplementedError
+
+    def output_first(self, weight: Tensor) -> Tensor:
+        """The layer's weight with its output channels first."""
+        return weight
+
+    def as_layer(self, rows: Tensor) -> Tensor:
+        """The inverse of `output_first`."""
+        return rows
+
+    def clamped(self, y: Tensor) -> Tensor:
+        """`y` clamped as the operator does."""
+        return y if self.clamp is None else torch.clamp(y, *self.clamp)
+
+
+@dataclass(frozen=True)
+class Recurrent(Operator):
+    """A layer with states, which have ranges of their own inside of it (`static/recurrent.py`).
+
+    Attributes:
+        ranges: the names of these, in order; each is a slot's by `Plan.inner`.
+    """
+
+    anchor: ClassVar[bool] = True
+    ranges: tuple[str, ...] = ()

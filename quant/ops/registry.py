@@ -1,0 +1,85 @@
+"""Which captured calls are which operators: tables that `recognises` fills in the operators' files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from torch import nn
+
+from quant.graph import Graph, Node
+from quant.ops.call import Call, StaysFloat, called
+from quant.ops.operator import Operator
+from quant.static.leaves import base_layer, is_registered
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a call computes: an operator, and the values that it reads as activations."""
+
+    operator: Operator
+    inputs: tuple[int, ...]
+
+
+Recogniser: TypeAlias = Callable[[Call], Recognised]
+"""Reads one kind of call, or raises StaysFloat."""
+
+Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
+
+R = TypeVar("R", bound=Recogniser)
+
+_MODULES: dict[type[nn.Module], Recogniser] = {}
+_FUNCTIONS: dict[Callable[..., Any], Recogniser] = {}
+_METHODS: dict[str, Recogniser] = {}
+
+
+def recognises(*targets: Target) -> Callable[[R], R]:
+    """A decorator for the function that reads calls of some targets.
+
+    Args:
+        targets: layers of torch.nn by their class (subclasses count where they compute the same), functions, and
+            methods of a tensor by their name.
+
+    Raises:
+        ValueError: another function reads one of them already.
+    """
+
+    def register(recogniser: R) -> R:
+        for target in targets:
+            table = _table(target)
+            if table.setdefault(target, recogniser) is not recogniser:
+                raise ValueError(f"{target}: expected one function to recognise it, {table[target].__module__} does")
+        return recogniser
+
+    return register
+
+
+def _table(target: Target) -> dict[Any, Recogniser]:
+    if isinstance(target, str):
+        return _METHODS
+    return _MODULES if isinstance(target, type) and issubclass(target, nn.Module) else _FUNCTIONS
+
+
+def recognise(node: Node, graph: Graph, root: nn.Module) -> Recognised:
+    """The integer operator for a call.
+
+    Raises:
+        StaysFloat: there is none, with the reason.
+    """
+    call = Call(node, graph, root)
+    if node.kind not in ("module", "method", "function"):
+        raise StaysFloat("not a computation")
+    recogniser = _recogniser(call)
+    if recogniser is None:
+        raise StaysFloat(f"{called(node, root)} has no int8 kernel")
+    return recogniser(call)
+
+
+def _recogniser(call: Call) -> Recogniser | None:
+    if call.module is None:
+        return (_METHODS if call.node.kind == "method" else _FUNCTIONS).get(call.node.target)
+    if is_registered(call.module):
+        raise StaysFloat("registered as a layer of its own; it runs as it is")
+    base = base_layer(call.module)
+    return None if base is None else _MODULES.get(base)

@@ -1,0 +1,48 @@
+"""A step of a plan: one or more captured calls that are computed together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quant.ops.operator import Float, Operator, Weighted
+from quant.recipe import QConfig
+
+
+@dataclass(eq=False)
+class Step:
+    """One or more captured calls that are computed together.
+
+    Attributes:
+        operator: what they compute.
+        nodes: indices of the calls, in order; the value of the last is the step's.
+        inputs: the values it reads as activations.
+        name: for people, and of its observer.
+        qconfig: of a step with a weight or with states.
+    """
+
+    operator: Operator
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
+    name: str = ""
+    qconfig: QConfig | None = None
+
+    @property
+    def output(self) -> int:
+        """The value it gives."""
+        return self.nodes[-1]
+
+    @property
+    def integer(self) -> bool:
+        """Whether it computes in integers."""
+        return self.operator.integer
+
+    @property
+    def weighted(self) -> Weighted:
+        """The operator, of a step that has a weight."""
+        assert isinstance(self.operator, Weighted), self.name
+        return self.operator
+
+    @property
+    def reason(self) -> str:
+        """Why it is float; '' where it is not."""
+        return self.operator.reason if isinstance(self.operator, Float) else ""

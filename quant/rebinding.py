@@ -1,0 +1,98 @@
+"""Functions that hold parts of a model, for its copy: torch's and Python's copies leave a function as it is.
+
+`model.forward = lambda x: last(first(x))`, or a wrapper around the forward that was there, would compute with the
+layers of the model that was copied, and train them.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from torch import nn
+
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+HOOKS = "_hooks"
+
+
+def rebind(copied: nn.Module, twins: dict[int, Any]) -> None:
+    """Let the functions that are set on a copy's modules, as forwards or hooks, hold what was copied.
+
+    Args:
+        twins: by the `id` of what was copied, the copy: the memo of `copy.deepcopy`.
+    """
+    rebinder = _Rebinder(twins)
+    for module in copied.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FUNCTIONS):
+                module.__dict__[name] = rebinder.of(value)
+            elif name.endswith(HOOKS):
+                for key, hook in value.items():
+                    value[key] = rebinder.of(hook)
+
+
+class _Rebinder:
+    def __init__(self, twins: dict[int, Any]) -> None:
+        self.twins = twins
+        self.functions: dict[int, Any] = {}
+        self._inside: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """The same with copies in it; `value` itself where it holds none of what was copied."""
+        if id(value) in self.twins and not isinstance(value, (types.FunctionType, type)):
+            return self.twins[id(value)]
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            function, owner = self.of(value.__func__), self.of(value.__self__)
+            same = function is value.__func__ and owner is value.__self__
+            return value if same else types.MethodType(function, owner)
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            func, args, keywords = new = tuple(map(self.of, parts))
+            return value if _all_same(new, parts) else type(value)(func, *args, **keywords)
+        if type(value) in (list, tuple, dict) and id(value) not in self._inside:
+            return self._container(value)
+        return value
+
+    def _container(self, value: Any) -> Any:
+        self._inside.add(id(value))  # one that holds itself is left as it is
+        try:
+            if isinstance(value, dict):
+                values = {key: self.of(item) for key, item in value.items()}
+                return value if _all_same(values.values(), value.values()) else values
+            items = [self.of(item) for item in value]
+            return value if _all_same(items, value) else type(value)(items)
+        finally:
+            self._inside.discard(id(value))
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if id(function) in self.functions:
+            return self.functions[id(function)]
+        self.functions[id(function)] = function  # one that holds itself, as recursive ones do
+        held = [_content(cell) for cell in function.__closure__ or ()]
+        parts = (held, function.__defaults__, function.__kwdefaults__, dict(vars(function)))
+        cells, defaults, named, attributes = new = tuple(map(self.of, parts))
+        if _all_same(new, parts):
+            return function
+        closure = tuple(
+            cell if value is content else types.CellType(value)
+            for cell, content, value in zip(function.__closure__ or (), held, cells, strict=True)
+        )
+        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+        made.__kwdefaults__, made.__qualname__, made.__module__ = named, function.__qualname__, function.__module__
+        vars(made).update(attributes)
+        self.functions[id(function)] = made
+        return made
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was put in yet
+        return cell
+
+
+def _all_same(one: Any, other: Any) -> bool:
+    return all(a is b for a, b in zip(one, other, strict=True))

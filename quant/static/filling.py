@@ -1,0 +1,59 @@
+"""Nested arguments with places for registers, made once into what fills them at every call.
+
+`graph.map_leaves` asks of every part what it is. Here that is asked once, for the tuples, lists and dicts that nearly
+all arguments are; any other tree is left to `map_leaves`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from quant.graph import Attr, Ref, is_plain, map_leaves
+
+Fill: TypeAlias = Callable[[Mapping[int, Any]], Any]
+"""Gives a tree with the values of registers in it."""
+
+
+def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
+    """What fills a tree.
+
+    Args:
+        tree: nested, with Ref to registers.
+        attribute: gives the parameter or buffer that an Attr names; None leaves an Attr as it is.
+    """
+    kind = type(tree)
+    if kind is Ref:
+        return operator.itemgetter(tree.index)
+    if kind is Attr and attribute is not None:
+        return lambda registers: attribute(tree.path)
+    if kind is tuple:
+        return _tuple(tree, attribute)
+    if kind is list:
+        parts = [filler(item, attribute) for item in tree]
+        return lambda registers: [part(registers) for part in parts]
+    if kind is dict:
+        pairs = [(key, filler(item, attribute)) for key, item in tree.items()]
+        return lambda registers: {key: part(registers) for key, part in pairs}
+    if is_plain(tree):
+        return lambda registers: tree
+    return lambda registers: map_leaves(lambda leaf: _filled(leaf, registers, attribute), tree)
+
+
+def _tuple(tree: tuple[Any, ...], attribute: Callable[[str], Any] | None) -> Fill:
+    if all(is_plain(item) for item in tree):
+        return lambda registers: tree
+    if all(type(item) is Ref for item in tree) and len(tree) > 1:
+        return operator.itemgetter(*(item.index for item in tree))
+    parts = [filler(item, attribute) for item in tree]
+    if len(parts) == 1:
+        [only] = parts
+        return lambda registers: (only(registers),)
+    return lambda registers: tuple([part(registers) for part in parts])
+
+
+def _filled(leaf: Any, registers: Mapping[int, Any], attribute: Callable[[str], Any] | None) -> Any:
+    if type(leaf) is Ref:
+        return registers[leaf.index]
+    return attribute(leaf.path) if type(leaf) is Attr and attribute is not None else leaf

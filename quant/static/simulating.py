@@ -1,0 +1,177 @@
+"""A calibrated model as its int8 form will compute it: what convert would decide now, for the time of a context.
+
+Steps of captured graphs are simulated by their runners (`simulate.py`). Here is what convert does besides: the layers
+that it leaves float or makes dynamic, and the programs that it drops. A dynamic layer computes what its int8 stand-in
+does on the reference, whoever calls it: a program, an island, or the user's own forward. Where that runs as it is, for
+a call that no program stands for, a static layer takes a range of the call, as `StaticLayer` does; only weights of
+functional calls (`F.linear(x, self.weight)`) are then the user's own and not those of the integers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.dynamic import quantize_dynamic
+from quant.fuse import is_recurrent
+from quant.graph import attribute
+from quant.kernels import QParams
+from quant.ops.operator import Weighted
+from quant.ops.step import Step
+from quant.recipe import QConfig, Recipe
+from quant.static.beyond import leave_float
+from quant.static.fallback import norms_of
+from quant.static.layers import range_of_call
+from quant.static.own_forward import is_falling_back
+from quant.static.rest import dynamic_part, dynamic_settings, without_runner
+from quant.static.runner import RESERVED, GraphRunner, programs_of, rounding, runners, unwrapped
+from quant.static.simulate import simulated
+
+REFERENCE = "reference"
+
+
+@contextlib.contextmanager
+def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Module]:
+    """Let a calibrated model compute what its int8 form will, in float: rounded activations, rounded weights.
+
+    Args:
+        exact: add products in float64 and rescale the sums as integers are. In float32, in which training rounds and
+            parity compares, a value beside the edge between two integers may fall to either side.
+    """
+    model = unwrapped(prepared)
+    with torch.no_grad(), contextlib.ExitStack() as undo:
+        info = model.__dict__.get(RESERVED + "_prepared")
+        for first in runners(model).values():
+            programs = programs_of(first)
+            undo.enter_context(_as_they_were(programs))
+            seen = [one for one in programs if one.has_seen()]
+            for one in programs:
+                one.simulate, one.adds_exactly = True, exact
+                one.dropped = bool(seen) and (
+                    one not in seen or norms_of(one.plan, one.root) != norms_of(seen[0].plan, one.root)
+                )
+            if info is not None and seen:
+                leave_float(seen, info.recipe)
+            for one in programs:
+                one.known = {}
+        if info is not None:
+            for module, qconfig in _becoming_dynamic(model, info):
+                stand_in = _stand_in(module, qconfig)
+                if stand_in is not None:
+                    undo.enter_context(_computing(module, stand_in.forward))
+            for module, forward in _lone_layers(model).items():
+                undo.enter_context(_computing(module, forward))
+        yield prepared
+
+
+@contextlib.contextmanager
+def _as_they_were(programs: list[GraphRunner]) -> Iterator[None]:
+    """Afterwards let programs run the plans that they have now."""
+    before = [(one, dict(vars(one)), one.points) for one in programs]
+    try:
+        yield
+    finally:
+        for one, attributes, points in before:
+            one.__dict__.update(attributes)
+            one.points = points
+
+
+def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, QConfig]]:
+    """The modules that convert makes dynamic, with their settings; not those that have a static form."""
+    static: set[int] = set()
+    for first in runners(model).values():
+        for one in programs_of(first):
+            steps = [] if one.dropped else filter(is_recurrent, one.plan.steps)
+            static |= {id(attribute(one.root, one.graph.nodes[step.nodes[0]].target)) for step in steps}
+    for name, qconfig in dynamic_settings(model, info).items():
+        module = model.get_submodule(name)
+        if id(module) not in static:
+            yield module, qconfig
+
+
+def _stand_in(module: nn.Module, qconfig: QConfig) -> nn.Module | None:
+    """The int8 form of a layer by itself; None where it has none and stays float."""
+    try:
+        recipe = Recipe({"0": dynamic_part(qconfig)}, default=None)
+        made = quantize_dynamic(nn.Sequential(without_runner(module)), recipe, backend=REFERENCE)
+    except ValueError:
+        return None
+    return made.get_submodule("0")
+
+
+def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+    """Forwards of the layers that programs call, for when the user's own forward calls them; and of batch norms that
+    are parts of them, which then do nothing."""
+    found: dict[nn.Module, Callable[..., Any]] = {}
+    for first in runners(model).values():
+        for one in programs_of(first):
+            for step in () if one.dropped else one.plan.steps:
+                node = one.graph.nodes[step.nodes[0]]
+                if not isinstance(step.operator, Weighted) or node.kind != "module":
+                    continue
+                module = attribute(one.root, node.target)
+                found.setdefault(module, _LoneLayer(module, step, one).forward)
+                norm = step.operator.batch_norm
+                if norm is not None and one.graph.nodes[norm].kind == "module":
+                    part = attribute(one.root, one.graph.nodes[norm].target)
+                    found.setdefault(part, _FoldedNorm(part).forward)
+    return found
+
+
+class _FoldedNorm:
+    """A batch norm that is a part of a layer of a program, and so does nothing where the user's forward runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = module.forward
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of float32, as a batch norm's."""
+        found: Tensor = input if is_falling_back() else self.own(input)
+        return found
+
+
+class _LoneLayer:
+    """A layer of a program that is called by itself (`StaticLayer.forward`)."""
+
+    def __init__(self, module: nn.Module, step: Step, runner: GraphRunner) -> None:
+        self.step, self.runner = step, runner
+        own = module.__dict__.get("forward")
+        self.unit = own if isinstance(getattr(own, "__self__", None), GraphRunner) else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """By a range of the call where the user's forward runs as it is, else by those of its first call."""
+        if not is_falling_back() and self.unit is not None:
+            return self.unit(*args, **kwargs)
+        return self._rounded(*args, **kwargs)
+
+    def _rounded(self, input: Tensor) -> Tensor:
+        step, runner = self.step, self.runner
+        own = runner.qparams(runner.plan.slot_of[step.inputs[0]])
+        smallest = runner.input_scales(step)[-1:]
+        if is_falling_back():
+            step = replace(step, operator=replace(step.weighted, clamp=None))
+            scale, zero_point = range_of_call(input)
+            own = QParams(scale, torch.tensor(zero_point, dtype=torch.int32), own.scheme)
+        x, exact = rounding(own)(input), runner.adds_exactly
+        known: dict[str, Any] = {"learned": runner.learned(step), "mean": runner.mean(step), "exact": exact}
+        y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, *smallest, **known)
+        emits = runner.plan.emits_integers(self.step) and not is_falling_back()
+        return rounding(runner.qparams(runner.plan.slot_of[step.output]))(y) if emits else y
+
+
+@contextlib.contextmanager
+def _computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module compute something else; its own hooks run."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if before is not None:
+            module.__dict__["forward"] = before

@@ -1,0 +1,85 @@
+"""Instructions that run one by one: what a call of one needs, worked out when it first runs.
+
+A program that runs step by step spends more time finding out what a step is than computing it, unless that is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from quant.graph import Node, attribute, call, settle
+from quant.kernels.reference_ops import rescale
+from quant.objects import holds_objects
+from quant.ops.call import what
+from quant.static.filling import Fill, filler
+
+if TYPE_CHECKING:
+    from quant.graph import Graph
+    from quant.static.exchanged import Edge, Origin
+    from quant.static.lower import Instruction
+
+
+@dataclass
+class SingleStep:
+    """What does not change from one run of an instruction to the next.
+
+    Attributes:
+        edges: of the modules that it was made of, as they were when this was made.
+        args, kwargs: give its arguments.
+        node: the captured call of a "call" or "move", else None.
+    """
+
+    instruction: Instruction
+    edges: list[Edge]
+    args: Fill
+    kwargs: Fill
+    node: Node | None = None
+
+    def stands(self) -> bool:
+        """Whether the modules are still where they were."""
+        for edge in self.edges:  # noqa: SIM110  # a generator for `all` costs more
+            if edge.children.get(edge.name) is not edge.module:
+                return False
+        return True
+
+
+def single_step(instruction: Instruction, graph: Graph, root: nn.Module, origin: Origin | None) -> SingleStep:
+    """Work out what an instruction needs when it runs by itself."""
+    edges = [] if origin is None else origin.edges(instruction)
+    if instruction.op not in ("call", "move"):
+        return SingleStep(instruction, edges, filler(instruction.args), filler(instruction.kwargs))
+    node = graph.nodes[instruction.target]
+    args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.args)
+    if node.kind == "module" and holds_objects(instruction.args):
+        args, kwargs = _settled(args), _settled(kwargs)
+    return SingleStep(instruction, edges, args, kwargs, node)
+
+
+def _settled(fill: Fill) -> Fill:
+    return lambda registers: settle(fill(registers), {})
+
+
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
+            "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach")  # fmt: skip
+"""Calls that change nothing at inference."""
+
+
+def move(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module) -> Any:
+    """A call that only moves values, on integers."""
+    name = what(node, root)
+    if name in DROPOUTS:
+        return args[0]
+    if node.kind == "method" and name in ("view", "view_as"):
+        # The integers may lie in another memory format than the reals did, where a view would not be possible.
+        node = replace(node, target="reshape" if name == "view" else "reshape_as")
+    return call(node, root, args, kwargs)
+
+
+def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:
+    """The registers, some of them in the range of what they are joined to."""
+    if not how:
+        return registers
+    return {**registers, **{register: rescale(registers[register], *numbers) for register, numbers in how.items()}}

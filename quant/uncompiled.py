@@ -1,0 +1,44 @@
+"""Children that `torch.compile` wraps, in the copy of a model that is quantised: the modules that they were made of.
+
+A compiled child hides its calls in a function of its own, and a compiler would look through whatever capture puts on
+the layers. What is quantised runs as it is written; the result can be compiled as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+
+class Uncompiled(nn.Module):
+    """Stands where a compiled child stood, under the same names, and calls the module that was compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_orig_mod":
+                raise
+            return getattr(self._orig_mod, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, with its hooks."""
+        return self._orig_mod(*args, **kwargs)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what `torch.compile(module)` gives."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # to import the compiler takes a second
+    return frames is not None and isinstance(module, frames.OptimizedModule)
+
+
+def stand_in_of(module: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    """An `Uncompiled` for a compiled module, and the state that it is to have a copy of."""
+    stand_in = Uncompiled()
+    own = {key: value for key, value in vars(module).items() if key in vars(stand_in)}
+    return stand_in, {**own, "training": module.training}

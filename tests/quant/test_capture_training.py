@@ -1,0 +1,64 @@
+"""What capture makes of forwards that do something else in training mode, or set the mode themselves."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quant
+from quant.capture import capture
+
+
+def islands(model: nn.Module, inputs: Tensor) -> list[str]:
+    return list(capture(model.eval(), inputs, training=True).islands)
+
+
+class Unread(nn.Module):
+    """Computes something in training mode that nobody reads, before what depends on the mode in the usual way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.fc.weight.float()
+            x.mean()
+        return F.dropout(self.fc(x), 0.5, self.training)
+
+
+def test_what_nobody_reads_may_be_computed_in_training_alone() -> None:
+    """So do Mamba's layers, for a kernel that is not there."""
+    model, x = nn.Sequential(Unread(), nn.ReLU()), torch.randn(4, 16)
+    assert islands(model, x) == []
+    prepared = quant.prepare_qat(model, x)
+    prepared.train()
+    assert (
+        float((prepared(torch.randn(64, 16)) == 0).float().mean()) > 0.6
+    )  # of those that are positive half are dropped
+    assert not torch.equal(prepared(x), prepared(x))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return self.fc(x if scale is None else x * scale)
+
+
+class Decides(nn.Module):
+    """Calls its part with something else in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.factor = Scaled(), nn.Parameter(torch.rand(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x, None if self.training else self.factor)
+
+
+def test_who_calls_a_module_otherwise_in_training_is_the_island_and_not_the_module() -> None:
+    assert islands(nn.Sequential(nn.Linear(16, 16), Decides()), torch.randn(4, 16)) == ["1"]

@@ -1,0 +1,194 @@
+"""Calls of a converted model: the quick way that arguments are bound says what the thorough one says."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quant
+from quant.graph import CaptureMismatch, Ref
+from quant.static.binding import QuickBinding, bound_values
+from quant.static.filling import filler
+from quant.static.program import ProgramRunner
+
+X = torch.linspace(-1.0, 1.0, 16).reshape(2, 8)
+MASK = torch.ones(2, 8)
+
+
+class Layer(nn.Module):
+    """What both forwards below compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def compute(self, x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        y: Tensor = self.layer(x) * scale
+        return y if mask is None else y * mask
+
+
+class Plain(Layer):
+    """A tensor, a tensor or None, and a number, each by place or by name."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        return self.compute(x, mask, scale)
+
+
+class Net(Layer):
+    """The same with a setting that can only be named, and nested outputs."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0, *, end: str = "sum") -> Any:
+        y = self.compute(x, mask, scale)
+        return y if end == "sum" else {"y": y, "pair": [x, (y, end)]}
+
+
+def converted(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    model.eval()
+    prepared = quant.prepare(model, {**dict(zip(("x", "mask", "scale"), args, strict=False)), **kwargs})
+    with torch.no_grad():
+        prepared(*args, **kwargs)
+    return quant.convert(prepared)
+
+
+def runner_of(model: nn.Module) -> ProgramRunner:
+    runner = model._modules["_quant"]
+    assert isinstance(runner, ProgramRunner)
+    return runner
+
+
+def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[dict[int, Any] | None, dict[int, Any] | None]:
+    """What the quick and the thorough way give: by registers; None where one does not bind the call."""
+    runner = runner_of(model)
+    quick = QuickBinding(runner.graph, runner.ranges).registers(model, args, kwargs)
+    try:
+        values = bound_values(runner.graph, model, args, kwargs, runner.ranges)
+    except (CaptureMismatch, TypeError):
+        return quick, None
+    return quick, {2 * index: value for index, value in values.items()}
+
+
+CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("positional", (X, MASK), {}),
+    ("named", (), {"mask": MASK, "x": X}),
+    ("mixed", (X,), {"mask": MASK}),
+    ("the default said", (X, MASK, 2.0), {}),
+    ("an equal number", (X, MASK), {"scale": float("2")}),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [call[1:] for call in CALLS], ids=[call[0] for call in CALLS])
+def test_calls_like_the_captured_one_are_bound_quickly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    quick, thorough = both(converted(Plain(), X, MASK), *args, **kwargs)
+    assert quick is not None
+    assert thorough is not None
+    assert quick.keys() == thorough.keys()
+    assert all(quick[register] is thorough[register] for register in quick)
+
+
+OTHERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("no mask", (X,), {}),
+    ("another number", (X, MASK, 3.0), {}),
+    ("an int for a float", (X, MASK, 2), {}),
+    ("doubles", (X.double(), MASK), {}),
+    ("a list", ([X], MASK), {}),
+    ("twice", (X, MASK), {"x": X}),
+    ("unknown", (X, MASK), {"other": X}),
+    ("too many", (X, MASK, 2.0, 1), {}),
+    ("too few", (), {"mask": MASK}),
+]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [call[1:] for call in OTHERS], ids=[call[0] for call in OTHERS])
+def test_other_calls_are_left_to_the_thorough_way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    assert both(converted(Plain(), X, MASK), *args, **kwargs) == (None, None)
+
+
+def test_a_tensor_of_a_class_of_its_own_is_left_to_the_thorough_way() -> None:
+    quick, thorough = both(converted(Plain(), X, MASK), nn.Parameter(X), MASK)
+    assert quick is None
+    assert thorough is not None
+
+
+def test_a_signature_with_more_than_plain_arguments_is_left_to_the_thorough_way() -> None:
+    quick, thorough = both(converted(Net(), X, MASK), X, MASK)
+    assert quick is None
+    assert thorough is not None
+
+
+def test_the_forms_of_calls_follow_the_forward_of_the_class() -> None:
+    class Other(Plain):
+        def forward(self, mask: Any, x: Any, scale: float = 2.0) -> Any:  # type: ignore[override]
+            return self.compute(x, mask, scale)
+
+    model = converted(Plain(), X, MASK)
+    runner = runner_of(model)
+    binding = QuickBinding(runner.graph, runner.ranges)
+    first = binding.registers(model, (X, MASK), {})
+    model.__class__ = Other
+    second = binding.registers(model, (MASK, X), {})
+    assert first is not None
+    assert second is not None
+    assert all(first[register] is second[register] for register in first)
+
+
+def test_a_nested_output_is_filled_anew_at_every_call() -> None:
+    model = converted(Net(), X, MASK, end="all")
+    first, second = model(X, MASK, end="all"), model(X + 1, MASK, end="all")
+    assert first["pair"][1][1] == "all"
+    assert first["pair"] is not second["pair"]
+    assert first["pair"][0] is X
+    assert torch.equal(first["y"], first["pair"][1][0])
+    assert not torch.equal(first["y"], second["y"])
+
+
+def test_a_model_that_has_run_is_copied_and_kept_as_one_that_has_not() -> None:
+    model = converted(Net(), X, MASK, end="all")
+    expected = model(X, MASK, end="all")["y"]
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(twin(X, MASK, end="all")["y"], expected)
+        assert runner_of(twin)._steps_known is not runner_of(model)._steps_known
+
+
+TREES: list[Any] = [Ref(3), (Ref(3),), (Ref(3), Ref(4)), (Ref(3), 1), [Ref(4)], [], (), {}, {"a": [Ref(3), None]}, 5,
+                    slice(Ref(3), None), (1, "a"), (slice(0, Ref(4)), [1, 2])]  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_a_filler_gives_the_tree_with_registers_in_it(tree: Any) -> None:
+    def by_hand(part: Any) -> Any:
+        if isinstance(part, Ref):
+            return {3: "three", 4: "four"}[part.index]
+        if isinstance(part, (tuple, list)):
+            return type(part)(by_hand(item) for item in part)
+        if isinstance(part, dict):
+            return {key: by_hand(item) for key, item in part.items()}
+        return slice(*map(by_hand, (part.start, part.stop, part.step))) if isinstance(part, slice) else part
+
+    found = filler(tree)({3: "three", 4: "four"})
+    assert found == by_hand(tree)
+    assert type(found) is type(by_hand(tree))
+    assert not isinstance(found, (list, dict)) or found is not tree
+
+
+def test_a_dropout_that_is_off_in_training_too_stays_off_in_a_converted_model() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(torch.sin(self.layer(x)), 0.5, False)
+
+    prepared = quant.prepare_qat(Net(), (X,))
+    prepared.train()(X)
+    model = quant.convert(prepared.eval())
+    expected = model(X)
+    assert torch.equal(model.train()(X), expected)

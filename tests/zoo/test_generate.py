@@ -1,0 +1,68 @@
+"""Hugging Face's `generate()` of static int8 models: the tokens of the simulation. A slice of `generate.py`."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import quant
+from quant.static.simulating import simulating
+
+from .generate import LENGTHS, SUBJECTS, Row, Subject, build, counting, generate, note_programs, quiet, static, together
+
+TOKENS = 6
+
+
+@pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.name)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library's own imports
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'octet-quant[zoo]'")
+        quiet()
+    found: Subject = request.param
+    return found
+
+
+def test_tokens_are_those_of_the_simulation(subject: Subject) -> None:
+    model = build(subject, 0, trained=False)
+    prepared = static(subject, model, TOKENS)
+    q, row = quant.convert(prepared), Row(subject.name)
+    for length in (LENGTHS[0], LENGTHS[0] + 12):  # longer, too, than calibration had
+        inputs = subject.draw(2, length)
+        found = generate(q, inputs, TOKENS)
+        with simulating(prepared, exact=True):
+            assert torch.equal(found, generate(prepared, inputs, TOKENS))
+    ran = {}
+    with counting(q) as ran["prefill"]:
+        generate(q, inputs, 1)
+    with counting(q) as ran["step"]:
+        generate(q, inputs, 3)
+    ran["step"] -= ran["prefill"]
+    note_programs(row, q, ran)
+    assert row.native["prefill"] >= 4
+    assert row.native["step"] >= 4
+    layers = [entry for entry in quant.summary(q) if entry.type in ("Linear", "Conv1d", "Embedding")]
+    assert [entry.name for entry in layers if entry.outcome == "float" and "not called" not in entry.detail] == []
+
+
+def test_beams_and_samples_are_those_of_the_simulation() -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'octet-quant[zoo]'")
+    quiet()
+    subject = SUBJECTS[0]
+    prepared = static(subject, build(subject, 1, trained=False), TOKENS)
+    q, inputs = quant.convert(prepared), subject.draw(2, 9)
+    for how in ({"num_beams": 2}, {"do_sample": True}):
+        torch.manual_seed(0)
+        found = generate(q, inputs, TOKENS, **how)
+        torch.manual_seed(0)
+        with simulating(prepared, exact=True):
+            assert torch.equal(found, generate(prepared, inputs, TOKENS, **how))
+
+
+def test_seeds_make_one_row() -> None:
+    rows = [Row("m", tokens=4, simulated=4, times=[(1.0, 2.0)]), Row("m", tokens=4, simulated=3, times=[(1.0, 3.0)])]
+    row = together(rows)
+    assert (row.tokens, row.simulated, len(row.times)) == (8, 7, 2)
+    assert not row.holds
