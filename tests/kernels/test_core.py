@@ -132,7 +132,7 @@ def described(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor]) -> bytes:
+def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor], isa: str = "") -> bytes:
     """The bytes of the outputs for each input, one after the other."""
     message = packed(text.encode(), len(constants))
     for constant in constants:
@@ -143,7 +143,10 @@ def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs:
     for x in inputs:
         message += packed(1, int(x.dtype == torch.float32), list(x.shape), list(x.stride()), described(x))
     (folder / "in").write_bytes(message)
-    done = subprocess.run([program, folder / "in", folder / "out"], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "QUANT_ISA": isa} if isa else None
+    done = subprocess.run(
+        [program, folder / "in", folder / "out"], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return (folder / "out").read_bytes()
 
@@ -153,13 +156,15 @@ def in_memory(tensor: Tensor) -> bytes:
     return described(tensor.movedim(1, -1) if tensor.dim() == 4 and not tensor.is_contiguous() else tensor)
 
 
-def test_images(program: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["", "avxvnni", "avx2", "neondot", "neon", "portable"])
+def test_images(program: Path, isa: str, tmp_path: Path) -> None:
+    """On this machine's best instruction set, and on each that it may be lowered to."""
     inputs = [torch.randn(shape, generator=generator()) for shape in [(1, 3, 24, 24), (2, 3, 9, 11), (1, 3, 24, 24)]]
     expected = b""
     for x in inputs:
         for y in reference_plan.run_plan([x], image_constants(), IMAGES):
             expected += in_memory(y)
-    assert run(program, tmp_path, IMAGES, image_constants(), inputs) == expected
+    assert run(program, tmp_path, IMAGES, image_constants(), inputs, isa) == expected
 
 
 def test_tokens(program: Path, extension: None, tmp_path: Path) -> None:

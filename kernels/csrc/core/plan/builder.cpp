@@ -247,7 +247,8 @@ void PlanBuilder::place_buffers() {
       if (other.first <= last[b] && first[b] <= other.last && begin + bytes > other.begin) begin = std::max(begin, other.end);
     buffer.place = begin + kSlack;
     const Placed own{begin, begin + bytes, first[b], last[b]};
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), own, [](const Placed& a, const Placed& b) { return a.begin < b.begin; }), own);
+    const auto earlier = [](const Placed& a, const Placed& b) { return a.begin < b.begin; };
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), own, earlier), own);
     plan_->arena_bytes_ = std::max(plan_->arena_bytes_, begin + bytes);
   }
   for (size_t b = 0; b < count; ++b)

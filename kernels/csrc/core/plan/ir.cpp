@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <stdexcept>
 
 #include "core/plan/check.h"
@@ -66,7 +65,9 @@ class LineReader {
 
 op::Finish finish_of(const LineReader& in, bool real) {
   op::Finish finish{in.constant("q_bias"), in.constant("multiplier"), real, 0, 0, 255};
-  if (!real) finish.zero_point = in.byte("output_zero_point"), finish.bottom = in.byte("quant_min"), finish.top = in.byte("quant_max");
+  if (real) return finish;
+  finish.zero_point = in.byte("output_zero_point");
+  finish.bottom = in.byte("quant_min"), finish.top = in.byte("quant_max");
   return finish;
 }
 
@@ -127,14 +128,16 @@ RescaleSettings rescale_settings(int64_t zero_point, double multiplier, int32_t 
 }
 
 OperationKind interpolate(LineReader& in) {
-  const bool sized = in.line().has("size");
-  return op::Interpolate{in.value("q"),
-                         sized ? in.integers("size") : std::vector<int64_t>{},
-                         sized ? std::vector<double>{} : in.line().numbers("scale_factor"),
-                         in.line().word(sized ? "size" : "scale_factor").find(',') == std::string::npos,
-                         in.line().word("mode") == "nearest-exact",
-                         in.flag("recompute_scale_factor"),
-                         rescale_settings(in.integer("zero_point"), in.line().number("multiplier"), in.byte("output_zero_point"))};
+  const PlanLine& line = in.line();
+  const bool sized = line.has("size");
+  return op::Interpolate{
+      in.value("q"),
+      sized ? in.integers("size") : std::vector<int64_t>{},
+      sized ? std::vector<double>{} : line.numbers("scale_factor"),
+      line.word(sized ? "size" : "scale_factor").find(',') == std::string::npos,
+      line.word("mode") == "nearest-exact",
+      in.flag("recompute_scale_factor"),
+      rescale_settings(in.integer("zero_point"), line.number("multiplier"), in.byte("output_zero_point"))};
 }
 
 OperationKind pad(LineReader& in) {

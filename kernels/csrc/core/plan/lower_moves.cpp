@@ -31,7 +31,8 @@ Sizes wanted_sizes(PlanBuilder& b, const Operation& operation, const op::Reshape
     expect(operation, known > 0, "its open size could be any");
     sizes[open] = count / known;
   }
-  expect_or(operation, checked_count(operation, sizes) == count, [&] { return "its input has " + std::to_string(count) + " values"; });
+  expect_or(operation, checked_count(operation, sizes) == count,
+            [&] { return "its input has " + std::to_string(count) + " values"; });
   return sizes;
 }
 

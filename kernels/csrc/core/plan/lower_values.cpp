@@ -52,7 +52,8 @@ Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView&
   Widths found{Sizes(rank, 0), Sizes(rank, 0)};
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const int64_t before = widths[2 * pair], after = widths[2 * pair + 1], d = rank - 1 - pair;
-    expect(operation, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d], "cuts away more than its input has");
+    expect(operation, std::max<int64_t>(0, -before) + std::max<int64_t>(0, -after) <= x.sizes[d],
+           "cuts away more than its input has");
     expect(operation, constant || (before >= 0 && after >= 0), "its mode cuts nothing away");
     found.before[d] = before, found.after[d] = after;
   }
