@@ -112,6 +112,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
     name = type(result).__name__
+    tensors = {**_added_since(result, tensors), **tensors}
     wanted, given = set(without_ranges(result.state_dict())), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
@@ -129,6 +130,13 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
         result.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit {name}: {error}") from error
+
+
+def _added_since(result: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that files of older versions do not have, as they were understood then."""
+    layers = {name: module for name, module in result.named_modules() if isinstance(module, StaticLayer)}
+    added = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.unknown_fold().items()}
+    return {} if added.keys() & tensors.keys() else added
 
 
 def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
