@@ -13,6 +13,7 @@ import math
 import operator
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ from quant.capture.calls import (
     write_items,
 )
 from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
 from quant.capture.state import Snapshot, differs, same_content, state_of
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, holds_objects, leaves, map_leaves
 from quant.names import full_name
@@ -61,14 +63,6 @@ class Called:
     children: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Limit:
-    """A size that is held to what it was, of a tensor by its place among those of the call (`tensors_in`)."""
-
-    place: int
-    dim: int
-
-
 class Recorder(TorchFunctionMode):
     """Records one call of a module.
 
@@ -80,6 +74,8 @@ class Recorder(TorchFunctionMode):
         calls: modules that islands called.
         foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
         tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
+        rounded: the nodes of numbers that other sizes may leave as they are, as quotients and remainders.
+        numbers: of the call, in the order of `scalars.with_numbers`.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
     """
@@ -110,11 +106,14 @@ class Recorder(TorchFunctionMode):
         self.arguments: dict[str, Any] = {}
         self.expected: dict[str, Any] = {}
         self.tensors: list[Tensor] = []
+        self.numbers: list[int | float] = []
         self._inputs: list[Tensor] = []
         self._given: dict[int, tuple[Any, Given]] = {}
         self._where: dict[int, Ref | Attr] = {}
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
+        self.rounded: list[int] = []
+        self._unsure: list[int] = []
         self._overwritten: set[int] = set()
         self._by_storage: dict[int, list[int]] = {}
         self._owners: list[str] = [""]
@@ -128,7 +127,8 @@ class Recorder(TorchFunctionMode):
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the root, and note what it does."""
-        self.take_inputs(args, kwargs)
+        args, kwargs = with_numbers(self.root, (args, kwargs), self._number_input)
+        self._take_arguments(args, kwargs)
         for name, value in self.arguments.items():
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
@@ -144,10 +144,21 @@ class Recorder(TorchFunctionMode):
         self.called.add(self.path)
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-        """The tensors of a call, by the nodes that stand for them."""
+        """The tensors and numbers of a call, by the nodes that stand for them."""
+        self._take_arguments(*with_numbers(self.root, (args, kwargs), self._number_input))
+        return dict(enumerate(self.values))
+
+    def _take_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.arguments = bind(self.root, args, kwargs)
         self.expected = {name: self._take(name, value) for name, value in self.arguments.items()}
-        return dict(enumerate(self.values))
+
+    def _number_input(self, name: str, value: Any) -> Any:
+        """A number that the caller gives, as an input of the graph, where it is not held to what it was."""
+        self.numbers.append(value)
+        if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
+            return value
+        node = Node(len(self.nodes), "input", name, number=type(value))
+        return recorded(value, self, self._append(node, value, GIVEN), True)
 
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
@@ -156,6 +167,7 @@ class Recorder(TorchFunctionMode):
     def _end(self, before: dict[int, Any], attributes: dict[str, dict[str, Any]]) -> None:
         value = self._output_places(self.result)
         writes = [*self._argument_writes(before), *self._attribute_writes(attributes)]
+        self._drop_needless_guards((value, writes))
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
 
     def _output_places(self, result: Any) -> Any:
@@ -201,6 +213,8 @@ class Recorder(TorchFunctionMode):
         return map_leaves(lambda leaf: self._input(name, leaf), self._opened(value))
 
     def _input(self, name: str, leaf: Any) -> Any:
+        if type(leaf) in NUMBERS:
+            return Ref(leaf.index)
         if not isinstance(leaf, Tensor):
             return kept(leaf)  # as it is now: the forward may change it
         if id(leaf) in self.attributes:
@@ -213,6 +227,8 @@ class Recorder(TorchFunctionMode):
 
     def _hold_sizes(self) -> None:
         for limit in self.limits:
+            if limit.dim < 0:
+                continue
             tensor = self.tensors[limit.place]
             node = Node(len(self.nodes), "method", "size", (self._where[id(tensor)], limit.dim))
             index = self._append(node, tensor.shape[limit.dim], GIVEN)
@@ -292,6 +308,9 @@ class Recorder(TorchFunctionMode):
         node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
         index = self._append(node, value, self._follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
+        if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
+            self.rounded.append(index)
+            self._unsure.append(self._guard(Ref(index), value))
         return recorded(value, self, index, static)
 
     def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
@@ -316,9 +335,20 @@ class Recorder(TorchFunctionMode):
             return
         self._guard(Ref(number.index), plain(number))
 
-    def _guard(self, place: Any, expected: Any) -> None:
+    def _guard(self, place: Any, expected: Any) -> int:
         node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self._owners[-1])
-        self._append(node, expected, CONSTANT)
+        return self._append(node, expected, CONSTANT)
+
+    def _drop_needless_guards(self, output: Any) -> None:
+        """Keep the guards of rounded numbers that no call reads: Python took them unseen, as `range` does, or nobody.
+
+        Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
+        """
+        readers = Counter(ref for node in self.nodes for ref in node.refs)
+        readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
+        for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
+            if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
+                self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
 
     # ------------------------------------------------------------------------------------------------ functions
 

@@ -250,6 +250,8 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     values = bound_values(runner.graph, runner.root, args, kwargs, runner.plan.slot_of)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
+            if not isinstance(value, Tensor):
+                continue
             if value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.sum())):
                 _refuse(runner, index, value)
     return values
