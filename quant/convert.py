@@ -6,7 +6,6 @@ Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_lay
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.calibrate import CalibrationWarning
-from quant.copying import copy_model
+from quant.copying import copy_model, copy_value
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
 from quant.kernels import QParams
@@ -117,7 +116,7 @@ def _forget_calibration(model: nn.Module, info: Prepared) -> None:
     """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
     for path, value in info.state.items():
         owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, copy.deepcopy(value))
+        setattr(model.get_submodule(owner), name, copy_value(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:

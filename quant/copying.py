@@ -41,6 +41,11 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     return copied
 
 
+def copy_value(value: Any) -> Any:
+    """A deep copy of an attribute's value; tensors with a history are copied as values."""
+    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in _held(value)})
+
+
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
     """The hooks of torch's that compute a tensor of the module before each forward, with their keys."""
     known = (WeightNorm, SpectralNorm, prune.BasePruningMethod)

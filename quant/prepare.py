@@ -6,7 +6,6 @@ one more child holds the observers: a `GraphRunner`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from quant.capture import as_arguments, capture
 from quant.capture.watched import evaluating
-from quant.copying import copy_model
+from quant.copying import copy_model, copy_value
 from quant.dynamic_plan import NothingQuantized
 from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
@@ -183,7 +182,7 @@ def planned(
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
     names = {*found.state, *_kept_by_islands(prepared, found.islands)}
-    state = {} if training else {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in sorted(names)}
+    state = {} if training else {name: copy_value(attribute_or_none(prepared, name)) for name in sorted(names)}
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
@@ -206,7 +205,7 @@ def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterato
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:
     """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
-    before = {name: copy.deepcopy(attribute_or_none(prepared, name)) for name in state} if examples else {}
+    before = {name: copy_value(attribute_or_none(prepared, name)) for name in state} if examples else {}
     for example in examples:
         args, kwargs = copied(as_arguments(example))
         with torch.no_grad(), replaying(), evaluating(prepared):

@@ -18,6 +18,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from quant.capture.scripted import ScriptState
 from quant.capture.state import same_content
 from quant.names import full_name
 from quant.objects import OPAQUE, attributes_of, content, fill
@@ -133,8 +134,8 @@ STORES = ("_parameters", "_buffers", "_modules")
 
 def snapshot(model: nn.Module) -> Callable[[], set[str]]:
     """What puts a model's state, and that of random numbers, back to what it is now, and says what differed."""
-    kept = [_ModuleState(name, module) for name, module in model.named_modules()
-            if not isinstance(module, torch.jit.ScriptModule)]  # fmt: skip
+    kept = [ScriptState(name, module) if isinstance(module, torch.jit.ScriptModule) else _ModuleState(name, module)
+            for name, module in model.named_modules()]  # fmt: skip
     chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
 
     def put_back() -> set[str]:
