@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from quant import lasting
 from quant.calibrate import CalibrationWarning
-from quant.copying import copy_model, copy_value
+from quant.copying import copy_model
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
 from quant.kernels import QParams
@@ -74,7 +75,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
-    _forget_calibration(model, info)
+    lasting.put_back(info.state, model)  # hidden states and counters, as before any data
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
@@ -110,13 +111,6 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     keep_ranges(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
-
-
-def _forget_calibration(model: nn.Module, info: Prepared) -> None:
-    """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
-    for path, value in info.state.items():
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, copy_value(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:

@@ -67,6 +67,7 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
     found = Capture(islands=dict(islands))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, found, training)
+    found.state = watched.changed
     return found
 
 

@@ -20,6 +20,7 @@ from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.static.folding import is_own_norm, norm_of
 from quant.static.runner import GraphRunner, bound_values, finished, is_replaying, output_of, seen_by
+from quant.static.undo import undone_at_mismatch
 from quant.static.weights import folded, output_first, product, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -80,7 +81,12 @@ class TrainingRunner(GraphRunner):
             return super().run_graph(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
-        return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
+        values = bound_checked(self, args, kwargs)
+        if self._written:
+            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._train(values))
+        else:
+            output = self._train(values)
+        return finished(output, self.root, args, kwargs)
 
     def follow(self, first: GraphRunner) -> None:
         assert isinstance(first, TrainingRunner)

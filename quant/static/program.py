@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
 from quant.static.region import Region
 from quant.static.runner import bound_values, finished
+from quant.static.undo import undone_at_mismatch, written_before_guards
 
 
 @dataclass
@@ -227,6 +229,7 @@ class ProgramRunner(nn.Module):
         self.weights: WeightsToRestore | None = None
         self.said: set[str] = set()
         self._singles: dict[int, Region | None] = {}
+        self._written = written_before_guards(graph)
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
@@ -244,13 +247,16 @@ class ProgramRunner(nn.Module):
             CaptureMismatch: it does not stand for such a call.
         """
         values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
-        output = self.execute(self.program, {2 * value: given for value, given in values.items()})
+        registers = {2 * value: given for value, given in values.items()}
+        if self._written:
+            run = functools.partial(self.execute, self.program, registers)
+            output = undone_at_mismatch(self._written, self.root, values, run)
+        else:
+            output = self.execute(self.program, registers)
         return finished(output, self.root, args, kwargs)
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this program does not stand for: by another one, or by the user's own forward."""
-        if any(node.writes for node in self.graph.nodes[: mismatch.place]):
-            raise mismatch  # what was written before it was found out cannot be taken back
         for other in self.others:
             assert isinstance(other, ProgramRunner)
             with contextlib.suppress(CaptureMismatch):

@@ -15,7 +15,6 @@ NOT_YET: dict[str, str] = {
     "returns objects that hold each other": "static qat",
     "layers dropped at random": "static",
     "a spiking neuron keeps its potential": "static qat",
-    "a buffer is made at the first call": "static",
     "the forward replaces one of its own layers at the third call": "static",
     "a global list grows": "static qat",
     "layers run in threads of a pool": "static qat",
