@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from quant import lasting
 from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
+from quant.further import keep_programs
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
 from quant.kernels import QParams
@@ -25,6 +26,7 @@ from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
+from quant.static.call_text import call_text
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
@@ -37,7 +39,7 @@ from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, runners, unwrapped
-from quant.static.signature import signature
+from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 
 PLANNED = "(planned run)"
@@ -100,7 +102,10 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["further"] = {path: runner.example for path, runner in found.items() if "@" in path}
+    further = {path: one for path, one in found.items() if "@" in path or one.example is not None}
+    description["further"] = {path: one.example for path, one in further.items()}
+    description["guards"] = {path: guards(one.graph) for path, one in further.items()}
+    description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -136,11 +141,7 @@ def _drop_unseen(model: nn.Module) -> None:
         seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
         if not seen or len(seen) == len(programs):
             continue
-        first, *others = seen
-        first.others = nn.ModuleList(others)
-        first.own_forward = runner.own_forward
-        runner.root._modules[RESERVED] = first
-        runner.root.__dict__["forward"] = first.run
+        keep_programs(runner, seen)
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,16 @@ class Extender:
         runner.own_forward, runner.extend = module.__dict__.get("forward"), self
         module.add_module(RESERVED, runner)
         module.__dict__["forward"] = runner.run
+
+
+def keep_programs(first: GraphRunner, programs: Sequence[GraphRunner]) -> None:
+    """Let a module have these programs, in this order, instead of `first` and those after it."""
+    one, *others = programs
+    one.others = nn.ModuleList(others)
+    if one is not first:
+        one.own_forward, one.extend = first.own_forward, first.extend
+        first.root._modules[RESERVED] = one
+        first.root.__dict__["forward"] = one.run
 
 
 @contextlib.contextmanager

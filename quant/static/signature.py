@@ -20,6 +20,11 @@ def signature(graph: Graph, root: nn.Module) -> list[str]:
     return [f"{_target(node, root)}({_arguments(node)})" for node in graph.nodes]
 
 
+def guards(graph: Graph) -> list[str]:
+    """What the guards of a graph expect, in order: programs of one module may differ in this alone."""
+    return [repr(node.args[1]) for node in graph.nodes if node.kind == "guard"]
+
+
 def same_call(line: str, other: str) -> bool:
     """Whether two lines are one call: `2 * x` is recorded as `x * 2`; older descriptions have it as it was written."""
     return _number_last(line) == _number_last(other)
