@@ -27,7 +27,7 @@ from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.static.beyond import beyond_eight_bits, beyond_one_range
 from quant.static.call_text import call_text
-from quant.static.entries import Entries, make_report, note_floats
+from quant.static.entries import Entries, make_report, note_floats, note_programs
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
 from quant.static.int8_layers import Made, int8_layers, is_layer
@@ -107,6 +107,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
     description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
+    note_programs(model, entries)
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
