@@ -10,7 +10,6 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant import lasting
 from quant.calibrate import CalibrationWarning
@@ -30,6 +29,7 @@ from quant.static.call_text import call_text
 from quant.static.entries import Entries, make_report, note_floats, note_programs
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
+from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.lower import Context
 from quant.static.notes import silenced
@@ -87,11 +87,12 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made = Made(found, ranges)
     entries: Entries = {}
+    odd = {path for path, one in found.items() if "@" in path and not agree(one, found[path.partition("@")[0]])}
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
-            if "@" in path and _folds(runner) != _folds(found[path.partition("@")[0]]):
-                continue  # a batch norm that another program has in a weight is gone; such calls run as they are
+            if path in odd:
+                continue  # what another program has in a weight cannot be left out; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
         for path, runner in found.items():
             if "@" not in path:
@@ -252,18 +253,6 @@ def _convert_unit(
     root.__dict__["forward"] = program_runner.run
     add_parts(root, plan, context, sites, program_runner)
     return model
-
-
-def _folds(runner: GraphRunner) -> tuple[set[str], set[str]]:
-    """The batch norms that a program folds into weights, and those that it calls."""
-    graph, folded, called = runner.graph, set(), set()
-    for step in runner.plan.steps:
-        norm = step.attrs.get("batch_norm") if step.integer else None
-        if norm is not None and graph.nodes[norm].kind == "module":
-            folded.add(graph.nodes[norm].target)
-        called |= {graph.nodes[index].target for index in step.nodes if index != norm
-                   and graph.nodes[index].kind == "module"}  # fmt: skip
-    return folded, {name for name in called if isinstance(runner.root.get_submodule(name), _BatchNorm)}
 
 
 def _remove_unread(runner: GraphRunner, entries: Entries) -> None:

@@ -48,12 +48,15 @@ class WeightsToRestore:
 
     Attributes:
         problem: why the user's forward cannot run any more; '' where it can.
+        neutral: statistics of batch norms in weights, with which they do nothing, by dotted names.
+        watched: running means among them that belong to layers of their own.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.problem = ""
         self.parts: list[tuple[str, slice | None, str, bool]] = []
         self.neutral: dict[str, Tensor] = {}
+        self.watched: list[str] = []
         self._done = False
         for step in plan.steps:
             if step.integer and OPERATORS[step.op].weighted:
@@ -73,6 +76,8 @@ class WeightsToRestore:
             if not all(one is None or isinstance(one, Attr) for one in sources):
                 self.problem = f"layer '{step.name}' has a batch norm in its weight whose parameters are computed"
                 return
+            if plan.graph.nodes[step.nodes[0]].kind == "module" and isinstance(given["running_mean"], Attr):
+                self.watched.append(given["running_mean"].path)
             width = plan.graph.nodes[place].meta
             assert width is not None
             for source, value in zip(sources, values.values(), strict=True):

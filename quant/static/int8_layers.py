@@ -142,6 +142,7 @@ def _weighted_layer(
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         made.layers[identity] = StaticLayer(step.op, weight, settings, backend)
         if original is not None:
+            made.layers[identity].normed = "batch_norm" in step.attrs  # type: ignore[assignment]
             inherit(made.layers[identity], original)
     layer = made.layers[identity]
     assert isinstance(layer, StaticLayer)

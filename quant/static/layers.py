@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quant.kernels import QParams
 from quant.kernels.reference_ops import OpTable
 from quant.static import nonfinite, ops
-from quant.static.own_forward import is_falling_back
+from quant.static.own_forward import gives_normed, is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
@@ -59,6 +59,7 @@ class StaticLayer(nn.Module):
             self.register_buffer(f"{name}_scale", torch.empty(0))
             self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
         self._derived: dict[int, _Derived] = {}
+        self.normed = False
         self.training = False
 
     def add_site(self, x: QParams, y: QParams | None, clamp: tuple[float, float] | None) -> int:
@@ -103,7 +104,10 @@ class StaticLayer(nn.Module):
             y = ops.table(self.backend)["dequantize"](y, known.output_scale, known.output_zero_point)
         seen: dict[int, Any] = {}
         nonfinite.note(x, seen)
-        return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
+        spoiled: Tensor = nonfinite.spoiled(y, seen)
+        if self.normed and known.alone:
+            gives_normed(spoiled)
+        return spoiled
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
         """uint8 in; uint8 or float32 out, as the site says."""

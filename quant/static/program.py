@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan, Step, is_recurrent
-from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, attribute, evaluate, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable, rescale
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
@@ -275,7 +275,9 @@ class ProgramRunner(nn.Module):
                 raise CaptureMismatch(f"{mismatch}; it cannot run as it is either: {runner.weights.problem}")
             if runner.weights is not None:
                 runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
-        output = run_own_forward(module, own, args, kwargs, mismatch)
+        known = [one.weights for one in (self, *self.others) if isinstance(one, ProgramRunner) and one.weights]
+        statistics = [attribute(self.root, path) for weights in known for path in weights.watched]
+        output = run_own_forward(module, own, args, kwargs, mismatch, statistics)
         if not is_falling_back():
             warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
         return output

@@ -10,6 +10,7 @@ from quant.fuse import Plan, Step
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
 from quant.static.folding import norm_arguments
+from quant.static.own_forward import FoldedNorm
 from quant.static.program import ProgramRunner
 from quant.static.recognise import OPERATORS
 
@@ -30,7 +31,7 @@ def remove_folded(plan: Plan, root: nn.Module) -> None:
     for step in plan.steps:
         node = plan.graph.nodes[step.attrs["batch_norm"]] if step.integer and "batch_norm" in step.attrs else None
         if node is not None and node.kind == "module":
-            replace_module(root, attribute(root, node.target), nn.Identity())
+            replace_module(root, attribute(root, node.target), FoldedNorm())
 
 
 def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:

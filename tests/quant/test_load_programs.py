@@ -149,3 +149,22 @@ def test_a_model_whose_first_program_saw_no_data_loads(tmp_path: Path) -> None:
     loaded = quant.load(tmp_path / "model.q8", model=Held())
     with torch.no_grad():
         assert torch.equal(loaded(x, mask), q(x, mask))
+
+
+def test_programs_of_a_calibrated_model_that_was_trained_load(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    prepared, mask = quant.prepare(Held().eval(), sequence(5)), torch.rand(16)
+    with torch.no_grad():
+        for _ in range(3):
+            prepared(sequence(5))
+            prepared(sequence(5), mask)
+    trained = quant.prepare_qat(prepared)
+    trained.train()
+    trained(sequence(5)).sum().backward()
+    trained(sequence(5), mask).sum().backward()
+    q, x = quant.convert(trained), sequence(5)
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=Held())
+    with torch.no_grad():
+        assert torch.equal(loaded(x, mask), q(x, mask))
+        assert torch.equal(loaded(x), q(x))
