@@ -8,12 +8,14 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import quant
+from quant.static.program import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.types import UncapturedCall
 
@@ -225,3 +227,22 @@ def test_one_thread_falls_back_while_another_runs_programs() -> None:
             thread.join()
     assert wrong == []
     assert RESERVED in q._modules
+
+
+class Cleared(dict[Any, Any]):
+    """Keeps nothing, as if another thread cleared it at once."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+def test_a_replaced_module_in_one_thread_does_not_disturb_another() -> None:
+    q, x = quant.convert(prepared()), rows(4)
+    runner = q._modules[RESERVED]
+    assert isinstance(runner, ProgramRunner)
+    assert runner.origin is not None
+    with torch.no_grad():
+        expected = q(x)
+        runner.origin._edges = Cleared()
+        q.last = copy.deepcopy(q.last)
+        assert torch.equal(q(x), expected)
