@@ -21,6 +21,9 @@ from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
+LATER = ("fold_gain", "fold_shift")
+"""Buffers of a `StaticLayer` that state_dicts of older versions lack."""
+
 
 class StaticLayer(nn.Module):
     """A linear layer or a convolution with an int8 weight, and an input and an output range per place it is called at.
@@ -182,7 +185,8 @@ class StaticLayer(nn.Module):
         return self._derived.get(site) is derived
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
-        for name, value in (("fold_gain", self.fold_gain), ("fold_shift", self.fold_shift)):
+        for name in LATER:
+            value = getattr(self, name)
             if value is not None and prefix + name not in state_dict:  # older files do not say what is in the weight
                 state_dict[prefix + name] = torch.full_like(value, float(name == "fold_gain"))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -281,7 +281,7 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
     taking.others = nn.ModuleList(others)
     taking.promoted = taking is not first
     if taking.promoted:
-        taking.own_forward, taking.extend, taking.alone = first.own_forward, first.extend, first.alone
+        taking.own_forward, taking.extend = first.own_forward, first.extend
         first.root._modules[RESERVED] = taking
         first.root.__dict__["forward"] = taking.run
 

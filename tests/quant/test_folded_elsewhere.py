@@ -54,7 +54,7 @@ def images() -> Tensor:
 
 KINDS = pytest.mark.parametrize("kind", [Module, Function])
 WAYS = pytest.mark.parametrize(
-    "how", [{"skip": True}, {"twice": True}, {"between": torch.randn(2, 8, 10, 10)}], ids=str
+    "how", [{"skip": True}, {"twice": True}, {"between": torch.randn(2, 8, 10, 10)}], ids=("skip", "twice", "between")
 )
 
 
