@@ -27,7 +27,7 @@ from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.static.examples import CannotRebuild
-from quant.static.layers import LATER, StaticLayer
+from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
 from quant.static.runner import RESERVED, runners
@@ -118,37 +118,34 @@ def read_report(path: str | os.PathLike[str]) -> Report:
     return replace(report, float_bytes=left)
 
 
-def _later(result: nn.Module) -> set[str]:
-    """Names of tensors that files of older versions lack; their modules do without them."""
-    layers = ((path, layer) for path, layer in result.named_modules() if isinstance(layer, StaticLayer))
-    return {full_name(path, name) for path, _ in layers for name in LATER}
-
-
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
     name = type(result).__name__
-    own, given, later = without_ranges(result.state_dict()), set(tensors), _later(result)
-    for key in later - given:
-        own.pop(key, None)
-    wanted = set(own)
+    tensors = {**_added_since(result, tensors), **tensors}
+    wanted, given = set(without_ranges(result.state_dict())), set(tensors)
     if wanted != given:
         missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
         raise ArtefactError(
             f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
             f"and the file has {extra or 'nothing'} that the model lacks"
         )
-    for key, one in own.items():
-        if one.dtype != tensors[key].dtype:
-            raise ArtefactError(f"{path} does not fit {name}: {key} is {one.dtype}, in the file {tensors[key].dtype}")
+    for key, own in without_ranges(result.state_dict()).items():
+        if own.dtype != tensors[key].dtype:
+            raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
     # With the versions of the model's own modules: without, some take it for a state of long ago.
     state = result.state_dict()
     state.update(tensors)
-    for key in later - given:
-        state.pop(key, None)
     try:
         result.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit {name}: {error}") from error
+
+
+def _added_since(result: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that files of older versions do not have, as they were understood then."""
+    layers = {name: module for name, module in result.named_modules() if isinstance(module, StaticLayer)}
+    added = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.unknown_fold().items()}
+    return {} if added.keys() & tensors.keys() else added
 
 
 def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:

@@ -41,7 +41,7 @@ from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
 from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
-from quant.capture.state import Snapshot, differs, same_content, state_of
+from quant.capture.state import Snapshot, differs, same_content, state_of, tensors_of
 from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
@@ -88,6 +88,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
+        self._submodules = list(root.modules())
         self.names = {id(module): name for name, module in root.named_modules()}
         self.attributes = _attributes(root)
         self.nodes: list[Node] = []
@@ -596,7 +597,13 @@ class Recorder(TorchFunctionMode):
 
     def _stores(self, tensor: Tensor) -> bool:
         """Whether the memory of a tensor is a parameter's or a buffer's."""
-        return any(share_storage(tensor, stored) for _, stored in _stored_tensors(self.root))
+        if tensor.numel() == 0:
+            return False
+        pointer = tensor.untyped_storage().data_ptr()
+        return any(
+            one.layout == tensor.layout and one.untyped_storage().data_ptr() == pointer
+            for one in tensors_of(self._submodules)
+        )
 
     def _outlives(self, tensor: Any) -> bool:
         """Whether the caller sees what is written to a tensor: it is an input's, a parameter's or a buffer's memory."""

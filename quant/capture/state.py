@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 NO_STATE = {"_parameters", "_buffers", "_modules", "training", "forward"}
 """Attributes of a module that are looked into, or that are ours during a capture."""
@@ -77,3 +79,15 @@ def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], A
         return tuple(part.items()) if isinstance(part, dict) else tuple(part or ())
 
     return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """The parameters, buffers and other tensors that modules hold right now.
+
+    It is asked at every write in place, and most of what modules hold is settings: types are sorted out before values.
+    """
+    parts = [vars(module) for module in modules]
+    stores = [store for own in parts for store in (own.get("_parameters"), own.get("_buffers"), own) if store]
+    kinds = set(map(type, itertools.chain.from_iterable(store.values() for store in stores)))
+    wanted = {kind for kind in kinds if Tensor in kind.__mro__}
+    return [value for store in stores for value in store.values() if type(value) in wanted]

@@ -12,7 +12,7 @@ import functools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +224,11 @@ def _has_version(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())
 
 
+def _copied(value: Any) -> Any:
+    """A shallow copy; those of plain types are made directly, as every module has ten empty ones for its hooks."""
+    return value.copy() if type(value) in (list, dict, set, OrderedDict) else copy.copy(value)
+
+
 class _ModuleState:
     """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
 
@@ -245,7 +250,7 @@ class _ModuleState:
                 continue
             if isinstance(value, (list, dict, set)):
                 if key in self.attributes:
-                    self.held[key] = (value, copy.copy(value) if value else ())
+                    self.held[key] = (value, _copied(value) if value else ())
             elif isinstance(value, Tensor):
                 if _has_version(value):
                     self.tensors[key] = (value, value._version, value.detach().clone())
@@ -266,9 +271,7 @@ class _ModuleState:
             own[key].clear()
             own[key].update(stored)
         for key, (held, items) in self.held.items():
-            if not held and not items:
-                continue
-            if held != items or list(map(id, held)) != list(map(id, items)):
+            if (held or items) and (held != items or list(map(id, held)) != list(map(id, items))):
                 changed.add(key)
                 held.clear()
                 held.extend(items) if isinstance(held, list) else held.update(items)

@@ -21,9 +21,6 @@ from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
-LATER = ("fold_gain", "fold_shift")
-"""Buffers of a `StaticLayer` that state_dicts of older versions lack."""
-
 
 class StaticLayer(nn.Module):
     """A linear layer or a convolution with an int8 weight, and an input and an output range per place it is called at.
@@ -102,6 +99,12 @@ class StaticLayer(nn.Module):
             return self._scaled(self.weight_scale), self.bias
         bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
         return self._scaled(self.weight_scale / self.fold_gain), bias
+
+    def unknown_fold(self) -> dict[str, Tensor]:
+        """Gain and shift by name, for tensors of an older version, which do not say what is in the weight."""
+        if self.fold_gain is None or self.fold_shift is None:
+            return {}
+        return {"fold_gain": torch.ones_like(self.fold_gain), "fold_shift": torch.zeros_like(self.fold_shift)}
 
     def _scaled(self, scale: Tensor) -> Tensor:
         if self.op != "conv_transpose":
@@ -185,10 +188,8 @@ class StaticLayer(nn.Module):
         return self._derived.get(site) is derived
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
-        for name in LATER:
-            value = getattr(self, name)
-            if value is not None and prefix + name not in state_dict:  # older files do not say what is in the weight
-                state_dict[prefix + name] = torch.full_like(value, float(name == "fold_gain"))
+        for name, value in self.unknown_fold().items():
+            state_dict.setdefault(prefix + name, value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.derive()
 

@@ -58,10 +58,13 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
 def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
 
-    Where the gain is 0 the weight is gone, and cannot be had back by them.
+    Nor are there any for a call of a function whose bias is added after it, as in x @ weight + bias: the weight is what
+    it was. Where the gain is 0 the weight is gone, and cannot be had back by them.
     """
     layer = step.weighted
-    if not layer.is_folded:
+    only_added = all(one.op == "add" and one.own_sign > 0 for one in layer.affine)
+    plain = only_added and layer.bias is None and graph.nodes[step.nodes[0]].kind != "module"
+    if layer.batch_norm is None and (not layer.affine or plain):
         return None
     if layer.batch_norm is not None:
         gain, shift = gain_and_shift(norm_of(layer.batch_norm, graph, root))

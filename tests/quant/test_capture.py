@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
+from quant.capture.state import tensors_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.static.binding import bound_values
 from quant.static.leaves import is_leaf, register_leaf
@@ -533,3 +534,13 @@ def test_layers_called_in_another_thread_are_captured_by_themselves() -> None:
     found = capture(CallsElsewhere(), torch.randn(3, 4))
     assert found.islands == {"": "its forward calls modules in another thread"}
     assert set(found.graphs) == {"first", "last"}
+
+
+def test_all_tensors_that_modules_hold_are_known() -> None:
+    """Of whatever class, in whatever place, and as they are now."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())
+    model[1].cache = torch.zeros(2)
+    model[1].own = nn.Parameter(torch.zeros(2))
+    expected = [*model.parameters(), *model.buffers(), model[1].cache]
+    found = tensors_of(list(model.modules()))
+    assert {id(one) for one in found} == {id(one) for one in expected}

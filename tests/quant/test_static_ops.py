@@ -81,7 +81,7 @@ MODULES = {
     "adaptive avg pool": (nn.AdaptiveAvgPool2d((3, None)), "adaptive_avg_pool"),
     "adaptive max pool": (nn.AdaptiveMaxPool2d(2), "adaptive_max_pool"),
     "dropout": (nn.Dropout2d(0.5), "pass"),
-    "identity": (nn.Identity(), "pass"),
+    "identity": (nn.Identity(), None),
     "upsample": (nn.Upsample(scale_factor=2), "interpolate"),
     "upsample bilinear": (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False), "interpolate"),
     "zero pad": (nn.ZeroPad2d((1, 2, 0, 3)), "pad"),

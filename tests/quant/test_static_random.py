@@ -28,11 +28,11 @@ from quant.kernels import dispatch, use
 from torch import Tensor, nn
 
 import quant
-from quant.graph import Node, evaluate, leaves, map_leaves
+from quant.graph import Node, call, leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.ops.call import what
 from quant.parity import parity
-from quant.static import ops, program
+from quant.static import ops, program, single_steps
 from quant.static.program import ProgramRunner
 from quant.static.simulating import simulating
 
@@ -396,7 +396,7 @@ def check(
             assert not wrong, (backend, wrong)
     if not any(isinstance(module, QuantModule) for module in loaded.modules()):
         if not inexact(converted):
-            with torch.no_grad(), mock.patch.object(program, "evaluate", in_one_layout):
+            with torch.no_grad(), in_one_layout():
                 native = converted(*inputs)
                 with use("reference"):
                     close(converted(*inputs), native, 1e-6)
@@ -409,7 +409,7 @@ def check(
 
 def planned_equals_steps(converted: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """To the bit, on one thread and on two: each against as many, as torch's softmax rounds by the sharing."""
-    with torch.no_grad(), mock.patch.object(program, "evaluate", in_one_layout):
+    with torch.no_grad(), in_one_layout():
         for threads in (1, 2):
             with on_threads(threads):
                 with mock.patch.object(ops, "plans", return_value=None):
@@ -431,10 +431,16 @@ def equal(found: Any, expected: Any) -> bool:
     return all(torch.equal(one, other) for one, other in zip(leaves(found), leaves(expected), strict=True))
 
 
-def in_one_layout(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
-    """`evaluate` on contiguous values. Plans and steps may lay a value out differently before the user's own float
-    calls, and torch's sums round by the layout: 4e-7 where it was seen."""
-    return evaluate(node, root, lambda index: map_leaves(contiguous, value(index)))
+@contextmanager
+def in_one_layout() -> Iterator[None]:
+    """Let the user's own float calls get contiguous values. Plans and steps may lay a value out differently before
+    them, and torch's sums round by the layout: 4e-7 where it was seen."""
+
+    def call_contiguous(node: Node, root: nn.Module, args: Any, kwargs: Any) -> Any:
+        return call(node, root, *map_leaves(contiguous, (args, kwargs)))
+
+    with mock.patch.object(program, "call", call_contiguous), mock.patch.object(single_steps, "call", call_contiguous):
+        yield
 
 
 def contiguous(leaf: Any) -> Any:

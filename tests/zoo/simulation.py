@@ -1,11 +1,11 @@
 """What 8 bits cost, found without the library under test: a float model whose layers get rounded weights and inputs.
 
-`layers_rounded` rounds the weights of all layers that have an int8 form to int8, a scale per output channel
-(embeddings: a range per row), and the inputs of linear layers and convolutions to uint8 by ranges seen over the
-calibration batches, one per layer. Sums, joins and what else lies between the layers stay float: what a static int8
-model reaches at best. `all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells
-read, to 256 steps of its own range, where it comes from a layer through such functions alone: what one reaches whose
-integers go from layer to layer. Norms, softmax, attention, and sums of what these give are float in both.
+`layers_rounded` rounds the weights of all layers that have an int8 form, a scale per output channel (a range per row of
+embeddings), and the inputs of linear layers and convolutions to uint8 by the ranges that calibration batches had,
+one per layer. Sums, joins and what else lies between the layers stay float: what a static int8 model reaches at best.
+`all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells read, to 256 steps of its
+own range, where it comes from a layer through such functions alone: what one reaches whose integers go from layer to
+layer. Norms, softmax, attention, and sums of what these give are float in both.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _RoundBetween(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending: list[Tensor] = []
+        self.pending: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -172,11 +172,11 @@ class _RoundBetween(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         moved = any(_moves(leaf, args) and self._is_pending(args[0]) for leaf in _tensors(result))
         if mapped or moved or name in _LAYERS:
-            self.pending += list(_tensors(result))
+            self.pending.update((id(leaf), leaf) for leaf in _tensors(result))
         return result
 
     def _is_pending(self, value: Any) -> bool:
-        return any(value is one for one in self.pending)
+        return self.pending.get(id(value)) is value
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -61,6 +62,14 @@ def test_sqnr() -> None:
     assert sqnr(x, x) == EXACT
     assert sqnr(x, x + torch.tensor([0.5, 0.0])) == pytest.approx(20.0)
     assert likeness([x, torch.tensor([1, 2])], [x, torch.tensor([1, 3])]).equal == {"[1]": 0.5}
+
+
+def test_batches_of_one_size_count_as_one_output() -> None:
+    x = torch.tensor([3.0, 4.0])
+    error = torch.tensor([0.5, 0.0])
+    found = likeness([x, x, x, x], [x + error, x, x, x], kinds=2).decibels
+    assert found == {"[0]": pytest.approx(20.0 + 10 * math.log10(2)), "[1]": EXACT}
+    assert likeness([x, x], [x, x * math.nan], kinds=1).decibels == {"[0]": -EXACT}
 
 
 def test_boxes_are_found_in_any_order() -> None:

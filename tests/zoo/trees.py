@@ -93,16 +93,24 @@ def _leaf_difference(one: Any, other: Any, lengths: bool) -> str:
 
 def sqnr(expected: Tensor, found: Tensor) -> float:
     """Signal to quantisation noise in dB, of the values that float has finite; EXACT at most."""
+    return _decibels(*_power_and_error(expected, found))
+
+
+def _power_and_error(expected: Tensor, found: Tensor) -> tuple[float, float]:
     keep = expected.isfinite()
     if not found[keep].isfinite().all():
-        return -EXACT
+        return 0.0, math.inf
     signal, noise = expected[keep], found[keep] - expected[keep]
     if signal.is_complex():
         signal, noise = torch.view_as_real(signal), torch.view_as_real(noise)
     power, error = (float(t.double().square().sum()) for t in (signal, noise))
+    return power, error
+
+
+def _decibels(power: float, error: float) -> float:
     if error == 0:
         return EXACT
-    return min(EXACT, 10 * math.log10(power / error)) if power else -EXACT
+    return min(EXACT, 10 * math.log10(power / error)) if power and math.isfinite(error) else -EXACT
 
 
 @dataclass
@@ -123,17 +131,29 @@ class Likeness:
         return next(iter(self.decibels.values()), EXACT)
 
 
-def likeness(expected: Any, found: Any) -> Likeness:
-    result, others = Likeness({}, {}), tensors_of(found)
+def likeness(expected: Any, found: Any, kinds: int = 0) -> Likeness:
+    """How near one tree is to another.
+
+    Args:
+        kinds: how many kinds of batches take turns in a list of outputs; those of one kind count as one output.
+    """
+    sums: dict[str, list[float]] = {}
+    equal: dict[str, list[float]] = {}
+    others = tensors_of(found)
     for path, tensor in tensors_of(expected).items():
         other = others.get(path)
         if other is None or other.shape != tensor.shape or not tensor.numel():
             continue
+        index, bracket, rest = path.partition("]")
+        place = f"[{int(index[1:]) % kinds}{bracket}{rest}" if kinds else path
         if tensor.is_floating_point() or tensor.is_complex():
-            result.decibels[path] = sqnr(tensor, other)
+            total = sums.setdefault(place, [0.0, 0.0])
+            for i, value in enumerate(_power_and_error(tensor, other)):
+                total[i] += value
         else:
-            result.equal[path] = float((tensor == other).double().mean())
-    return result
+            equal.setdefault(place, []).append(float((tensor == other).double().mean()))
+    means = {path: sum(shares) / len(shares) for path, shares in equal.items()}
+    return Likeness({path: _decibels(*total) for path, total in sums.items()}, means)
 
 
 def matched_boxes(expected: list[dict[str, Tensor]], found: list[dict[str, Tensor]]) -> float:
