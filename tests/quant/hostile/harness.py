@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +122,9 @@ def _trained(case: Case) -> Outcome:
     if portrait(model) != before:
         raise Failed("wrong", "the model that was given is changed")
     twin = case.build()
+    names = parametrized_names(twin, prepared)
     comparison = Comparison(case.floor - 3.0, case.integers)
-    compare_calls(case, twin.train(), prepared.train(), CALIBRATION[:3], comparison, gradients=True)
+    compare_calls(case, twin.train(), prepared.train(), CALIBRATION[:3], comparison, gradients=names)
     _raise(comparison, "in training mode")
     with torch.no_grad():
         compare_calls(case, twin.eval(), prepared.eval(), fresh_calls(case)[:2], comparison)
@@ -148,24 +149,26 @@ def compare_calls(
     calls: Iterable[Call],
     comparison: Comparison,
     *,
-    gradients: bool = False,
+    gradients: Mapping[str, str] | None = None,
 ) -> None:
     """Call both models with each call's inputs, one model after the other, and compare what they give.
 
     Args:
-        gradients: send gradients back through the last call, and compare which parameters get any.
+        gradients: send gradients back through the last call, and compare which parameters get any; `q` has the
+            parameters that are named here under other names.
     """
     calls = list(calls)
-    expected = _run(case, model, calls, gradients)
+    expected = _run(case, model, calls, gradients is not None)
     with _explained(model, "a call"):
-        found = _run(case, q, calls, gradients and expected.went_back, expected)
+        found = _run(case, q, calls, expected.went_back, expected)
     for index, (one, other) in enumerate(zip(expected.pictures, found.pictures, strict=True)):
         seen = len(comparison.differences)
         comparison.compare(one, other)
         if len(comparison.differences) > seen and index:
             return  # what follows may only follow from it
     if expected.went_back:
-        missing = sorted(_reached(model) - _reached(q))
+        names = gradients or {}
+        missing = sorted({names.get(name, name) for name in _reached(model)} - _reached(q))
         if missing:
             raise Failed("wrong", f"in training mode: no gradient reaches {', '.join(missing[:4])}")
 
@@ -237,6 +240,24 @@ def _tensors(thing: Any) -> Iterator[Tensor]:
 
 def _reached(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def parametrized_names(model: nn.Module, prepared: nn.Module) -> dict[str, str]:
+    """What hooks of torch compute becomes a parametrization of the same layer, in which the same parameters are.
+
+    Only a name that `prepared` has not, of a layer that is parametrized there and not in `model`, has another: that of
+    the one parameter in the parametrization that holds the same values.
+    """
+    mine, others = dict(model.named_parameters()), dict(prepared.named_parameters())
+    names = {}
+    for name in set(mine) - set(others):
+        owner = name.rpartition(".")[0]
+        inside = f"{owner}.parametrizations." if owner else "parametrizations."
+        same = [other for other in set(others) - set(mine) if other.startswith(inside)
+                and others[other].shape == mine[name].shape and torch.equal(others[other], mine[name])]  # fmt: skip
+        if len(same) == 1:
+            names[name] = same[0]
+    return names
 
 
 def seed(index: int) -> None:

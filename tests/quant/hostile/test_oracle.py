@@ -15,7 +15,7 @@ import quant
 
 from . import child
 from .cases import Case, TwoLayers, rows
-from .harness import CHECKS, Outcome, compare_calls, fresh_calls, is_clear
+from .harness import CHECKS, Outcome, compare_calls, fresh_calls, is_clear, parametrized_names
 from .pictures import Comparison, picture
 
 X = torch.linspace(-1, 1, 8)
@@ -109,6 +109,21 @@ def test_an_ordinary_module_passes(kind: str, seeded_on_one_thread: None) -> Non
     outcome = CHECKS[kind](Case("ordinary", Good, rows))
     assert outcome.status == "ok", outcome.reason
     assert outcome.sqnr > 30
+
+
+def test_a_parameter_in_a_parametrization_of_its_layer_is_the_same_one() -> None:
+    model, other = nn.ModuleList([nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)])
+    other.load_state_dict(model.state_dict())
+    assert not parametrized_names(model, other)
+    nn.utils.parametrize.register_parametrization(other[0], "weight", nn.Identity())
+    assert parametrized_names(model, other) == {"0.weight": "0.parametrizations.weight.original"}
+
+
+def test_a_parameter_that_is_gone_or_has_other_values_has_no_other_name() -> None:
+    model, other = nn.ModuleList([nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)])
+    nn.utils.parametrize.register_parametrization(other[0], "weight", nn.Identity())
+    assert not parametrized_names(model, other)
+    assert not parametrized_names(model, nn.ModuleList([nn.Linear(4, 4, bias=False)]))
 
 
 def test_a_module_without_layers_does_not_pass() -> None:
