@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quant.copying import copy_value
 from quant.names import full_name
 from quant.static.arguments import copyable
+from quant.static.runner import RESERVED
 
 State = dict[str, Any]
 """Values by dotted name within the model."""
@@ -46,6 +49,22 @@ def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
             setattr(holder, name, copy_value(value))
         elif any(name in store for store in (vars(holder), holder._buffers, holder._parameters, holder._modules)):
             delattr(holder, name)
+
+
+@contextlib.contextmanager
+def keeping_children(model: nn.Module) -> Iterator[None]:
+    """Put back the modules that forwards take out of a model or put into it: a fresh model has not got so far.
+
+    What calls of another structure add under the reserved name stays.
+    """
+    found = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    before = [(module, dict(module._modules)) for module in found]
+    yield
+    for module, children in before:
+        added = {name: child for name, child in module._modules.items() if name == RESERVED}
+        if {**children, **added} != module._modules:
+            module._modules.clear()
+            module._modules.update({**children, **added})
 
 
 def kept_by_islands(module: nn.Module, path: str, islands: Iterable[str]) -> Iterator[str]:

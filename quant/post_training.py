@@ -14,6 +14,7 @@ from quant.calibrate import DataError, run
 from quant.calibrate.batches import Arguments, Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.convert import convert
+from quant.lasting import keeping_children
 from quant.prepare import prepare
 from quant.recipe import Recipe
 
@@ -52,7 +53,8 @@ def quantize_static(
     if example_inputs is None:
         example_inputs, batches = _example(model, batches, forward)
     prepared = prepare(model, example_inputs, recipe)
-    run(prepared, batches, forward=forward, limit=limit, progress=progress)
+    with keeping_children(prepared):
+        run(prepared, batches, forward=forward, limit=limit, progress=progress)
     return convert(prepared, backend)
 
 

@@ -7,5 +7,4 @@ from __future__ import annotations
 
 NOT_YET: dict[str, str] = {
     "a branch on whether gradients are on": "qat",
-    "the forward replaces one of its own layers at the third call": "static",
 }
