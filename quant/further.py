@@ -19,6 +19,7 @@ from quant import lasting
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.capture.called import tensors_in
+from quant.capture.unlike_in_training import within
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
 from quant.names import full_name
@@ -61,15 +62,16 @@ class Extender:
         self.called |= found.called
         new = [name for name in found.islands if name not in self.islands]
         lasting.note(self.state, root, path, {*found.state, *lasting.kept_by_islands(root, path, new)})
+        floats = {**first.plan.floats, **within(found.unlike_in_training, path)}
         for name, graph in found.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, make_plan(graph, module, self.recipe))
+                self.install(module, make_plan(graph, module, self.recipe, within(found.unlike_in_training, name)))
         self.islands.update({name: why for name, why in found.islands.items() if name != path})
         if path not in found.graphs:
             self.refused.setdefault(path, []).append(found.islands.get(path, "it gives no graph"))
             return None
-        plan = make_plan(found.graphs[path], root, self.recipe, first.plan.floats)
+        plan = make_plan(found.graphs[path], root, self.recipe, floats)
         plan.shared = first.plan.shared
         added = self.add(first, plan)
         added.example = encode((args, kwargs))

@@ -6,6 +6,7 @@ one more child holds the observers: a `GraphRunner`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,10 @@ import torch
 from torch import nn
 
 from quant import lasting
+from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
+from quant.capture.unlike_in_training import REASON
+from quant.capture.unlike_in_training import within as unlike_in_training
 from quant.capture.watched import evaluating
 from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
@@ -174,9 +178,10 @@ def planned(
     found = capture(prepared, example_inputs, training=training)
     _restore_parameters(prepared, model, found.state)
     modules = dict(prepared.named_modules())
-    plans = {path: make_plan(graph, modules[path], recipe) for path, graph in found.graphs.items()}
+    floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}
+    plans = {path: make_plan(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
     for path, reasons in one_range_each(plans, modules).items():
-        plans[path] = make_plan(found.graphs[path], modules[path], recipe, reasons)
+        plans[path] = make_plan(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
     note_shared(plans, modules)
     state: lasting.State = {}
     lasting.note(state, prepared, "", {*found.state, *lasting.kept_by_islands(prepared, "", found.islands)})
@@ -185,6 +190,8 @@ def planned(
         extender.install(modules[path], plan)
     _add_examples(prepared, examples, state)
     refuse_nothing(prepared, found.islands, verb)
+    if found.unlike_in_training:
+        _say_unlike(prepared, verb)
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
@@ -199,6 +206,23 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
     for name, parameter in prepared.named_parameters():
         if name in changed and name in values and values[name].shape == parameter.shape:
             parameter.copy_(values[name])
+
+
+def _say_unlike(prepared: nn.Module, verb: str) -> None:
+    left = sorted(
+        full_name(path, "" if step.name == "(root)" else step.name)
+        for path, one in runners(prepared).items()
+        for step in one.plan.steps
+        if step.reason == REASON
+    )
+    if left:
+        warnings.warn(
+            f"{verb}: {', '.join(left[:8])}{f' and {len(left) - 8} more' if len(left) > 8 else ''}: the forward around "
+            f"does something else in training or with gradients; {REASON}, so these layers stay float. A forward that "
+            "gives them the same values in both modes lets them be int8",
+            CalibrationWarning,
+            stacklevel=4,
+        )
 
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: lasting.State) -> None:

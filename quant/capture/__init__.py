@@ -33,12 +33,14 @@ class Capture:
         islands: by dotted name, why a module is none of a graph's.
         called: dotted names of every module that ran.
         state: dotted names of the attributes and buffers that some forward changed.
+        unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     islands: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
+    unlike_in_training: set[str] = field(default_factory=set)
 
 
 def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) -> Capture:
@@ -57,7 +59,7 @@ def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) ->
     refuse_read_once(model, "", bind(model, args, kwargs))
     with watching(model) as watched, torch.no_grad():
         _capture_unit(watched, model, "", args, kwargs, found, training)
-    found.state = watched.changed
+    found.state, found.unlike_in_training = watched.changed, watched.unlike_in_training
     return found
 
 
@@ -73,7 +75,7 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
     refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, found, training)
-    found.state = watched.changed
+    found.state, found.unlike_in_training = watched.changed, watched.unlike_in_training
     return found
 
 

@@ -20,6 +20,7 @@ from quant.capture.called import tensors_in
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
 from quant.capture.undisturbed import disturbed
+from quant.capture.unlike_in_training import unlike_layers
 from quant.capture.unseen import said_of
 from quant.capture.variations import (
     UNCOVER,
@@ -184,6 +185,7 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
     fault = _problem(recorder, other) or _difference(recorder, other)
     if fault is None or (not other.problems and _needs_alike(recorder, other)):
         return {}
+    watched.unlike_in_training.update(full_name(recorder.path, name) for name in unlike_layers(recorder, other))
     return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
 
 

@@ -79,9 +79,10 @@ def note_floats(plan: Plan, entries: Entries, path: str) -> None:
     beside = _beside_integers(plan)
     for step in plan.steps:
         node = plan.graph.nodes[step.nodes[0]]
-        name = full_name(path, step.name.split("@")[0] if node.kind == "module" else step.name)
+        inner = step.name.split("@")[0] if node.kind == "module" else step.name
+        name = full_name(path, inner if inner != "(root)" else "")
         if isinstance(step.operator, Float) and (node.kind == "module" or step.output in beside):
-            entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
+            entries.setdefault(name, ("float", step.reason))
         elif step.integer and node.kind == "module" and not isinstance(step.operator, Weighted):
             entries.setdefault(name, ("int8", step.operator.name))
 

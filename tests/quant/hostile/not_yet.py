@@ -5,6 +5,4 @@
 
 from __future__ import annotations
 
-NOT_YET: dict[str, str] = {
-    "a branch on whether gradients are on": "qat",
-}
+NOT_YET: dict[str, str] = {}

@@ -1,0 +1,95 @@
+"""Layers that eval mode calls with other and larger values than training does, so that its ranges do not hold them.
+
+A forward may go one way in training and another in eval mode, or with gradients and without. It is an island then, but
+the layers that it calls see the values of training alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.graph import Attr, Node, Ref, attribute, leaves
+from quant.static.leaves import is_leaf
+
+if TYPE_CHECKING:
+    from quant.capture.recorder import Recorder
+
+REASON = "eval mode gives it larger values than training, whose ranges would clip them"
+MARGIN = 0.25
+"""Of the span of a layer's values in training, beyond which eval mode's are larger: dropout and the statistics of a
+batch norm move the ends a little, and 8 bits lose little there."""
+
+
+def within(layers: Iterable[str], path: str) -> dict[str, str]:
+    """Those that are in the module `path`, by their names there, with the reason why they stay float."""
+    inside = (name for name in layers if not path or name == path or name.startswith(f"{path}."))
+    return {name.removeprefix(path).removeprefix("."): REASON for name in inside}
+
+
+def unlike_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
+    """The layers within the root, and the owners of functional ones, whose values are computed otherwise in eval mode
+    than in training, and are larger there.
+
+    Args:
+        evaluated, trained: recordings of the same call in either mode.
+    """
+    kinds: dict[Any, int] = {}
+    calls, twins = _calls(evaluated, kinds), _calls(trained, kinds)
+    for name, found in calls.items():
+        known = twins.get(name, {})
+        new = [value for kind, value in found.items() if kind not in known]
+        if new and known and _exceed(new, list(known.values())):
+            yield name
+
+
+def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Tensor]]:
+    """By layer, what it was called with: each float input, by the way in which it was computed."""
+    ways: list[int] = []
+    found: dict[str, dict[int, Tensor]] = {}
+    for node in recorder.nodes:
+        target = node.target if isinstance(node.target, str) else id(node.target)
+        arguments = tuple(ways[leaf.index] if isinstance(leaf, Ref) else _key(leaf) for leaf in _leaves(node))
+        ways.append(kinds.setdefault((node.kind, target, node.owner, arguments), len(kinds)))
+        name = _layer(node, recorder.root)
+        if name is None:
+            continue
+        for ref in node.refs:
+            value = recorder.values[ref]
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+                found.setdefault(name, {})[ways[ref]] = value.detach()
+    return found
+
+
+def _layer(node: Node, root: nn.Module) -> str | None:
+    """The name under which a plan has the layer that a node may be."""
+    if node.kind == "module":
+        return str(node.target) if is_leaf(attribute(root, node.target)) else None
+    return node.owner if any(isinstance(leaf, Attr) for leaf in _leaves(node)) else None
+
+
+def _leaves(node: Node) -> list[Any]:
+    return list(leaves((node.args, node.kwargs)))
+
+
+def _key(constant: Any) -> Any:
+    """What tells a constant from others; 1 and True are not the same."""
+    if isinstance(constant, (bool, int, float, str, Attr, type(None), torch.dtype, torch.device)):
+        return type(constant), constant
+    return type(constant)
+
+
+def _exceed(values: list[Tensor], known: list[Tensor]) -> bool:
+    low, high = _ends(known)
+    lower, higher = _ends(values)
+    slack = MARGIN * (high - low)
+    return lower < low - slack or higher > high + slack
+
+
+def _ends(values: list[Tensor]) -> tuple[float, float]:
+    """Of a range that has zero in it, as ranges of activations have."""
+    ends = [one.aminmax() for one in values]
+    return min(0.0, *(float(low) for low, _ in ends)), max(0.0, *(float(high) for _, high in ends))

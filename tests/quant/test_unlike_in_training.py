@@ -1,0 +1,102 @@
+"""Forwards that give a layer larger values in eval mode than in training: its ranges from training would clip them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from quant.calibrate import CalibrationWarning
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import quant
+
+OTHERWISE: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "mode": lambda module, y: y if module.training else y * 2,
+    "gradients": lambda module, y: y if torch.is_grad_enabled() else y * 2,
+    "inside of a child": lambda module, y: y if next(module.children()).training else y + 3,
+}
+ALIKE: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "smaller": lambda module, y: y if module.training else y * 0.7,
+    "a mask": lambda module, y: y * torch.ones_like(y) if module.training else y,
+    "dropout": lambda module, y: F.dropout(y, 0.2, module.training),
+}
+
+
+class Branches(nn.Module):
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(16, 32), nn.Linear(32, 16), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.between(self, self.first(x).relu()))
+        return y
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x * 2
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scales = nn.Linear(16, 32), Scales()
+        self.weight = nn.Parameter(torch.randn(16, 32) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.scales(self.first(x).relu()), self.weight)
+
+
+def trained(model: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    # A moving average would clip what three batches bring.
+    recipe = quant.Recipe(default=quant.QConfig(activation_observer="minmax"))
+    prepared = quant.prepare_qat(model, torch.randn(64, 16), recipe)
+    for _ in range(3):
+        prepared.train()(torch.randn(64, 16)).sum().backward()
+    return prepared.eval()
+
+
+def noise(model: nn.Module, q: nn.Module) -> float:
+    with torch.no_grad():
+        x = torch.randn(64, 16)
+        y = model.eval()(x)
+        return float((q(x) - y).norm() / y.norm())
+
+
+@pytest.mark.parametrize("between", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_layer_with_larger_values_in_eval_mode_stays_float_and_is_said(
+    between: Callable[[nn.Module, Tensor], Tensor], seeded_on_one_thread: None
+) -> None:
+    model = Branches(between)
+    with pytest.warns(CalibrationWarning, match=r"prepare_qat: last: .* so these layers stay float"):
+        prepared = trained(model)
+    assert noise(model, prepared) < 0.02
+    q = quant.convert(prepared)
+    assert noise(model, q) < 0.02
+    outcomes = {entry.name: entry for entry in quant.summary(q)}
+    assert outcomes["first"].outcome == "int8"
+    assert outcomes["last"].outcome == "float"
+    assert "larger values" in outcomes["last"].detail
+
+
+@pytest.mark.parametrize("between", ALIKE.values(), ids=ALIKE)
+def test_a_layer_whose_values_are_no_larger_is_int8(
+    between: Callable[[nn.Module, Tensor], Tensor], seeded_on_one_thread: None
+) -> None:
+    model = Branches(between)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q = quant.convert(trained(model))
+    assert {entry.name: entry.outcome for entry in quant.summary(q)}["last"] == "int8"
+    assert noise(model, q) < 0.05
+
+
+def test_what_lies_behind_a_child_that_goes_another_way_is_looked_at_too(seeded_on_one_thread: None) -> None:
+    model = Outer()
+    with pytest.warns(CalibrationWarning, match="so these layers stay float"):
+        prepared = trained(model)
+    assert noise(model, quant.convert(prepared)) < 0.02
