@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 RESULTS := build/test-results
+CORE := build/core/liboctet_core.a
 # With the reason of every test that was skipped. Safe path: a child `python -c` would put this folder first and find
 # quant/ without its parts, which lie in other folders.
 # A process for each core, each on one thread: two that both use all cores wait for each other. Each begins with whole
@@ -25,7 +26,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -128,6 +129,10 @@ install: $(STAMPS)/install ## The virtual environment, with torch and this packa
 
 build: $(STAMPS)/build ## The compiled kernels, into the checkout
 
+core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library for C++ programs, kernels/csrc/README.md
+	@$(say) "building the core"
+	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
+
 clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist kernels/_octet.so kernels/_octet.stamp *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
@@ -172,9 +177,9 @@ $(STAMPS)/zoo: pyproject.toml | $(STAMPS)/install
 	@touch $@
 
 # Without a compiler there is no stamp, so that the next run looks for one again.
-$(STAMPS)/build: $(STAMPS)/requirements $(STAMPS)/install kernels/build.py $(wildcard kernels/csrc/*)
+$(STAMPS)/build: $(STAMPS)/requirements $(STAMPS)/install kernels/build.py $(shell find kernels/csrc -type f)
 	@if command -v "$${CXX:-g++}" >/dev/null || command -v "$${CXX:-clang++}" >/dev/null; then \
-	    $(say) "building the kernels" && $(BIN)/python kernels/build.py && touch $@; \
+	    $(say) "building the kernels" && $(BIN)/python kernels/build.py --core $(CORE) && touch $@; \
 	else \
 	    $(say) "no C++ compiler, so no compiled kernels: int8 layers run on the slow reference backend" && \
 	    echo "    on Debian: apt install g++"; \

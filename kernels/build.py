@@ -1,7 +1,8 @@
 """Compile kernels/csrc into the extension: `quant build`, or `python -m quant.kernels.build`.
 
-Not torch.utils.cpp_extension: it has no flags per file, and each instruction set is a file here. The extension
-registers torch operators and includes no Python header, so one build serves every Python version beside the same torch.
+The core alone, without torch, becomes a static library: `make core`. Not torch.utils.cpp_extension: it has no flags per
+file, and each instruction set is a file here. The extension registers torch operators and includes no Python header, so
+one build serves every Python version beside the same torch.
 """
 
 from __future__ import annotations
@@ -39,34 +40,28 @@ FILE_FLAGS = {
     "reals_portable.cpp": REAL_FLAGS,
     "reals_avx2.cpp": [*REAL_FLAGS, "-mavx2", "-mfma"],
     "reals_avx512.cpp": [*REAL_FLAGS, *AVX512],
-    "plan_moves.cpp": ["-ffp-contract=off"],
-    "native_avx2.cpp": ["-mavx2"],
-    "native_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
-    "native_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
+    "gemm_avx2.cpp": ["-mavx2"],
+    "gemm_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
+    "gemm_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
+    "gemm_neondot.cpp": ["-march=armv8.2-a+dotprod"],
+    "gemm_neoni8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm"],
+    "winograd_avx2.cpp": ["-mavx2"],
+    "winograd_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
+    "winograd_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
     "depthwise_avx2.cpp": ["-mavx2"],
     "depthwise_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
     "depthwise_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
-    "native_neondot.cpp": ["-march=armv8.2-a+dotprod"],
-    "native_neoni8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm"],
-    "drivers.cpp": ["-ffp-contract=off", "-fopenmp"],
-    "embedding.cpp": ["-ffp-contract=off", "-fopenmp"],
-    "fake_quantize.cpp": ["-fopenmp"],
-    "histogram.cpp": ["-fopenmp"],
+    "linear.cpp": ["-ffp-contract=off"],
+    "tables.cpp": ["-ffp-contract=off"],
+    "lower_moves.cpp": ["-ffp-contract=off"],
+    "threads_openmp.cpp": ["-fopenmp"],
+    "torch_threads.cpp": ["-fopenmp"],
 }
+"""By name, so no two files of different rooms have one name."""
 ONLY = {"x86_64": "avx", "aarch64": "neon"}
 """What the names of files for one architecture contain."""
-TORCH_FILES = (
-    "drivers.cpp",
-    "embedding.cpp",
-    "fake_quantize.cpp",
-    "gemm_fbgemm.cpp",
-    "histogram.cpp",
-    "ops.cpp",
-    "ops_conv.cpp",
-    "ops_plan.cpp",
-    "ops_rnn.cpp",
-    "packed.cpp",
-)
+STANDALONE = "threads_openmp.cpp"
+"""Of the core, what the extension has from torch."""
 
 
 class BuildError(RuntimeError):
@@ -91,37 +86,82 @@ def find_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
+def host_arch() -> str:
+    """This machine's architecture, in the words of `--arch`."""
+    return {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+
+
 def host_target(output: Path = DEFAULT_OUTPUT) -> Target:
     """This machine and the torch that is importable here."""
     import torch
 
+    return Target(_require_compiler(), Path(torch.__file__).resolve().parent, host_arch(), output)
+
+
+def _require_compiler() -> str:
     cxx = find_compiler()
     if cxx is None:
         raise BuildError("no C++ compiler: neither $CXX nor g++ nor clang++ was found (on Debian: apt install g++)")
-    arch = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    return Target(cxx, Path(torch.__file__).resolve().parent, arch, output)
+    return cxx
 
 
 def sources(target: Target) -> list[Path]:
-    """The files to compile for this architecture."""
-    foreign = [mark for arch, mark in ONLY.items() if arch != target.arch]
-    return sorted(path for path in SOURCES.glob("*.cpp") if not any(mark in path.stem for mark in foreign))
+    """The files of the extension for this architecture: the core's, and torch's binding."""
+    return [path for path in _sources_in(SOURCES, target.arch) if path.name != STANDALONE]
+
+
+def core_sources(arch: str) -> list[Path]:
+    """The files of the core alone, which include no header of torch or Python."""
+    return _sources_in(SOURCES / "core", arch)
+
+
+def _sources_in(folder: Path, arch: str) -> list[Path]:
+    foreign = [mark for other, mark in ONLY.items() if other != arch]
+    return sorted(path for path in folder.rglob("*.cpp") if not any(mark in path.stem for mark in foreign))
+
+
+def flags_of(source: Path, torch_dir: Path | None = None) -> list[str]:
+    """What one file is compiled with; those of the binding need `torch_dir`."""
+    # Quoted includes only: a folder named torch must not stand before torch's own headers.
+    flags = [*COMMON_FLAGS, *FILE_FLAGS.get(source.name, []), "-iquote", str(SOURCES)]
+    if not _is_core(source) and torch_dir:
+        flags += [f"-I{torch_dir / 'include'}", f"-I{torch_dir / 'include/torch/csrc/api/include'}"]
+    return flags
+
+
+def _is_core(source: Path) -> bool:
+    return (SOURCES / "core") in source.parents
 
 
 def fingerprint(target: Target) -> str:
     """Everything the output depends on, as two digests: of sources, flags and torch, and of the compiler."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
     torch_version = (target.torch_dir / "version.py").read_text()
-    digest.update(repr((COMMON_FLAGS, FILE_FLAGS, target.arch, torch_version)).encode())
-    version = subprocess.run([target.cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    return _digests(SOURCES, (COMMON_FLAGS, FILE_FLAGS, target.arch, torch_version), target.cxx)
+
+
+def core_fingerprint(cxx: str, arch: str) -> str:
+    """The same of the core's static library."""
+    return _digests(SOURCES / "core", (COMMON_FLAGS, FILE_FLAGS, arch), cxx)
+
+
+def _digests(folder: Path, settings: tuple[object, ...], cxx: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in {".cpp", ".h", ".inc"}):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    digest.update(repr(settings).encode())
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
     return f"{digest.hexdigest()} {hashlib.sha256(version.encode()).hexdigest()}"
 
 
 def is_current(target: Target) -> bool:
     """Whether the output was built from exactly what would be built now."""
     return target.output.exists() and _stamp(target) == fingerprint(target)
+
+
+def core_is_current(cxx: str, arch: str, output: Path) -> bool:
+    """Whether the core's static library at `output` is what would be built now."""
+    stamp = output.with_suffix(".stamp")
+    return output.exists() and stamp.exists() and stamp.read_text() == core_fingerprint(cxx, arch)
 
 
 def is_foreign(target: Target) -> bool:
@@ -139,38 +179,71 @@ def _stamp(target: Target) -> str:
     return stamp.read_text() if stamp.exists() else ""
 
 
-def build(target: Target, *, jobs: int | None = None) -> Path:
+def build(target: Target, *, core: Path | None = None, jobs: int | None = None) -> Path:
     """Compile and link; the output appears only when it is whole.
+
+    `core` is where the core's static library goes as well, which costs one short file more.
 
     Raises:
         BuildError: the output cannot be written, or a file did not compile or link; the compiler's own words are in
             the message.
     """
     _check_writable(target.output)
-    includes = [
-        f"-I{target.torch_dir / 'include'}",
-        f"-I{target.torch_dir / 'include/torch/csrc/api/include'}",
-    ]
     with tempfile.TemporaryDirectory(prefix="octet-build-") as folder:
-
-        def compile_one(source: Path) -> Path:
-            made = Path(folder) / f"{source.stem}.o"
-            flags = [*COMMON_FLAGS, *FILE_FLAGS.get(source.name, [])]
-            if source.name in TORCH_FILES:
-                flags += includes
-            _run([target.cxx, *flags, "-c", str(source), "-o", str(made)])
-            return made
-
-        # The torch files take a minute each and the others seconds: the slow ones start first.
-        ordered = sorted(sources(target), key=lambda path: path.name not in TORCH_FILES)
-        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_one, ordered))
+        # The files of the binding take a minute each and the others seconds: the slow ones start first.
+        wanted = sorted(sources(target), key=_is_core)
+        if core is not None:
+            wanted += [path for path in core_sources(target.arch) if path.name == STANDALONE]
+        compiled = _compile_all(target.cxx, wanted, Path(folder), target.torch_dir, jobs)
+        if core is not None:
+            _archive(
+                [compiled[path] for path in core_sources(target.arch)], core, core_fingerprint(target.cxx, target.arch)
+            )
+        objects = [made for source, made in compiled.items() if source.name != STANDALONE]
         # Beside the output, so that the rename that publishes it is atomic.
         whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
         _run(_link_command(target, objects, whole))
         os.replace(whole, target.output)
     target.output.with_suffix(".stamp").write_text(fingerprint(target))
     return target.output
+
+
+def build_core(cxx: str, arch: str, output: Path, *, jobs: int | None = None) -> Path:
+    """The core as a static library, for programs without torch: link with it, and with -fopenmp.
+
+    Raises:
+        BuildError: as `build`.
+    """
+    _check_writable(output)
+    with tempfile.TemporaryDirectory(prefix="octet-core-") as folder:
+        compiled = _compile_all(cxx, core_sources(arch), Path(folder), None, jobs)
+        _archive(compiled.values(), output, core_fingerprint(cxx, arch))
+    return output
+
+
+def _compile_all(
+    cxx: str, files: list[Path], folder: Path, torch_dir: Path | None, jobs: int | None
+) -> dict[Path, Path]:
+    """The object of each file, in their order."""
+
+    def compile_one(source: Path) -> Path:
+        made = folder / f"{source.stem}.o"
+        _run([cxx, *flags_of(source, torch_dir), "-c", str(source), "-o", str(made)])
+        return made
+
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        return dict(zip(files, pool.map(compile_one, files), strict=True))
+
+
+def _archive(objects: Iterable[Path], output: Path, stamp: str) -> None:
+    archiver = shutil.which(os.environ.get("AR", "ar"))
+    if archiver is None:
+        raise BuildError("no archiver: neither $AR nor ar was found (on Debian: apt install binutils)")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    whole = output.with_name(f".{output.name}.{os.getpid()}")
+    _run([archiver, "rcs", str(whole), *map(str, objects)])
+    os.replace(whole, output)
+    output.with_suffix(".stamp").write_text(stamp)
 
 
 def _check_writable(output: Path) -> None:
@@ -210,6 +283,15 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
+def _main_core(cxx: str, arch: str, output: Path, force: bool) -> int:
+    if not force and core_is_current(cxx, arch, output):
+        print(f"the core is up to date: {output}")
+        return 0
+    print(f"compiling {len(core_sources(arch))} files of the core for {arch} with {cxx} ...")
+    print(f"built {build_core(cxx, arch, output)}")
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -219,9 +301,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--torch-dir", type=Path, help="folder of the torch package to compile against")
     parser.add_argument("--arch", help="x86_64 or aarch64 (default: this machine's)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help="the shared object to write")
+    parser.add_argument("--core", type=Path, metavar="FILE", help="write the core's static library too")
+    parser.add_argument("--core-only", action="store_true", help="--core and no extension; needs no torch")
     parser.add_argument("--force", action="store_true", help="compile even where nothing has changed")
     options = parser.parse_args(arguments)
+    if options.core_only and options.core is None:
+        parser.error("--core-only needs --core FILE")
     try:
+        if options.core_only:
+            return _main_core(
+                options.cxx or _require_compiler(), options.arch or host_arch(), options.core, options.force
+            )
         if options.cxx and options.torch_dir and options.arch:
             target = Target(options.cxx, options.torch_dir, options.arch, options.out)
         else:
@@ -229,11 +319,12 @@ def main(arguments: list[str] | None = None) -> int:
             target = Target(
                 options.cxx or host.cxx, options.torch_dir or host.torch_dir, options.arch or host.arch, options.out
             )
-        if not options.force and is_current(target):
+        has_core = options.core is None or core_is_current(target.cxx, target.arch, options.core)
+        if not options.force and is_current(target) and has_core:
             print(f"kernels are up to date: {target.output}")
             return 0
         print(f"compiling {len(sources(target))} files for {target.arch} with {target.cxx} (about a minute) ...")
-        print(f"built {build(target)}")
+        print(f"built {build(target, core=options.core)}")
     except BuildError as error:
         print(f"quant build: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What a plan's text may say, for the reference: csrc/plan_settings.inc, read here and in csrc/plan_check.cpp alike.
+"""What a plan's text may say, for the reference: csrc/core/plan/settings.inc, read here and by the C++ alike.
 
 A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
 kind is a register (u8, f32, any), a constant ($int8), a number with bounds, one of several words, or a list: `counts`
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 _Check: TypeAlias = "Callable[[str, str], Any]"
 
-TABLE = Path(__file__).resolve().parent / "csrc" / "plan_settings.inc"
+TABLE = Path(__file__).resolve().parent / "csrc" / "core" / "plan" / "settings.inc"
 
 MOST = 1 << 24
 """Of a window, a width, a factor: beyond every image, and no product of them overflows."""

@@ -1,5 +1,5 @@
 """What a plan's operators ask of shapes, for the reference, where torch would ask less: the kernels' own checks
-(csrc/plan_operators.cpp and beside it) in Python. Each raises ValueError; what torch refuses by itself is not here.
+(csrc/core/plan/lower_*.cpp) in Python. Each raises ValueError; what torch refuses by itself is not here.
 """
 
 from __future__ import annotations

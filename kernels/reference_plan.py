@@ -9,7 +9,7 @@ the operators in `reference_ops`:
     %3 = conv_u8s8_u8 q_x=%1 zero_point=128 q_weight=$0 q_bias=- stride=1,1 ...
     outputs %3
 
-The extension runs the same text as one call in csrc/plan*.cpp, and gives the same bits.
+The extension runs the same text as one call in csrc/core/plan/, and gives the same bits.
 """
 
 from __future__ import annotations

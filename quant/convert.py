@@ -25,6 +25,7 @@ from quant.prepare import Prepared, set_or_delete
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.static.as_forward import as_forward
 from quant.static.beyond import leave_float
 from quant.static.entries import Entries, make_report, note_floats
 from quant.static.exchanged import Origin
@@ -249,7 +250,7 @@ def _convert_unit(
             first.others.append(program_runner)
         return model
     root._modules[RESERVED] = program_runner
-    root.__dict__["forward"] = program_runner.run
+    root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
     add_parts(root, plan, context, sites, program_runner)
     return model
 

@@ -17,11 +17,13 @@ from torch import nn
 
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
+from quant.capture.called import tensors_in
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
 from quant.names import full_name
 from quant.recipe import Recipe
-from quant.static.arguments import copied
+from quant.static.arguments import copied, share_memory
+from quant.static.as_forward import as_forward
 from quant.static.examples import encode
 from quant.static.runner import RESERVED, GraphRunner, programs_of, runners
 
@@ -47,6 +49,8 @@ class Extender:
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
         root, path = first.root, first.graph.path
+        if first.graph.writes and share_memory(tensors_in((args, kwargs))):
+            return None  # a program takes each argument by itself
         with _own_forwards(root):
             found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
         self.called |= found.called
@@ -105,7 +109,7 @@ class Extender:
         runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
         runner.extend = self
         module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
-        module.__dict__["forward"] = runner.run
+        module.__dict__["forward"] = as_forward(runner.run, module, runner.own_forward)
         self._watch_parts(runner)
         return runner
 
@@ -123,7 +127,7 @@ def _own_forwards(root: nn.Module) -> Iterator[None]:
             yield
     finally:
         for runner in found:
-            runner.root.__dict__["forward"] = runner.run
+            runner.root.__dict__["forward"] = as_forward(runner.run, runner.root, runner.own_forward)
 
 
 def _inside(name: str, plan: Plan) -> dict[str, str]:

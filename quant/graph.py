@@ -7,6 +7,7 @@ looks at layers or numbers; `capture.py` makes graphs and `fuse.py` reads meanin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -187,6 +188,11 @@ class Graph:
     typed: bool = False
     ranked: bool = False
     contiguous: bool = False
+
+    @functools.cached_property
+    def writes(self) -> bool:
+        """Whether it changes tensors that outlive a run: arguments, or buffers of the module."""
+        return any(node.writes for node in self.nodes)
 
     def users(self) -> dict[int, list[int]]:
         """For each value the nodes that read it, in order; the output reads as node len(nodes)."""

@@ -112,7 +112,7 @@ def package_files() -> list[tuple[str, Path]]:
     for folder in FOLDERS:
         found += [(folder, path) for path in (CHECKOUT / folder).rglob("*.py")]
     found.append(("quant", CHECKOUT / "quant" / "py.typed"))
-    found += [("kernels", path) for path in (CHECKOUT / "kernels" / "csrc").iterdir()]
+    found += [("kernels", path) for path in (CHECKOUT / "kernels" / "csrc").rglob("*") if path.is_file()]
     readme = CHECKOUT / "kernels" / "README.md"
     return [*found, *([("kernels", readme)] if readme.exists() else [])]
 
@@ -164,7 +164,7 @@ def test_an_installed_wheel_with_kernels_needs_no_build(fake_compiler: Path, tmp
     code = "import sys\nfrom quant.cli import main\nsys.exit(main(['build']))"
     said = run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
     assert said == f"kernels are up to date: {target / EXTENSION}\n"
-    with open(target / "quant/kernels/csrc/cpu.cpp", "a", encoding="utf-8") as source:
+    with open(target / "quant/kernels/csrc/core/cpu/isa.cpp", "a", encoding="utf-8") as source:
         source.write("// changed\n")
     assert "compiling" in run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
 

@@ -1,5 +1,5 @@
 """The libraries inside the C++ extension: our own kernels, FBGEMM and QNNPACK. One class, because they differ only in
-the product that csrc/gemm_*.cpp gives; the operators around it are the same code."""
+the product that csrc/torch/libraries.cpp gives; the operators around it are the same code."""
 
 from __future__ import annotations
 

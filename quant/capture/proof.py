@@ -24,7 +24,7 @@ from quant.capture.watched import Watched
 from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, compares_itself
-from quant.static.arguments import Arguments, copied, rebuilt
+from quant.static.arguments import ONE_MEMORY, Arguments, copied, rebuilt, share_memory
 from quant.static.dead import needed_places
 
 MOST_PASSES = 64
@@ -65,6 +65,7 @@ def record(
             recorder = Recorder(module, path, islands, limits, held, training=training)
             try:
                 run(watched, recorder, call)
+                _refuse_shared_memory(recorder, call)
             except Exception as error:
                 put_back()
                 fails = _where_it_fails(recorder, call)
@@ -118,6 +119,12 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
             recorder.run(args, kwargs)
+
+
+def _refuse_shared_memory(recorder: Recorder, call: Arguments) -> None:
+    """Arguments are recorded each by itself, so that a write to one is not seen in another that it is too."""
+    if any(node.writes for node in recorder.nodes) and share_memory(tensors_in(call)):
+        recorder.problem("", ONE_MEMORY)
 
 
 def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:

@@ -40,7 +40,7 @@ from quant.capture.calls import (
 from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
-from quant.capture.state import Snapshot, differs, same_content, state_of, tensors_of
+from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, tensors_of
 from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
@@ -116,6 +116,7 @@ class Recorder(TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self._inputs: list[Tensor] = []
         self._given: dict[int, tuple[Any, Given]] = {}
+        self._set_modes: set[str] = set()
         self._state: dict[str, dict[str, Any]] = {}
         self._where: dict[int, Ref | Attr] = {}
         self._given_back = GivenBack(self._where)
@@ -144,8 +145,10 @@ class Recorder(TorchFunctionMode):
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
+                modes = modes_of(self.root)
                 with self._switched(True), self._noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
+                self._hold_modes("", self.root, modes)
             self._end(before)
         self.called.add(self.path)
 
@@ -647,9 +650,11 @@ class Recorder(TorchFunctionMode):
         start, end_calls = len(self.nodes), self._given_back.mark()
         arguments = {key: self.places(value) for key, value in bind(module, args, kwargs).items()}
         self._owners.append(name)
+        modes = modes_of(module)
         try:
             with self._switched(True), self._noting_errors(name):
                 output = forward_of(module, forward)(*args, **kwargs)
+            self._hold_modes(name, module, modes)
             self._charge_chance()
             places = self.places(output)
             self.regions.append(Region(name, start, len(self.nodes), arguments, places))
@@ -657,6 +662,19 @@ class Recorder(TorchFunctionMode):
         finally:
             self._owners.pop()
         return output
+
+    def _hold_modes(self, name: str, module: nn.Module, modes: dict[str, bool]) -> None:
+        """A forward that sets the mode of its parts has to run for it; they keep it after the call."""
+        changed = self._modes_set_since(name, module, modes)
+        if changed:
+            self.problem(name, f"sets the training mode of {changed[0]}")
+
+    def _modes_set_since(self, name: str, module: nn.Module, modes: dict[str, bool]) -> list[str]:
+        """The parts of a module whose mode is another than it was, but for those that are known to set it."""
+        changed = [full_name(name, path) for path, mode in modes_of(module).items() if modes.get(path, mode) != mode]
+        new = [path for path in changed if path not in self._set_modes]
+        self._set_modes.update(new)
+        return new
 
     def _call_leaf(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
         """A layer is one call."""
@@ -689,12 +707,13 @@ class Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def _writing_itself(self, module: nn.Module, name: str) -> Iterator[None]:
         """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
-        before = state_of(module)
+        before, modes = state_of(module), modes_of(module)
         for path, attributes in before.items():
             known = self._state.get(full_name(name, path), {})
             if any(differs(known, attributes, one) for one in {*known, *attributes}):
                 self.problem(self._owners[-1], f"writes on {full_name(name, path)} before that runs as it is")
         yield
+        self._modes_set_since(name, module, modes)
         for path, attributes in state_of(module).items():
             known = self._state.setdefault(full_name(name, path), {})
             for one in {*attributes, *before.get(path, {})}:

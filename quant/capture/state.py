@@ -31,6 +31,11 @@ def state_of(root: nn.Module) -> dict[str, dict[str, Any]]:
     return found
 
 
+def modes_of(root: nn.Module) -> dict[str, bool]:
+    """Which modules are in training mode, by their names."""
+    return {path: module.training for path, module in root.named_modules()}
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a list, dict or set held, item by item."""

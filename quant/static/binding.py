@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.graph import CaptureMismatch, Graph, Ref, is_plain, match_arguments, said
-from quant.static.arguments import bind, places_of
+from quant.static.arguments import ONE_MEMORY, bind, places_of, share_memory
 
 
 def bound_values(
@@ -46,6 +46,8 @@ def bound_values(
     bound = bind(root, args, kwargs)
     for name, expected in graph.arguments.items():
         match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
+    if graph.writes and share_memory(list(values.values())):
+        raise CaptureMismatch(f"{type(root).__name__}: {ONE_MEMORY}")
     return values
 
 
@@ -105,7 +107,7 @@ class QuickBinding:
             places = self._forms[form]
         except KeyError:
             places = self._forms[form] = self._places(forward, len(args), list(kwargs))
-        if places is None or self.graph.contiguous:
+        if places is None or self.graph.contiguous or self.graph.writes:
             return None
         found = {}
         for (register, dtype, constant, rank), value in zip(

@@ -208,7 +208,7 @@ CHAINED = 1 << 24
 
 PLANNED = ("quantize", "dequantize", "lookup", "add", "mul", "max_pool", "avg_pool", "adaptive_avg_pool",
            "adaptive_max_pool", "mean", "interpolate", "pad")  # fmt: skip
-"""Operators of `reference_ops.OPS` that csrc/plan*.cpp has, besides the layers."""
+"""Operators of `reference_ops.OPS` that csrc/core/plan has, besides the layers."""
 
 OPERANDS = ("x", "q", "q_a", "q_b")
 """Names of arguments that are activations."""

@@ -45,7 +45,7 @@ def _of_layer(layer: StaticLayer, used: Backend) -> set[str]:
 
 
 def _rows(q_weight: Tensor, groups: int) -> Tensor:
-    """A convolution's weight (out, in, *kernel) in the order in which csrc/packed.cpp multiplies it.
+    """A convolution's weight (out, in, *kernel) in the order in which csrc/torch/packed.cpp multiplies it.
 
     Whether neighbours overflow 16 bits depends on who they are: channels last, each row of the kernel filled up to a
     multiple of four where there is one group.

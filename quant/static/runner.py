@@ -35,6 +35,7 @@ from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
 from quant.static.arguments import bind
+from quant.static.as_forward import as_forward
 from quant.static.binding import bound_values
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
@@ -273,7 +274,7 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
     if taking.promoted:
         taking.own_forward, taking.extend = first.own_forward, first.extend
         first.root._modules[RESERVED] = taking
-        first.root.__dict__["forward"] = taking.run
+        first.root.__dict__["forward"] = as_forward(taking.run, first.root, taking.own_forward)
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:

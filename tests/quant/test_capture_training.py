@@ -62,3 +62,24 @@ class Decides(nn.Module):
 
 def test_who_calls_a_module_otherwise_in_training_is_the_island_and_not_the_module() -> None:
     assert islands(nn.Sequential(nn.Linear(16, 16), Decides()), torch.randn(4, 16)) == ["1"]
+
+
+class SetsModes(nn.Module):
+    """Never drops anything, whatever mode it is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(16, 16), nn.Sequential(nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drop.eval()
+        return self.drop(self.fc(x))
+
+
+def test_a_forward_that_sets_the_mode_of_its_parts_runs_for_it() -> None:
+    model, x = nn.Sequential(SetsModes(), nn.ReLU(), nn.Linear(16, 16)), torch.randn(64, 16)
+    found = capture(model, x, training=True)
+    assert found.islands == {"0": "its forward sets the training mode of 0.drop"}
+    prepared = quant.prepare_qat(model, x)
+    prepared.train()
+    assert torch.equal(prepared(x), prepared(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,45 @@ def test_each_call_is_compared_by_the_program_that_stands_for_it(model: nn.Modul
     assert "not compared: calls of (root)" in str(compared)
     with pytest.raises(ValueError, match=r"no program of \(root\) stands for any of these batches"):
         quant.parity(p, q, [{"x": x, "mode": "tanh"}])
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_forwards_have_the_signature_that_the_user_gave(model: nn.Module, replaced: bool) -> None:
+    """By it Hugging Face's Trainer chooses the columns of its data."""
+    if replaced:
+        forward = model.forward
+        model.forward = lambda x, power=1: forward(x) ** power  # type: ignore[method-assign]
+    p = quant.prepare(model, torch.randn(20, 16))
+    p(torch.randn(20, 16))
+    expected = inspect.signature(model.forward)
+    for form in (p, quant.convert(p), copy.deepcopy(p), copy.deepcopy(quant.convert(p))):
+        assert inspect.signature(form.forward) == expected
+        assert form.forward.__self__ is form._modules[RESERVED]
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return self.fc(y)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_tensor_that_is_two_arguments_is_no_call_of_two_tensors_where_one_is_written(training: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Writes().eval(), torch.randn(20, 16)
+    p = (quant.prepare_qat if training else quant.prepare)(model, (x, x.clone()))
+    p.train(training)
+    p(x.clone(), x.clone())
+    q = quant.convert(p.eval())
+    for form in (p, q):
+        one, other = x.clone(), x.clone()
+        with torch.no_grad(), pytest.warns(UncapturedCall, match="whose memory is another argument's too"):
+            assert decibels(model(one, one), form(other, other)) > 25
+        assert torch.equal(one, other)
 
 
 class Cache:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 NOT_YET: dict[str, str] = {
     "a branch on whether gradients are on": "qat",
-    "a branch on a child's training flag, set in the forward": "qat",
     "the forward replaces one of its own layers at the third call": "static",
     "old weight_norm": "qat",
     "pruned weights with their masks": "qat",
-    "one tensor is both arguments and one of them is written": "qat",
 }

@@ -1,0 +1,342 @@
+#include "core/conv/conv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/conv/conv_gather.h"
+#include "core/conv/conv_workspace.h"
+#include "core/depthwise/native_depthwise.h"
+#include "core/gemm/workspace.h"
+
+namespace octet {
+namespace {
+
+// The input with its padding written out as the zero point, so that every tap of every pixel is a plain address.
+class PaddedInput {
+ public:
+  // `roomy`: kSlack bytes around it are to be readable, padded or not.
+  PaddedInput(const ConvShape& shape, const uint8_t* q_x, int32_t zero_point, bool roomy = false)
+      : shape_(shape), data_(q_x) {
+    bool padded = roomy;
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t needed = (shape.out[axis] - 1) * shape.stride[axis] + shape.dilation[axis] * (shape.kernel[axis] - 1) + 1;
+      size_[axis] = std::max(shape.in[axis] + shape.padding[axis], needed);
+      padded |= size_[axis] > shape.in[axis];
+    }
+    if (!padded) return;
+    uint8_t* copy = conv_workspace().padded.get(shape.batch * size_[0] * size_[1] * size_[2] * shape.channels);
+    const int64_t line = shape.in[2] * shape.channels;
+    const uint8_t* from = q_x;
+    int64_t filled = 0;  // up to here all is written
+    for (int64_t n = 0; n < shape.batch; ++n)
+      for (int64_t d = 0; d < shape.in[0]; ++d)
+        for (int64_t h = 0; h < shape.in[1]; ++h, from += line) {
+          const int64_t begin = offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]);
+          std::memset(copy + filled, zero_point, begin - filled);
+          std::memcpy(copy + begin, from, line);
+          filled = begin + line;
+        }
+    std::memset(copy + filled, zero_point, offset(shape.batch, 0, 0, 0) - filled);
+    data_ = copy;
+  }
+
+  // Bytes from a pixel's first tap to tap (d, h, w).
+  int64_t tap_offset(int64_t d, int64_t h, int64_t w) const {
+    return offset(0, d * shape_.dilation[0], h * shape_.dilation[1], w * shape_.dilation[2]);
+  }
+
+  // fn(i, the first tap of output pixel first + i) for i in [0, count).
+  template <class Fn>
+  void each_pixel(int64_t first, int64_t count, Fn fn) const {
+    int64_t w = first % shape_.out[2], rest = first / shape_.out[2];
+    int64_t h = rest % shape_.out[1];
+    rest /= shape_.out[1];
+    int64_t d = rest % shape_.out[0], n = rest / shape_.out[0];
+    for (int64_t i = 0; i < count;) {
+      const uint8_t* pixel = data_ + offset(n, d * shape_.stride[0], h * shape_.stride[1], w * shape_.stride[2]);
+      const int64_t end = std::min(count, i + shape_.out[2] - w), step = shape_.stride[2] * shape_.channels;
+      for (; i < end; ++i, pixel += step) fn(i, pixel);
+      w = 0;
+      if (++h < shape_.out[1]) continue;
+      h = 0;
+      if (++d < shape_.out[0]) continue;
+      d = 0, ++n;
+    }
+  }
+
+ private:
+  int64_t offset(int64_t n, int64_t d, int64_t h, int64_t w) const {
+    return (((n * size_[0] + d) * size_[1] + h) * size_[2] + w) * shape_.channels;
+  }
+
+  const ConvShape& shape_;
+  int64_t size_[3];
+  const uint8_t* data_;
+};
+
+// What a call of conv_static works on.
+struct Call {
+  const ConvShape& shape;
+  const uint8_t* q_x;
+  int32_t zero_point;
+  const int32_t* bias;
+  const StaticOutput& output;
+
+  int64_t products() const { return shape.pixels() * shape.out_channels * shape.taps() * shape.channels / shape.groups; }
+};
+
+Requantize requantize_of(const Call& call, const int32_t* row_sums) {
+  return requantize_of(call.output, call.shape.out_channels, call.zero_point, row_sums, call.bias);
+}
+
+std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  std::vector<int32_t> all;
+  for (const auto& group : groups) all.insert(all.end(), group->row_sums(), group->row_sums() + group->n());
+  return all;
+}
+
+// run(to) leaves channels [begin, end) of output pixels [first, first + rows) at `to`, whose rows are those of the outputs:
+// there, or where a residual is added on the way. That may lie where the outputs go, and is read after they are computed.
+template <class Run>
+void leave(const Call& call, int64_t first, int64_t rows, int64_t begin, int64_t end, Run run) {
+  const int64_t outputs = call.shape.out_channels;
+  if (begin == end) return;
+  if (!call.output.residual) return run(call.output.quantized ? call.output.quantized + first * outputs : nullptr);
+  uint8_t* own = conv_workspace().unsummed.get(rows * outputs);
+  run(own);
+  if (end - begin == outputs) return add_residual(call.output, own, first * outputs, rows * outputs);
+  for (int64_t i = 0; i < rows; ++i)
+    add_residual(call.output, own + i * outputs + begin, (first + i) * outputs + begin, end - begin);
+}
+
+// Whether the pixels of the input are the rows of the product as they lie.
+bool is_product(const Call& call) {
+  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.shape.channels % 4 == 0;
+  for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.in[axis] == call.shape.out[axis];
+  return plain;
+}
+
+// The rows of the kernel as they lie in the image, and nothing gathered.
+void convolve_in_place(const Call& call, const PackedGemm& gemm) {
+  const ConvShape& shape = call.shape;
+  const int64_t bytes = shape.kernel[2] * shape.channels;
+  const PaddedInput input(shape, call.q_x, call.zero_point, bytes % kPieceStep != 0);
+  std::vector<int64_t> starts;
+  for (int64_t d = 0; d < shape.kernel[0]; ++d)
+    for (int64_t h = 0; h < shape.kernel[1]; ++h) starts.push_back(input.tap_offset(d, h, 0));
+  const Pieces pieces{starts.data(), static_cast<int64_t>(starts.size()), bytes};
+  const Requantize by = requantize_of(call, gemm.row_sums());
+  each_part(shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
+    const uint8_t** begins = conv_workspace().begins.get(rows);
+    input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) { begins[i] = pixel; });
+    leave(call, first, rows, 0, shape.out_channels, [&](uint8_t* to) {
+      gemm.run_pieces_u8(begins, pieces, rows, by, to, shape.out_channels);
+    });
+  });
+}
+
+// To uint8 by kernels that requantise tile by tile.
+void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  const ConvShape& shape = call.shape;
+  const bool product = is_product(call);
+  // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
+  // channels and 14 x 14 in place took 255 us, gathered 219.
+  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !product;
+  if (in_place && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
+  const Requantize by = requantize_of(call, all_row_sums(groups).data());
+  const Gather gather(shape, call.q_x, call.zero_point);
+  const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
+  const int64_t ldq = product ? shape.channels : padded_row(shape.k());
+  each_share(shape.pixels(), call.products(), kRowBlock, false, [&](int64_t first, int64_t rows, int part, int parts) {
+    const uint8_t* q = call.q_x + first * ldq;
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      if (!product) {
+        uint8_t* gathered = workspace().q.get(rows * ldq);
+        gather.rows(g, first, rows, gathered, ldq);
+        q = gathered;
+      }
+      const int64_t skip = g * width, begin = groups[g]->first_output(part, parts), end = groups[g]->first_output(part + 1, parts);
+      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
+      leave(call, first, rows, skip + begin, skip + end,
+            [&](uint8_t* to) { groups[g]->run_u8(q, ldq, rows, own, to + skip, outputs, part, parts); });
+    }
+  });
+}
+
+// `products(first, rows, sums)` leaves the raw sums of output pixels [first, first + rows).
+template <class Products>
+void convolve_sums(const Call& call, const int32_t* row_sums, Products products) {
+  const int64_t outputs = call.shape.out_channels;
+  each_part(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
+    int32_t* sums = call.output.sums ? call.output.sums + first * outputs : workspace().sums.get(rows * outputs);
+    products(first, rows, sums);
+    leave(call, first, rows, 0, outputs, [&](uint8_t* to) {
+      StaticOutput block = call.output;
+      block.quantized = to;
+      if (block.reals) block.reals += first * outputs;
+      for (int64_t i = 0; i < rows; ++i)
+        finish_row(block, sums + i * outputs, i, outputs, call.zero_point, row_sums, call.bias);
+    });
+  });
+}
+
+void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  const ConvShape& shape = call.shape;
+  const Gather gather(shape, call.q_x, call.zero_point);
+  const int64_t ldq = padded_row(shape.k()), group_outputs = shape.out_channels / shape.groups;
+  convolve_sums(call, all_row_sums(groups).data(), [&](int64_t first, int64_t rows, int32_t* sums) {
+    uint8_t* q = workspace().q.get(rows * ldq);
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      gather.rows(g, first, rows, q, ldq);
+      groups[g]->run(q, ldq, rows, sums + g * group_outputs, shape.out_channels, 0, 1);
+    }
+  });
+}
+
+// Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
+bool in_planes(const Call& call) {
+  const ConvShape& shape = call.shape;
+  return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
+         shape.dilation[2] == 1;
+}
+
+// The rows of input that the kernel sees at once, as NativeDepthwise::row wants them, with padding around.
+class PlacedRows {
+ public:
+  PlacedRows(const Call& call, const NativeDepthwise& kernel) : call_(call), kernel_(kernel) {
+    const ConvShape& shape = call.shape;
+    columns_ = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2];
+    bytes_ = columns_ * kernel.placed_bytes(shape.channels);
+    span_ = (shape.kernel[1] - 1) * shape.dilation[1] + 1;
+    // One row more, which stays padding. Vectors of several pixels read on past the last one.
+    base_ = conv_workspace().placed.get((span_ + 1) * bytes_ + shape.stride[2] * kSlack);
+    std::memset(base_ + span_ * bytes_, call.zero_point, bytes_);
+  }
+
+  int64_t columns() const { return columns_; }
+
+  // Those under a row of output pixels; rows of a plane must be asked for in order.
+  void find(int64_t plane, int64_t row, const uint8_t** rows) {
+    const ConvShape& shape = call_.shape;
+    const int64_t top = row * shape.stride[1] - shape.padding[1];
+    next_ = plane == plane_ ? std::max(next_, top) : std::max<int64_t>(top, 0);
+    plane_ = plane;
+    for (; next_ < std::min(top + span_, shape.in[1]); ++next_)
+      if (next_ >= 0) place(next_);
+    for (int64_t tap = 0; tap < shape.kernel[1]; ++tap) {
+      const int64_t h = top + tap * shape.dilation[1];
+      rows[tap] = base_ + (h < 0 || h >= shape.in[1] ? span_ : h % span_) * bytes_;
+    }
+  }
+
+ private:
+  void place(int64_t h) const {
+    const ConvShape& shape = call_.shape;
+    const int64_t first = std::min(shape.padding[2], columns_), count = std::min(shape.in[2], columns_ - first);
+    kernel_.place(call_.q_x + (plane_ * shape.in[1] + h) * shape.in[2] * shape.channels, count, shape.channels, first,
+                  columns_, static_cast<uint8_t>(call_.zero_point), base_ + h % span_ * bytes_);
+  }
+
+  const Call& call_;
+  const NativeDepthwise& kernel_;
+  int64_t columns_, bytes_, span_, plane_ = -1, next_ = 0;
+  uint8_t* base_;
+};
+
+// Whether every sum times its multiplier fits int32, whatever the input. |sum| <= taps * 255 * 128 + |offset|.
+bool fits_int32(const Requantize& by, int64_t channels, int64_t taps) {
+  int32_t low = 0, high = 0;
+  float multiplier = 0.0f;
+  for (int64_t c = 0; c < channels; ++c) {
+    low = std::min(low, by.offset[c]);
+    high = std::max(high, by.offset[c]);
+    multiplier = std::max(multiplier, by.multiplier[c]);
+  }
+  const double offset = std::max(static_cast<double>(high), -static_cast<double>(low));
+  // Less than the limit, for the roundings of the sum and of the product.
+  return (static_cast<double>(taps) * 255 * 128 + offset) * multiplier < 0.99 * 2147483648.0;
+}
+
+void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requantize& plain) {
+  const ConvShape& shape = call.shape;
+  const NativeDepthwise& kernel = *native_depthwise();
+  const int64_t lines = shape.batch * shape.out[0] * shape.out[1], arranged = kernel.arranged(shape.channels);
+  int32_t* offset = conv_workspace().arranged_offset.get(arranged);
+  float* multiplier = conv_workspace().arranged_multiplier.get(arranged);
+  kernel.arrange(plain.offset, shape.channels, offset);
+  kernel.arrange(plain.multiplier, shape.channels, multiplier);
+  const Requantize by{offset, multiplier, plain.zero_point, plain.bottom, plain.top, plain.shrinks};
+  each_part(lines, call.products(), [&](int64_t first, int64_t count) {
+    PlacedRows input(call, kernel);
+    const uint8_t* rows[kDepthwiseMost];
+    for (int64_t line = first; line < first + count; ++line) {
+      input.find(line / shape.out[1], line % shape.out[1], rows);
+      leave(call, line * shape.out[2], shape.out[2], 0, shape.channels, [&](uint8_t* to) {
+        kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
+                   layer.native(), by, to);
+      });
+    }
+  });
+}
+
+void depthwise(const Call& call, const PackedDepthwise& layer) {
+  const ConvShape& shape = call.shape;
+  const PaddedInput input(shape, call.q_x, call.zero_point);
+  std::vector<int64_t> offsets;
+  for (int64_t d = 0; d < shape.kernel[0]; ++d)
+    for (int64_t h = 0; h < shape.kernel[1]; ++h)
+      for (int64_t w = 0; w < shape.kernel[2]; ++w) offsets.push_back(input.tap_offset(d, h, w));
+  convolve_sums(call, layer.row_sums(), [&](int64_t first, int64_t rows, int32_t* sums) {
+    input.each_pixel(first, rows, [&](int64_t i, const uint8_t* pixel) {
+      row_kernels().depthwise(pixel, offsets.data(), shape.taps(), layer.by_tap(), shape.channels,
+                              sums + i * shape.channels);
+    });
+  });
+}
+
+}  // namespace
+
+std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
+                                int64_t groups) {
+  const int64_t filled = packed_kernel_row(width, channels, groups), plane = rows * width;
+  std::vector<int8_t> packed(n * rows * filled, 0);
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t c = 0; c < channels; ++c)
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t w = 0; w < width; ++w)
+          packed[(j * rows + row) * filled + w * channels + c] = weight[(j * channels + c) * plane + row * width + w];
+  return packed;
+}
+
+PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const int64_t (&kernel)[3])
+    : by_tap_(channels * kernel[0] * kernel[1] * kernel[2]), row_sums_(channels, 0) {
+  const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      by_tap_[tap * channels + c] = weight[c * taps + tap];
+      row_sums_[c] += weight[c * taps + tap];
+    }
+  const NativeDepthwise* table = native_depthwise();
+  if (!table || kernel[0] != 1 || kernel[1] > kDepthwiseMost) return;
+  int8_t* packed = packed_.get(table->packed_bytes(channels, kernel[1], kernel[2]));
+  table->pack(weight, channels, kernel[1], kernel[2], packed);
+  native_ = packed;
+}
+
+void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,
+                 const PackedDepthwise* layer, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
+                 const StaticOutput& output) {
+  if (shape.pixels() == 0 || shape.out_channels == 0) return;
+  const Call call{shape, q_x, zero_point, bias, output};
+  if (shape.depthwise()) {
+    if (layer->native() && in_planes(call)) {
+      const Requantize by = requantize_of(call, layer->row_sums());
+      if (fits_int32(by, shape.channels, shape.taps())) return depthwise_u8(call, *layer, by);
+    }
+    return depthwise(call, *layer);
+  }
+  const bool direct = std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
+  return output.quantized && direct ? convolve_u8(call, groups) : convolve(call, groups);
+}
+
+}  // namespace octet

@@ -1,0 +1,173 @@
+#include "core/gemm/linear.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "core/gemm/workspace.h"
+
+namespace octet {
+namespace {
+
+// Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
+constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
+
+RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
+  float low = 0.0f, high = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < m; ++i) {
+    float row_low, row_high;
+    finite &= row_kernels().min_max(x + i * ldx, layer.columns, layer.gemm->k(), &row_low, &row_high);
+    low = std::min(low, row_low);
+    high = std::max(high, row_high);
+  }
+  return choose_range(low, high, finite, top);
+}
+
+}  // namespace
+
+RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
+  float low, high;
+  const bool finite = row_kernels().min_max(x, columns, k, &low, &high);
+  return choose_range(low, high, finite, top);
+}
+
+void linear_rows(const Linear& layer, const RowRange* shared, const float* x, int64_t ldx, int64_t m, float* y,
+                 int64_t threads, Workspace& space) {
+  const RowKernels& kernels = row_kernels();
+  const int64_t k = layer.gemm->k(), n = layer.gemm->n(), ldq = padded_row(k);
+  const int top = layer.bits == 16 ? 65535 : 255;
+  uint8_t* q = space.q.get(m * ldq);
+  uint8_t* q_low = layer.bits == 16 ? space.q_low.get(m * ldq) : nullptr;
+  int32_t* sums = space.sums.get(m * n);
+  int32_t* sums_low = layer.bits == 16 ? space.sums_low.get(m * n) : nullptr;
+  RowRange* ranges = space.ranges.get(m);
+  for (int64_t i = 0; i < m; ++i) {
+    ranges[i] = shared ? *shared : range_of(x + i * ldx, layer.columns, k, top);
+    kernels.quantize(x + i * ldx, layer.columns, k, ranges[i], top, q + i * ldq, q_low ? q_low + i * ldq : nullptr);
+  }
+  each_thread(threads, [&](int64_t thread) {
+    layer.gemm->run(q, ldq, m, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    if (q_low) layer.gemm->run(q_low, ldq, m, sums_low, n, static_cast<int>(thread), static_cast<int>(threads));
+  });
+  const Channels channels{n, layer.gemm->row_sums(), layer.scale, layer.bias};
+  for (int64_t i = 0; i < m; ++i)
+    kernels.dequantize_sums(sums + i * n, sums_low ? sums_low + i * n : nullptr, ranges[i], channels, layer.relu,
+                            y + i * n);
+}
+
+Workspace& workspace(int level) {
+  thread_local Workspace spaces[2];
+  return spaces[level];
+}
+
+StaticOutput requantized_output(int64_t zero_point, int64_t bottom, int64_t top) {
+  const auto check = [](int64_t value, const char* name) {
+    if (value < 0 || value > 255)
+      throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", expected 0 to 255");
+  };
+  check(zero_point, "output_zero_point"), check(bottom, "quant_min"), check(top, "quant_max");
+  if (bottom > top)
+    throw std::invalid_argument("quant_min is " + std::to_string(bottom) + ", above quant_max, " + std::to_string(top));
+  StaticOutput output;
+  output.zero_point = static_cast<int32_t>(zero_point);
+  output.bottom = static_cast<int32_t>(bottom);
+  output.top = static_cast<int32_t>(top);
+  return output;
+}
+
+void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_t n, int32_t zero_point,
+                const int32_t* row_sums, const int32_t* bias) {
+  row_kernels().remove_zero_point(sums, zero_point, row_sums, bias, n);
+  if (output.reals)
+    for (int64_t j = 0; j < n; ++j) output.reals[index * n + j] = static_cast<float>(sums[j]) * output.multiplier[j];
+  if (output.quantized)
+    row_kernels().requantize(sums, output.multiplier, 1, n, output.zero_point, output.bottom, output.top,
+                             output.quantized + index * n);
+}
+
+void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first, int64_t count) {
+  const uint8_t* other = output.residual->other + first;
+  const bool left = output.residual->first;
+  element_kernels().add(output.residual->by, left ? own : other, 1, left ? other : own, 1, count, output.quantized + first);
+}
+
+Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
+                         const int32_t* bias) {
+  int32_t* offset = workspace().offset.get(n + kSlack);
+  float* multiplier = workspace().multiplier.get(n + kSlack);
+  for (int64_t j = 0; j < n; ++j) offset[j] = (bias ? bias[j] : 0) - zero_point * row_sums[j];
+  // Of positive floats the larger one has the larger bits, and integers are compared as vectors.
+  int32_t most = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    multiplier[j] = output.multiplier[j];
+    most = std::max(most, std::bit_cast<int32_t>(output.multiplier[j]));
+  }
+  const bool shrinks = most < std::bit_cast<int32_t>(1.0f);
+  return {offset, multiplier, output.zero_point, output.bottom, output.top, shrinks};
+}
+
+void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {
+  if (m == 0) return;
+  const int64_t n = layer.gemm->n();
+  RowRange all{};
+  if (!layer.per_row) all = range_of_all(layer, x, ldx, m, layer.bits == 16 ? 65535 : 255);
+  const RowRange* shared = layer.per_row ? nullptr : &all;
+  each_block(m, m * n * layer.gemm->k() * (layer.bits / 8), [&](int64_t first, int64_t rows, int64_t threads) {
+    linear_rows(layer, shared, x + first * ldx, ldx, rows, y + first * n, threads, workspace());
+  });
+}
+
+void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
+                   const StaticOutput& output) {
+  const int64_t k = gemm.k(), n = gemm.n(), block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
+  const bool wide = n >= 256 * threads_for(m * n * k) && n * k >= kSharedWeight;
+  each_share(m, m * n * k, block, wide, [&](int64_t first, int64_t rows, int part, int parts) {
+    if (output.reals)
+      gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+    else
+      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
+  });
+}
+
+void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
+                   const StaticOutput& output) {
+  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  if (m == 0) return;
+  // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
+  if (!output.sums && gemm.requantizes() && k > 0 && k % 4 == 0)
+    return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
+  each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
+    Workspace& space = workspace();
+    // A copy with room around it: the kernels read a little past each row.
+    uint8_t* q = space.q.get(rows * ldq);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
+    int32_t* sums = output.sums ? output.sums + first * n : space.sums.get(rows * n);
+    each_thread(threads, [&](int64_t thread) {
+      gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    });
+    for (int64_t i = 0; i < rows; ++i)
+      finish_row(output, sums + i * n, first + i, n, zero_point, gemm.row_sums(), bias);
+  });
+}
+
+void linear_reals(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, RowRange range, const float* scale,
+                  const float* bias, float* y) {
+  if (m == 0) return;
+  const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  const Channels channels{n, gemm.row_sums(), scale, bias};
+  each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
+    Workspace& space = workspace();
+    uint8_t* q = space.q.get(rows * ldq);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
+    int32_t* sums = space.sums.get(rows * n);
+    each_thread(threads, [&](int64_t thread) {
+      gemm.run(q, ldq, rows, sums, n, static_cast<int>(thread), static_cast<int>(threads));
+    });
+    for (int64_t i = 0; i < rows; ++i)
+      row_kernels().dequantize_sums(sums + i * n, nullptr, range, channels, false, y + (first + i) * n);
+  });
+}
+
+}  // namespace octet

@@ -1,0 +1,47 @@
+// Our own GEMM kernels, one table per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "core/rows/requantize.h"
+
+namespace octet {
+
+// A weight is packed in groups of outputs; a group is the unit of work that threads share.
+struct NativeGemm {
+  const char* route;
+  int64_t group;  // outputs of one
+  int64_t (*packed_bytes)(int64_t n, int64_t k);
+  void (*pack)(const int8_t* weight, int64_t n, int64_t k, int8_t* packed);
+  // Sums of groups [first, last), or the same from the last to the first, for rows [0, m); x, ldx and acc as in
+  // PackedGemm::run.
+  void (*run)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
+              int64_t ldacc, int64_t first, int64_t last, bool backwards);
+  // The same, requantised tile by tile; null where there is no such kernel.
+  void (*run_u8)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+                 const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last);
+  // The same as reals, (sums + offset) * multiplier; there wherever run_u8 is.
+  void (*run_f32)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+                  const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last);
+  // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where there is no such kernel.
+  void (*run_pieces_u8)(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
+                        const Requantize& by, uint8_t* out, int64_t ldout) = nullptr;
+};
+
+extern const NativeGemm kPortableGemm;
+#if defined(__x86_64__)
+extern const NativeGemm kAvx2PairwiseGemm;  // only for weights that pass pairs_fit_int16
+extern const NativeGemm kAvx2WideGemm;
+extern const NativeGemm kAvxVnniGemm;
+extern const NativeGemm kAvx512VnniGemm;
+#elif defined(__aarch64__)
+extern const NativeGemm kNeonGemm;
+extern const NativeGemm kNeonDotGemm;
+extern const NativeGemm kNeonI8mmGemm;
+#endif
+
+// The kernel for this CPU, and the one for weights that pass pairs_fit_int16, or null where they need none of their own.
+const NativeGemm& native_gemm();
+const NativeGemm* native_gemm_of_safe_pairs();
+
+}  // namespace octet

@@ -1,0 +1,264 @@
+// The register-tiled GEMM, written once over the instruction set's three operations.
+//
+// Where a tile's sums go is an `Out`: to memory as they are, or requantised on the way.
+//
+// An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
+// outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
+// X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
+// add, store, or a `tile` of its own in place of all that the one here uses; and for equation 7 Rounding (what is the
+// same for all channels) and requantize, and where it has one `bytes`, a tile that leaves its registers as bytes. Packed
+// layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "core/gemm/native_gemm.h"
+
+namespace octet::tile {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class A>
+constexpr int64_t kGroup = static_cast<int64_t>(A::kLanes) * A::kBlocks;
+
+// Blocks of the group that starts at output `n0`: all groups are full but the last.
+template <class A>
+int blocks_of(int64_t n, int64_t n0) {
+  return static_cast<int>(std::min<int64_t>(A::kBlocks, ceil_div(n - n0, A::kLanes)));
+}
+
+template <class A>
+int64_t packed_bytes(int64_t n, int64_t k) {
+  return ceil_div(n, A::kLanes) * A::kLanes * ceil_div(k, A::kStep) * A::kStep;
+}
+
+template <class A>
+void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
+  const int64_t steps = ceil_div(k, A::kStep);
+  for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>) {
+    const int blocks = blocks_of<A>(n, n0);
+    for (int64_t s = 0; s < steps; ++s)
+      for (int lane = 0; lane < blocks * A::kLanes; ++lane)
+        for (int i = 0; i < A::kStep; ++i) {
+          const int64_t row = n0 + lane, column = s * A::kStep + i;
+          *packed++ = row < n && column < k ? weight[row * k + column] : 0;
+        }
+  }
+}
+
+// Sums as they are.
+template <class A>
+struct Sums {
+  int32_t* acc;
+  int64_t ld;
+  Sums at(int64_t rows, int64_t columns) const { return {acc + rows * ld + columns, ld}; }
+  int32_t* whole_rows() const { return acc; }
+  template <int M, int B>
+  void put(const int32_t* sums, int64_t columns) const {
+    for (int64_t m = 0; m < M; ++m) std::memcpy(acc + m * ld, sums + m * B * A::kLanes, columns * sizeof(int32_t));
+  }
+};
+
+// Equation 7, while the sums are in the L1 cache. Not from registers, but where the instruction set has a tile of its own for
+// that: with such code behind the loop, g++ 12 keeps the accumulators in memory inside it, at half the speed.
+template <class A>
+struct Bytes {
+  const Requantize* by;
+  // Not a copy in each tile: read as soon as it is written, in parts of other sizes, it would wait for the cache.
+  const typename A::Rounding* rounding;
+  uint8_t* out;
+  int64_t ld, channel = 0;
+  Bytes at(int64_t rows, int64_t columns) const {
+    return {by, rounding, out + rows * ld + columns, ld, channel + columns};
+  }
+  int32_t* whole_rows() const { return nullptr; }
+  template <int M, int B>
+  void put(const int32_t* sums, int64_t columns) const {
+    // A copy, because for all the compiler knows a byte that is written may be one of these.
+    const typename A::Rounding rounding = *this->rounding;
+    const int32_t* offset = by->offset + channel;
+    const float* multiplier = by->multiplier + channel;
+    constexpr int64_t kColumns = B * A::kLanes;
+    if (columns >= kColumns) {
+      for (int64_t m = 0; m < M; ++m)
+        A::template requantize<B>(sums + m * kColumns, offset, multiplier, rounding, out + m * ld);
+      return;
+    }
+    for (int64_t m = 0; m < M; ++m) {
+      alignas(64) uint8_t whole[kColumns];
+      A::template requantize<B>(sums + m * kColumns, offset, multiplier, rounding, whole);
+      std::memcpy(out + m * ld, whole, columns);
+    }
+  }
+};
+
+// The real values (sums + offset) * multiplier, in the same way.
+template <class A>
+struct Reals {
+  const Requantize* by;
+  float* out;
+  int64_t ld, channel = 0;
+  Reals at(int64_t rows, int64_t columns) const { return {by, out + rows * ld + columns, ld, channel + columns}; }
+  int32_t* whole_rows() const { return nullptr; }
+  template <int M, int B>
+  void put(const int32_t* __restrict sums, int64_t columns) const {
+    const int32_t* __restrict offset = by->offset + channel;
+    const float* __restrict multiplier = by->multiplier + channel;
+    constexpr int64_t kColumns = B * A::kLanes;
+    for (int64_t m = 0; m < M; ++m) {
+      float* __restrict row = out + m * ld;
+      const int32_t* __restrict sum = sums + m * kColumns;
+      if (columns == kColumns)
+        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+      else
+        for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+    }
+  }
+};
+
+// The accumulators must live in registers, so every loop over them is unrolled.
+#define OCTET_UNROLL _Pragma("GCC unroll 16")
+
+// acc (M, B * kLanes), whole vectors. A step also asks for a vector of weights from `ahead`: the first B passes over a
+// group's weights bring the next group's to the L2 cache, while a pass that had to wait for them would do little else.
+// Behind the last group that is nothing, which a prefetch may ask for. A single row asks for none: it reads weights as
+// fast as they come.
+template <class A, int M, int B>
+void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+          const int8_t* ahead) {
+  constexpr int kBytes = A::kLanes * A::kStep;
+  constexpr int kSets = M * B * 2 <= A::kAccSets ? 2 : 1;
+  typename A::Acc sums[kSets][M][B];
+  OCTET_UNROLL
+  for (int set = 0; set < kSets; ++set)
+    OCTET_UNROLL
+    for (int m = 0; m < M; ++m)
+      OCTET_UNROLL
+      for (int b = 0; b < B; ++b) sums[set][m][b] = A::zero();
+  int64_t s = 0;
+  for (; s + kSets <= steps; s += kSets)
+    OCTET_UNROLL
+    for (int set = 0; set < kSets; ++set) {
+      if constexpr (M > 1) __builtin_prefetch(ahead + (s + set) * kBytes, 0, 2);
+      typename A::Activation xs[M];
+      OCTET_UNROLL
+      for (int m = 0; m < M; ++m) xs[m] = A::broadcast(x + m * ldx + (s + set) * A::kStep);
+      OCTET_UNROLL
+      for (int b = 0; b < B; ++b) {
+        const typename A::Weight wb = A::load(w + ((s + set) * B + b) * kBytes);
+        OCTET_UNROLL
+        for (int m = 0; m < M; ++m) sums[set][m][b] = A::dot(sums[set][m][b], xs[m], wb);
+      }
+    }
+  for (; s < steps; ++s)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) {
+      const typename A::Weight wb = A::load(w + (s * B + b) * kBytes);
+      OCTET_UNROLL
+      for (int m = 0; m < M; ++m) sums[0][m][b] = A::dot(sums[0][m][b], A::broadcast(x + m * ldx + s * A::kStep), wb);
+    }
+  OCTET_UNROLL
+  for (int m = 0; m < M; ++m)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) {
+      typename A::Acc sum = sums[0][m][b];
+      if constexpr (kSets == 2) sum = A::add(sum, sums[1][m][b]);
+      A::store(acc + m * ldacc + b * A::kLanes, sum);
+    }
+}
+
+#undef OCTET_UNROLL
+
+template <class A, int M, int B>
+void tile_of(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc,
+             const int8_t* ahead) {
+  if constexpr (requires { &A::template tile<M, B>; })
+    A::template tile<M, B>(x, ldx, w, steps, acc, ldacc);
+  else
+    tile<A, M, B>(x, ldx, w, steps, acc, ldacc, ahead);
+}
+
+template <class A, int M, int B, class Out>
+void tile_to(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, const Out& out, int64_t columns,
+             const int8_t* ahead) {
+  constexpr int64_t kColumns = B * A::kLanes;
+  if constexpr (requires { &A::template bytes<M, B>; } && std::is_same_v<Out, Bytes<A>>) {
+    if (out.by->shrinks && steps > 0)
+      return A::template bytes<M, B>(x, ldx, w, steps, out.by->offset + out.channel, out.by->multiplier + out.channel,
+                                     *out.rounding, out.out, out.ld, columns, ahead);
+  }
+  if (columns >= kColumns && out.whole_rows()) return tile_of<A, M, B>(x, ldx, w, steps, out.whole_rows(), out.ld, ahead);
+  alignas(64) int32_t sums[M * kColumns];
+  tile_of<A, M, B>(x, ldx, w, steps, sums, kColumns, ahead);
+  out.template put<M, B>(sums, std::min(columns, kColumns));
+}
+
+template <class A, int B, class Out, int M = A::kRows>
+void rows(const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, Out out, int64_t columns,
+          int pass = 0) {
+  const int64_t part = steps * A::kLanes * A::kStep;
+  for (; m >= M; m -= M, x += M * ldx, out = out.at(M, 0), ++pass)
+    tile_to<A, M, B>(x, ldx, w, steps, out, columns, pass < B ? w + (B + pass) * part : w);
+  if constexpr (M > 1) {
+    if (m) rows<A, B, Out, M - 1>(x, ldx, m, w, steps, out, columns, pass);
+  }
+}
+
+template <class A, class Out, int B = A::kBlocks>
+void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int8_t* w, int64_t steps, const Out& out,
+           int64_t columns) {
+  if (blocks == B) return rows<A, B, Out>(x, ldx, m, w, steps, out, columns);
+  if constexpr (B > 1) group<A, Out, B - 1>(blocks, x, ldx, m, w, steps, out, columns);
+}
+
+template <class A, class Out>
+void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
+            int64_t first, int64_t last, bool backwards = false) {
+  const int64_t steps = ceil_div(k, A::kStep);
+  const typename A::X* rows_x;
+  int64_t rows_ld = ldx;
+  if constexpr (sizeof(typename A::X) == 1) {
+    rows_x = x;
+  } else {
+    // Widened once per call rather than once per group of outputs: a 32-bit broadcast then yields two int16.
+    thread_local std::vector<typename A::X> wide;
+    rows_ld = steps * A::kStep;
+    if (static_cast<int64_t>(wide.size()) < m * rows_ld) wide.resize(m * rows_ld);
+    for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide.data() + i * rows_ld);
+    rows_x = wide.data();
+  }
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t n0 = (backwards ? first + last - 1 - i : i) * kGroup<A>;
+    const int8_t* w = packed + n0 * steps * A::kStep;
+    group<A, Out>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, out.at(0, n0), n - n0);
+  }
+}
+
+template <class A>
+void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
+         int64_t ldacc, int64_t first, int64_t last, bool backwards) {
+  run_to<A>(Sums<A>{acc, ldacc}, x, ldx, m, packed, n, k, first, last, backwards);
+}
+
+template <class A>
+void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
+            uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
+  const typename A::Rounding rounding(by);
+  run_to<A>(Bytes<A>{&by, &rounding, out, ldout}, x, ldx, m, packed, n, k, first, last);
+}
+
+template <class A>
+void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, const Requantize& by,
+             float* out, int64_t ldout, int64_t first, int64_t last) {
+  run_to<A>(Reals<A>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
+}
+
+template <class A>
+constexpr NativeGemm table(const char* route) {
+  return {route, kGroup<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>};
+}
+
+}  // namespace octet::tile

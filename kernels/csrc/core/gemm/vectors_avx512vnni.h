@@ -1,0 +1,37 @@
+// The tiles' vectors on AVX-512: an `Arch` of tile.h, less its products, of which there are several.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "core/rows/rounding.h"
+
+namespace octet {
+namespace {
+
+struct Avx512 {
+  using X = uint8_t;
+  using Acc = __m512i;
+  using Weight = __m512i;
+  using Activation = __m512i;
+  static constexpr int kLanes = 16, kStep = 4, kBlocks = 4, kRows = 6, kAccSets = 16;
+  static Acc zero() { return _mm512_setzero_si512(); }
+  static Acc add(Acc a, Acc b) { return _mm512_add_epi32(a, b); }
+  static void store(int32_t* out, Acc a) { _mm512_storeu_si512(out, a); }
+  using Rounding = Rounding512;
+  template <int Blocks>
+  static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Rounding& rounding,
+                         uint8_t* out) {
+    requantize512<Blocks>(sums, offset, multiplier, rounding, out);
+  }
+  static Weight load(const int8_t* w) { return _mm512_loadu_si512(w); }
+  static Activation broadcast(const X* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+};
+
+}  // namespace
+}  // namespace octet

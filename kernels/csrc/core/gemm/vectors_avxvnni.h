@@ -1,0 +1,38 @@
+// The tiles' vectors on AVX-VNNI: an `Arch` of tile.h for products of bytes.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "core/rows/rounding.h"
+
+namespace octet {
+namespace {
+
+struct AvxVnni {
+  using X = uint8_t;
+  using Acc = __m256i;
+  using Weight = __m256i;
+  using Activation = __m256i;
+  static constexpr int kLanes = 8, kStep = 4, kBlocks = 2, kRows = 5, kAccSets = 8;
+  static Acc zero() { return _mm256_setzero_si256(); }
+  static Acc add(Acc a, Acc b) { return _mm256_add_epi32(a, b); }
+  static void store(int32_t* out, Acc a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), a); }
+  using Rounding = Rounding256;
+  template <int Blocks>
+  static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Rounding& rounding,
+                         uint8_t* out) {
+    requantize256<Blocks>(sums, offset, multiplier, rounding, out);
+  }
+  static Weight load(const int8_t* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
+  static Activation broadcast(const X* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
+  static Acc dot(Acc a, Activation x, Weight w) { return _mm256_dpbusd_avx_epi32(a, x, w); }
+};
+
+}  // namespace
+}  // namespace octet

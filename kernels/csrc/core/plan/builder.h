@@ -1,0 +1,72 @@
+// Turns the operations of a program into steps over views, for inputs of given shapes: decides memory formats, and which
+// buffer lives where.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/plan/pads.h"
+#include "core/plan/plan.h"
+#include "core/plan/prepared.h"
+#include "core/plan/views.h"
+
+namespace octet {
+
+class PlanBuilder {
+ public:
+  PlanBuilder(const PreparedProgram& prepared, WeightPacker& weights, Plan* plan);
+  void build(const std::vector<PlanTensor>& inputs);
+
+  // A view of a new buffer of the arena.
+  PlanView fresh(const Sizes& sizes, const Sizes& strides, bool real = false);
+  // The same values with these strides: the view itself where it has them, else a copy.
+  PlanView with_strides(const PlanView& view, const Sizes& strides);
+  PlanView plain(const PlanView& view) { return with_strides(view, plain_strides(view.sizes)); }
+  PlanView channels_last(const PlanView& view) { return with_strides(view, channels_last_strides(view.sizes)); }
+  // As it is where its elements lie without gaps in some order, else channels last.
+  PlanView dense(const PlanView& view);
+  void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run,
+            int over = -1);
+  void copy(const PlanView& from, const PlanView& to);
+  // The view of a value that an operation reads; padding that was put off is written out now.
+  const PlanView& input(Value value);
+  // The view of a value that has one already, if under another name, or null.
+  const PlanView* known(Value value) const;
+  // The padding that was put off for a value, or null.
+  const PlanPad* pad(Value value) const { return pads_[value] ? &*pads_[value] : nullptr; }
+  // Steps that compute several operations at once, one ahead of being lowered.
+  const Operation& operation(Place place) const { return program_.operations[place]; }
+  const Operation* writer(Value value) const { return program_.writer(value); }
+  // Leave a sum of reals to the only operation that reads it; and the sum that was left so, or null.
+  void put_off(const Operation& sum) { sums_[sum.out] = &sum; }
+  const Operation* put_off_sum(Value value) const { return sums_[value]; }
+  void define(const Operation& operation, const PlanView& view) { views_[operation.out] = view; }  // and do not lower it
+  // What a constant is, as its reader wants it; rank 0 is any.
+  const PreparedConstant& constant(const Operation& operation, Constant index, const char* name, const char* dtype,
+                                   size_t rank = 0) const;
+  WeightPacker& weights() const { return weights_; }
+  // A vector of `count` values, or null where the operation has none.
+  std::shared_ptr<const std::vector<float>> reals(const Operation& operation, Constant index, const char* name,
+                                                  int64_t count) const;
+  std::shared_ptr<const std::vector<int32_t>> integers(const Operation& operation, Constant index, const char* name,
+                                                       int64_t count) const;
+
+ private:
+  const PreparedConstant* vector(const Operation& operation, Constant index, const char* name, const char* dtype,
+                                 int64_t count) const;
+  const PlanView* find(Value value);
+  void give_out(size_t place, Value value);
+  void place_buffers();
+
+  const Program& program_;
+  const std::vector<PreparedConstant>& constants_;
+  WeightPacker& weights_;
+  Plan* plan_;
+  std::vector<std::optional<PlanView>> views_;  // by value
+  std::vector<std::optional<PlanPad>> pads_;
+  std::vector<const Operation*> sums_;
+};
+
+}  // namespace octet

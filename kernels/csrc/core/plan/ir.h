@@ -1,0 +1,227 @@
+// A plan's operations as types: what a text says once it is read. One structure for each operation, the values that it reads
+// by number, and its settings as the kernels take them. Shapes are not known here: one program serves every input.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/plan/plan.h"
+#include "core/rows/elementwise.h"
+#include "core/rows/rows.h"
+
+namespace octet {
+
+// Values are numbered densely: the program's inputs, then one of each operation, in order.
+using Value = int;
+constexpr Value kNoValue = -1;
+// An index into the program's constants.
+using Constant = int;
+constexpr Constant kNoConstant = -1;
+// An index into the program's operations.
+using Place = int;
+constexpr Place kNowhere = -1;
+
+namespace op {
+
+// What computes value by value.
+struct Quantize {
+  Value x;
+  RowRange range;
+  bool for_linear = false;  // pass: a linear layer reads it, which wants plain rows
+};
+struct Dequantize {
+  Value q;
+  float scale;
+  int32_t zero_point;
+  bool given_out = false;  // pass
+};
+struct Clamp {
+  Value x;
+  float low, high;
+};
+struct Lookup {
+  Value q;
+  Constant table;
+  int64_t axis;
+};
+struct Add {
+  Value a, b;
+  AddSettings by;
+};
+struct Mul {
+  Value a, b;
+  MulSettings by;
+};
+
+// How the sums of a layer leave: to reals, or to uint8 in [bottom, top].
+struct Finish {
+  Constant bias, multiplier;
+  bool real;
+  int32_t zero_point, bottom, top;
+};
+struct Conv {
+  Value x;
+  int32_t zero_point;
+  Constant weight;
+  std::vector<int64_t> stride, padding, dilation;
+  int64_t groups;
+  Finish finish;
+  Place sum = kNowhere;  // pass: the Add that alone reads the outputs
+};
+struct Linear {
+  Value x;
+  int32_t zero_point;
+  Constant weight;
+  Finish finish;
+};
+
+// Settings of windows have one value per spatial dimension.
+struct MaxPool {
+  Value q;
+  std::vector<int64_t> kernel, stride, padding, dilation;
+  bool ceil_mode;
+};
+struct AvgPool {
+  Value q;
+  std::vector<int64_t> kernel, stride, padding;
+  bool ceil_mode, count_padding;
+  int64_t divisor;  // 0: what the window holds
+  MeanSettings by;
+};
+struct AdaptivePool {
+  Value q;
+  std::vector<int64_t> size;  // -1: as the input's
+  bool largest;
+  MeanSettings by;  // of means
+};
+struct Mean {
+  Value q;
+  std::vector<int64_t> dims;
+  bool keepdim;
+  MeanSettings by;
+};
+
+// What only moves values.
+struct Interpolate {
+  Value q;
+  // One of the two; `one_for_all` where it is a number for every dimension.
+  std::vector<int64_t> size;
+  std::vector<double> factors;
+  bool one_for_all, exact, recompute;
+  RescaleSettings by;
+};
+enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
+struct Pad {
+  Value q;
+  std::vector<int64_t> widths;
+  PadMode mode;
+  int32_t fill;
+};
+struct Cat {
+  std::vector<Value> tensors;
+  int64_t dim;
+  std::vector<RescaleSettings> by;  // one for each tensor, or none
+};
+// A number, or the size of a value's dimension.
+struct Size {
+  Value of;
+  int64_t number;  // the dimension, where `of` is a value
+};
+struct Reshape {
+  Value x;
+  std::vector<Size> shape;
+};
+struct Flatten {
+  Value x;
+  int64_t start, end;
+};
+struct Permute {
+  Value x;
+  std::vector<int64_t> dims;
+};
+struct Transpose {
+  Value x;
+  int64_t dim0, dim1;
+};
+struct Unsqueeze {
+  Value x;
+  int64_t dim;
+};
+struct Squeeze {
+  Value x;
+  int64_t dim;
+};
+struct Slice {
+  Value x;
+  int64_t dim;
+  std::optional<int64_t> start, end;
+  int64_t step;
+};
+struct Select {
+  Value x;
+  int64_t dim, index;
+};
+struct Chunk {
+  Value x;
+  int64_t chunks, dim, index;
+};
+struct Same {
+  Value x;
+};
+
+// What is computed in float32.
+struct AddReal {
+  Value a, b;
+  Place norm = kNowhere;  // pass: the LayerNorm that alone reads the sum
+};
+struct LayerNorm {
+  Value x;
+  Constant weight, bias;
+  float eps;
+  Place rounding = kNowhere;  // pass: a Quantize that reads it
+};
+struct Attention {
+  Value q, k, v, mask;
+  std::optional<float> scale;
+  bool causal;
+};
+
+}  // namespace op
+
+using OperationKind =
+    std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Mul, op::Conv, op::Linear, op::MaxPool,
+                 op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
+                 op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
+                 op::AddReal, op::LayerNorm, op::Attention>;
+
+struct Operation {
+  Value out;
+  OperationKind kind;
+  std::vector<Value> reads;  // once for each mention, those of sizes among them
+  std::string text;          // the line, for errors
+
+  template <class Kind>
+  const Kind* as() const {
+    return std::get_if<Kind>(&kind);
+  }
+  [[noreturn]] void fail(const std::string& why) const;  // std::invalid_argument that quotes the line
+};
+
+struct Program {
+  int inputs = 0;
+  std::vector<Operation> operations;
+  std::vector<Value> outputs;
+
+  int values() const { return inputs + static_cast<int>(operations.size()); }
+  // The operation that writes a value, or null for an input.
+  const Operation* writer(Value value) const { return value < inputs ? nullptr : &operations[value - inputs]; }
+};
+
+// Reads and checks a text. Raises std::invalid_argument, which quotes the line.
+Program parse_program(std::string_view text);
+
+}  // namespace octet

@@ -1,0 +1,81 @@
+// The operations of a program, each lowered to steps. kernels/reference_plan.py names them; their meaning is that of
+// kernels/reference_ops.py.
+#pragma once
+
+#include <string>
+
+#include "core/plan/builder.h"
+#include "core/plan/ir.h"
+#include "core/rows/elementwise.h"
+
+namespace octet {
+
+// Emits the steps of an operation and returns the view of its result.
+PlanView lower(PlanBuilder& b, const Operation& operation);
+
+// lower_values.cpp: what computes value by value.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize& dequantize);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Lookup& lookup);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Add& add);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mul& mul);
+// lower_layers.cpp: convolutions and linear layers.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear);
+// lower_windows.cpp: pooling and means.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& pool);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AdaptivePool& pool);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mean& mean);
+// lower_moves.cpp: what only moves values, padding and resizing among it.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Flatten& flatten);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Permute& permute);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Transpose& transpose);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Unsqueeze& unsqueeze);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Squeeze& squeeze);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Slice& slice);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Select& select);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Chunk& chunk);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same);
+// lower_reals.cpp: what is computed in float32.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+
+// A real view, rounded.
+PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);
+// The strides of its integers: as a linear layer that reads them has them, else channels last.
+Sizes rounded_strides(const op::Quantize& quantize, const Sizes& sizes);
+
+// table[x] for every value.
+PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<const std::vector<uint8_t>> table);
+
+// Fails with `what` where it does not hold; a text costs nothing where it does.
+inline void expect(const Operation& operation, bool holds, const char* what) {
+  if (!holds) operation.fail(what);
+}
+template <class Words>
+void expect_or(const Operation& operation, bool holds, Words words) {
+  if (!holds) operation.fail(words());
+}
+void expect_dtype(const Operation& operation, const PlanView& view, bool real);
+// The product of the sizes of a tensor; fails where it is beyond all memory.
+int64_t checked_count(const Operation& operation, const Sizes& sizes);
+// Per dimension what a pad's widths put before and after; fails where they do not fit the input.
+struct Widths {
+  Sizes before, after;
+};
+Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView& x);
+// The shape of the result of two views, which get as many dimensions as it has.
+Sizes broadcast(const Operation& operation, PlanView& left, PlanView& right);
+// The strides with which a view repeats over a larger shape.
+Sizes repeated(const PlanView& view, const Sizes& sizes);
+// A dimension counted from the front; fails where there is none.
+int64_t dimension(const Operation& operation, int64_t dim, int64_t rank);
+
+}  // namespace octet

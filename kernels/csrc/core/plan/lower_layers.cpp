@@ -1,0 +1,136 @@
+// The layers of a plan: convolutions and linear layers, with the sums that are taken along with their outputs.
+#include <stdexcept>
+
+#include "core/conv/conv.h"
+#include "core/plan/lower.h"
+
+namespace octet {
+namespace {
+
+// What a weighted layer brings besides its product, in memory of its own.
+struct Finish {
+  std::shared_ptr<const std::vector<int32_t>> bias;
+  std::shared_ptr<const std::vector<float>> multiplier;
+  StaticOutput output;
+  bool real;
+
+  const int32_t* bias_data() const { return bias ? bias->data() : nullptr; }
+  StaticOutput to(const PlanView& view, const PlanFrame& frame) const {
+    StaticOutput aimed = output;
+    aimed.multiplier = multiplier->data();
+    if (real)
+      aimed.reals = view.reals_out(frame);
+    else
+      aimed.quantized = view.bytes_out(frame);
+    return aimed;
+  }
+};
+
+Finish finish_of(const PlanBuilder& b, const Operation& operation, const op::Finish& by, int64_t outputs) {
+  Finish finish{b.integers(operation, by.bias, "q_bias", outputs), b.reals(operation, by.multiplier, "multiplier", outputs),
+                {}, by.real};
+  if (!finish.multiplier) operation.fail("has no multiplier");
+  expect(operation, b.constant(operation, by.multiplier, "multiplier", "float32").finite, "multiplier holds what is not finite");
+  if (!finish.real) finish.output = requantized_output(by.zero_point, by.bottom, by.top);
+  return finish;
+}
+
+// The shape; `pad`, where there is one, pads `input` besides the convolution's own padding.
+ConvShape shape_of(const Operation& operation, const op::Conv& conv, const Sizes& input, const Sizes& weight,
+                   const PlanPad* pad) {
+  ConvSettings settings{conv.stride, conv.padding, conv.dilation, conv.groups};
+  if (pad) settings.before = pad->before, settings.after = pad->after;
+  try {
+    return conv_shape(input, weight, settings);
+  } catch (const std::invalid_argument& error) {
+    operation.fail(error.what());
+  }
+}
+
+// An addition that is the layer's only reader, where it can be computed with the outputs: the other side is there, and lies as
+// they do.
+struct Sum {
+  const Operation* operation = nullptr;
+  PlanView other;
+  Residual residual{};
+};
+
+Sum sum_after(const PlanBuilder& b, const Operation& operation, const op::Conv& conv, const PlanView& out) {
+  if (conv.sum == kNowhere) return {};
+  const Operation& reader = b.operation(conv.sum);
+  const op::Add& add = *reader.as<op::Add>();
+  const bool first = add.a == operation.out;
+  const PlanView* other = b.known(first ? add.b : add.a);
+  if (!other || other->real || other->sizes != out.sizes || !other->has_strides(out.strides)) return {};
+  return {&reader, *other, {add.by, nullptr, first}};
+}
+
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv) {
+  const int32_t zero_point = conv.zero_point;
+  const PlanPad* pad = b.pad(conv.x);
+  if (pad && (!pad->spatial() || pad->fill != zero_point)) pad = nullptr;
+  const PlanView x = b.channels_last(pad ? pad->source : b.input(conv.x));
+  expect_dtype(operation, x, false);
+  const Sizes& weight = b.constant(operation, conv.weight, "q_weight", "int8", x.sizes.size()).sizes;
+  const ConvShape shape = shape_of(operation, conv, x.sizes, weight, pad);
+  const Finish finish = finish_of(b, operation, conv.finish, shape.out_channels);
+  Sizes sizes{shape.batch, shape.out_channels};
+  sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
+  checked_count(operation, sizes);
+  const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
+  const Sum sum = sum_after(b, operation, conv, out);
+  if (sum.operation) b.define(*sum.operation, out);
+  std::vector<const PlanView*> reads{&x};
+  if (sum.operation) reads.push_back(&sum.other);
+  // A convolution reads its input around what it writes.
+  const int over = sum.operation && sum.other.buffer != x.buffer && sum.other.offset == 0 ? sum.other.buffer : -1;
+  const auto emit = [&](auto compute) {
+    b.emit(reads, out, [=](const PlanFrame& frame) {
+      StaticOutput output = finish.to(out, frame);
+      Residual residual = sum.residual;
+      if (sum.operation) residual.other = sum.other.bytes(frame), output.residual = &residual;
+      compute(x.bytes(frame), output);
+    }, over);
+    return out;
+  };
+  if (!finish.real && PackedWinograd::serves(shape))
+    if (const auto winograd = b.weights().winograd(conv.weight); winograd && winograd->data())
+      return emit([=](const uint8_t* q_x, const StaticOutput& output) {
+        conv_winograd(shape, *winograd, q_x, zero_point, finish.bias_data(), output);
+      });
+  std::vector<std::shared_ptr<const PackedGemm>> groups;
+  std::shared_ptr<const PackedDepthwise> depthwise;
+  if (shape.depthwise())
+    depthwise = b.weights().depthwise(conv.weight);
+  else
+    for (int64_t g = 0; g < shape.groups; ++g) groups.push_back(b.weights().gemm(conv.weight, g, shape.groups));
+  return emit([=](const uint8_t* q_x, const StaticOutput& output) {
+    conv_static(shape, groups, depthwise.get(), q_x, zero_point, finish.bias_data(), output);
+  });
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear) {
+  const PlanView x = b.plain(b.input(linear.x));
+  expect_dtype(operation, x, false);
+  const Sizes& weight = b.constant(operation, linear.weight, "q_weight", "int8", 2).sizes;
+  expect_or(operation, x.rank() >= 1 && x.sizes.back() == weight[1], [&] {
+    return "the input has " + std::to_string(x.rank() ? x.sizes.back() : 0) + " features, expected " +
+           std::to_string(weight[1]);
+  });
+  const Finish finish = finish_of(b, operation, linear.finish, weight[0]);
+  const std::shared_ptr<const PackedGemm> gemm = b.weights().gemm(linear.weight, 0, 0);
+  Sizes sizes = x.sizes;
+  sizes.back() = weight[0];
+  checked_count(operation, sizes);
+  const PlanView out = b.fresh(sizes, plain_strides(sizes), finish.real);
+  const int32_t zero_point = linear.zero_point;
+  sizes.pop_back();
+  b.emit({&x}, out, [=, rows = product(sizes)](const PlanFrame& frame) {
+    if (rows) linear_static(*gemm, x.bytes(frame), zero_point, rows, finish.bias_data(), finish.to(out, frame));
+  });
+  return out;
+}
+
+}  // namespace octet

@@ -1,0 +1,72 @@
+#include "core/plan/own_weights.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "core/plan/views.h"
+
+namespace octet {
+// A weight's values, and what has been packed of them.
+class OwnWeights::Weight {
+ public:
+  explicit Weight(const PlanConstant& constant) : sizes_(constant.sizes) {
+    const int8_t* const first = static_cast<const int8_t*>(constant.data);
+    values_.assign(first, first + product(sizes_));
+  }
+
+  std::shared_ptr<const PackedGemm> gemm(int64_t group, int64_t groups) {
+    const std::lock_guard lock(packing_);
+    std::shared_ptr<const PackedGemm>& packed = gemms_[{group, groups}];
+    if (!packed) packed = groups ? pack_conv(group, groups) : pack_native(values(), sizes_.at(0), sizes_.at(1));
+    return packed;
+  }
+
+  std::shared_ptr<const PackedDepthwise> depthwise() {
+    const std::lock_guard lock(packing_);
+    int64_t kernel[3] = {1, 1, 1};
+    for (size_t axis = 2; axis < sizes_.size(); ++axis) kernel[axis + 3 - sizes_.size()] = sizes_[axis];
+    if (!depthwise_) depthwise_ = std::make_shared<PackedDepthwise>(values(), sizes_.at(0), kernel);
+    return depthwise_;
+  }
+
+  std::shared_ptr<const PackedWinograd> winograd() {
+    const std::lock_guard lock(packing_);
+    if (!winograd_) winograd_ = std::make_shared<PackedWinograd>(values(), sizes_.at(0), sizes_.at(1));
+    return winograd_;
+  }
+
+ private:
+  const int8_t* values() const { return values_.data(); }
+
+  std::shared_ptr<const PackedGemm> pack_conv(int64_t group, int64_t groups) const {
+    const int64_t n = sizes_.at(0) / groups, channels = sizes_.at(1), width = sizes_.back();
+    const int64_t rows = product(Sizes(sizes_.begin() + 2, sizes_.end() - 1));
+    const int8_t* const first = values() + group * n * channels * rows * width;
+    const std::vector<int8_t> packed = kernel_rows(first, n, channels, rows, width, groups);
+    return pack_native(packed.data(), n, rows * packed_kernel_row(width, channels, groups));
+  }
+
+  const Sizes sizes_;
+  std::vector<int8_t> values_;
+  std::mutex packing_;
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<const PackedGemm>> gemms_;
+  std::shared_ptr<const PackedDepthwise> depthwise_;
+  std::shared_ptr<const PackedWinograd> winograd_;
+};
+
+OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
+  for (const PlanConstant& constant : constants)
+    weights_.push_back(constant.dtype == "int8" ? std::make_unique<Weight>(constant) : nullptr);
+}
+
+OwnWeights::~OwnWeights() = default;
+
+// Lowering asks for constants that are int8 alone.
+std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, int64_t groups) {
+  return weights_.at(constant)->gemm(group, groups);
+}
+std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }
+std::shared_ptr<const PackedWinograd> OwnWeights::winograd(int constant) { return weights_.at(constant)->winograd(); }
+
+}  // namespace octet

@@ -1,0 +1,38 @@
+#include "core/plan/plan.h"
+
+#include "core/gemm/workspace.h"
+
+namespace octet {
+namespace {
+
+struct Arena {
+  Scratch<uint8_t> bytes;
+  std::vector<uint8_t*> buffers;
+};
+
+Arena& arena() {
+  thread_local Arena own;
+  return own;
+}
+
+}  // namespace
+
+bool Plan::run(const void* const* inputs, void* const* outputs) const {
+  Arena& space = arena();
+  uint8_t* const base = space.bytes.get(arena_bytes_);
+  space.buffers.resize(buffers_.size());
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& buffer = buffers_[i];
+    if (buffer.home == Home::kArena) space.buffers[i] = base + buffer.place;
+    // Inputs are only read: no step has one as its `write`.
+    if (buffer.home == Home::kInput)
+      space.buffers[i] = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[buffer.place]));
+    if (buffer.home == Home::kOutput) space.buffers[i] = static_cast<uint8_t*>(outputs[buffer.place]);
+  }
+  std::atomic<bool> finite{true};
+  const PlanFrame frame{space.buffers.data(), &finite};
+  for (const PlanStep& step : steps_) step.run(frame);
+  return finite.load(std::memory_order_relaxed);
+}
+
+}  // namespace octet

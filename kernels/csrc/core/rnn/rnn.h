@@ -1,0 +1,37 @@
+// A recurrent layer over any PackedGemm: one direction over a whole sequence, with ranges per row or known beforehand.
+#pragma once
+
+#include <cstdint>
+
+#include "core/gemm/linear.h"
+
+namespace octet {
+
+enum class RnnMode { kLstm, kGru, kTanh, kRelu };
+
+struct RnnLayer {
+  RnnMode mode;
+  int64_t hidden;        // of the gates
+  int64_t state;         // of h: hidden, or the projection's size
+  const PackedGemm* hh;  // (gates * hidden, state)
+  const float* scale_hh;
+  const float* bias_hh;  // GRU only (r multiplies its third part); the others carry it in the input projection
+  const Linear* projection;  // LSTM's h = W_hr (o * tanh(c)), or null
+  bool reverse;
+  const RowRange* state_range;       // of every state, known beforehand; null: per row, anew at every step
+  const RowRange* projection_range;  // likewise, of what the projection reads
+};
+
+// Where the states of every step go, (rows, state): exactly one is set.
+struct RnnOutput {
+  float* reals = nullptr;
+  uint8_t* quantized = nullptr;  // by state_range, which must be given
+};
+
+// One direction of one layer over a whole sequence. Step t holds rows [offset of t, + sizes[t]) of `input`, the input
+// projection (rows, gates * hidden) with its bias, and of y (rows, state). sizes never grow with t, as in PackedSequence.
+// h (batch, state) and c (batch, hidden) hold the initial state and receive the final one.
+void rnn_layer(const RnnLayer& layer, const float* input, const int64_t* sizes, int64_t steps, int64_t batch, float* h,
+               float* c, RnnOutput y);
+
+}  // namespace octet

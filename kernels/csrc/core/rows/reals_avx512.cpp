@@ -1,0 +1,7 @@
+#include "core/rows/reals.inc"
+
+namespace octet {
+
+extern const RealKernels kAvx512Reals = kReals;
+
+}  // namespace octet

@@ -1,0 +1,27 @@
+// How sums leave a product as bytes, and how rows of activations may lie. Plain structures: the files of every instruction set
+// include this, and what they share must hold no code that two of them would compile differently.
+#pragma once
+
+#include <cstdint>
+
+namespace octet {
+
+// Equation 7, with what equation 6 adds to the raw sums of a channel in one number. Both arrays have room for a whole
+// vector past their end.
+struct Requantize {
+  const int32_t* offset;    // bias - input zero point * row_sum
+  const float* multiplier;
+  int32_t zero_point, bottom, top;
+  bool shrinks = false;  // every multiplier is below 1, so that no sum times its own leaves int32
+};
+
+// How the activations of a row lie in pieces: piece i at starts[i] from where the row begins. Each is packed as a whole
+// number of steps, and read to the end of its last one.
+struct Pieces {
+  const int64_t* starts;
+  int64_t count, bytes;
+};
+
+constexpr int64_t kPieceStep = 4;
+
+}  // namespace octet

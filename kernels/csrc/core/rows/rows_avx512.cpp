@@ -1,0 +1,7 @@
+#include "core/rows/rows.inc"
+
+namespace octet {
+
+extern const RowKernels kAvx512Rows = kTable;
+
+}  // namespace octet

@@ -1,0 +1,7 @@
+#include "core/rows/rows.inc"
+
+namespace octet {
+
+extern const RowKernels kPortableRows = kTable;
+
+}  // namespace octet

@@ -1,7 +1,0 @@
-#include "elementwise.inc"
-
-namespace octet {
-
-extern const ElementKernels kAvx2Elements = kElements;
-
-}  // namespace octet

@@ -1,7 +1,0 @@
-#include "elementwise.inc"
-
-namespace octet {
-
-extern const ElementKernels kAvx512Elements = kElements;
-
-}  // namespace octet

@@ -1,7 +1,0 @@
-#include "reals.inc"
-
-namespace octet {
-
-extern const RealKernels kAvx2Reals = kReals;
-
-}  // namespace octet

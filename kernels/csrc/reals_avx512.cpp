@@ -1,7 +1,0 @@
-#include "reals.inc"
-
-namespace octet {
-
-extern const RealKernels kAvx512Reals = kReals;
-
-}  // namespace octet

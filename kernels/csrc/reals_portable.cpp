@@ -1,7 +1,0 @@
-#include "reals.inc"
-
-namespace octet {
-
-extern const RealKernels kPortableReals = kReals;
-
-}  // namespace octet

@@ -1,7 +1,0 @@
-#include "rows.inc"
-
-namespace octet {
-
-extern const RowKernels kAvx2Rows = kTable;
-
-}  // namespace octet

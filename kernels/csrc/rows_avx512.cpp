@@ -1,7 +1,0 @@
-#include "rows.inc"
-
-namespace octet {
-
-extern const RowKernels kAvx512Rows = kTable;
-
-}  // namespace octet

@@ -1,7 +1,0 @@
-#include "rows.inc"
-
-namespace octet {
-
-extern const RowKernels kPortableRows = kTable;
-
-}  // namespace octet

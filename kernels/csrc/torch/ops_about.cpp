@@ -1,0 +1,27 @@
+// What the extension knows of itself; no tensor decides these, so they belong to no device.
+#include <torch/library.h>
+
+#include "core/cpu/isa.h"
+#include "torch/libraries.h"
+#include "torch/packed.h"
+
+namespace octet {
+namespace {
+
+std::string isa_op() { return isa_name(isa()); }
+std::string why_not_op(c10::string_view backend) { return library(backend).why_not(); }
+std::string default_backend_op() { return library("").name; }
+std::string route_op(const at::Tensor& q_weight, c10::string_view backend) { return packed(q_weight, backend)->route(); }
+
+}  // namespace
+
+TORCH_LIBRARY(octet_native, m) {
+  m.def("isa() -> str", &isa_op);
+  m.def("bad_isa_request() -> str", &bad_isa_request);
+  m.def("why_not(str backend) -> str", &why_not_op);
+  m.def("default_backend() -> str", &default_backend_op);
+  m.def("route(Tensor q_weight, str backend) -> str", &route_op);
+  m.def("packed_count() -> int", &packed_count);
+}
+
+}  // namespace octet

@@ -1,0 +1,226 @@
+// The operator run_plan: finds or builds the plan of a text for these constants and shapes, and runs it.
+#include <ATen/ATen.h>
+#include <c10/util/hash.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/plan/prepared.h"
+#include "torch/errors.h"
+#include "torch/packed.h"
+
+namespace octet {
+namespace {
+
+using at::Tensor;
+
+// Plans that are kept: shapes beyond these build anew. One holds offsets, biases and small tables; its packed weights are
+// shared with every other plan of the model (packed.h).
+constexpr size_t kMostPlans = 64;
+
+// Inference tensors keep no version, so writes to them cannot be seen.
+uint32_t version_of(const Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+struct ConstantKey {
+  // A weak reference keeps the StorageImpl's address from being reused.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const c10::StorageImpl* address;
+  const void* data;
+  uint32_t version;
+  std::vector<int64_t> sizes, strides;  // of two views that begin at the same place, these differ
+  bool is(const Tensor& tensor) const {
+    return address == tensor.storage().unsafeGetStorageImpl() && data == tensor.const_data_ptr() &&
+           version == version_of(tensor) && tensor.sizes() == sizes && tensor.strides() == strides;
+  }
+};
+
+// A text with its constants, ready for any shapes: what plans for several shapes have in common.
+struct Prepared {
+  std::string text, backend;
+  std::vector<ConstantKey> constants;
+  std::optional<PreparedProgram> program;
+
+  bool fits(c10::string_view given, c10::string_view library, at::TensorList with) const {
+    if (backend != library || text != given || constants.size() != with.size()) return false;
+    for (size_t i = 0; i < with.size(); ++i)
+      if (!constants[i].is(with[i])) return false;
+    return true;
+  }
+  bool expired() const {
+    return std::any_of(constants.begin(), constants.end(), [](const ConstantKey& key) { return key.storage.expired(); });
+  }
+};
+
+struct Entry {
+  std::shared_ptr<const Prepared> prepared;
+  std::vector<PlanTensor> inputs;
+  std::shared_ptr<const Plan> plan;
+  mutable std::atomic<uint64_t> used{0};
+
+  bool fits(c10::string_view text, c10::string_view library, at::TensorList given, at::TensorList with) const {
+    if (inputs.size() != given.size()) return false;
+    for (size_t i = 0; i < given.size(); ++i)
+      if (given[i].sizes() != inputs[i].sizes || given[i].strides() != inputs[i].strides ||
+          given[i].scalar_type() != (inputs[i].real ? at::kFloat : at::kByte))
+        return false;
+    return prepared->fits(text, library, with);
+  }
+};
+
+struct Cache {
+  std::shared_mutex mutex;
+  std::atomic<uint64_t> clock{0};
+  std::unordered_multimap<size_t, std::shared_ptr<const Entry>> entries;
+};
+
+Cache& cache() {
+  static Cache* const instance = new Cache;  // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+size_t hash_of(c10::string_view program, at::TensorList inputs, at::TensorList constants) {
+  size_t hash = std::hash<c10::string_view>()(program);
+  for (const Tensor& input : inputs)
+    for (const int64_t size : input.sizes()) hash = c10::hash_combine(hash, static_cast<size_t>(size));
+  for (const Tensor& constant : constants.slice(0, std::min<size_t>(constants.size(), 4)))
+    hash = c10::hash_combine(hash, reinterpret_cast<size_t>(constant.const_data_ptr()));
+  return hash;
+}
+
+// The packed forms of a call's constants, found as those of every other layer (packed.h).
+class KeptWeights final : public WeightPacker {
+ public:
+  KeptWeights(at::TensorList constants, c10::string_view backend) : constants_(constants), backend_(backend) {}
+  std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) override {
+    const Tensor& weight = constants_[constant];
+    return groups ? packed_conv(weight, group, groups, backend_) : packed(weight, backend_);
+  }
+  std::shared_ptr<const PackedDepthwise> depthwise(int constant) override { return packed_depthwise(constants_[constant]); }
+  std::shared_ptr<const PackedWinograd> winograd(int constant) override {
+    return packed_winograd(constants_[constant], backend_);
+  }
+
+ private:
+  at::TensorList constants_;
+  c10::string_view backend_;
+};
+
+const char* name_of(at::ScalarType type) {
+  return type == at::kChar ? "int8" : type == at::kByte ? "uint8" : type == at::kInt ? "int32" : "float32";
+}
+
+std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_view text, c10::string_view backend) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->text = std::string(text), prepared->backend = std::string(backend);
+  std::vector<Tensor> contiguous;
+  std::vector<PlanConstant> described;
+  for (const Tensor& constant : constants) {
+    TORCH_CHECK_TYPE(constant.is_cpu() && (constant.scalar_type() == at::kChar || constant.scalar_type() == at::kByte ||
+                                           constant.scalar_type() == at::kInt || constant.scalar_type() == at::kFloat),
+                     "run_plan: a constant is ", constant.scalar_type(), ", expected Char, Byte, Int or Float on the CPU");
+    contiguous.push_back(constant.contiguous());
+    prepared->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
+                                   constant.const_data_ptr(), version_of(constant), constant.sizes().vec(),
+                                   constant.strides().vec()});
+    described.push_back({contiguous.back().const_data_ptr(), name_of(constant.scalar_type()), constant.sizes().vec()});
+  }
+  prepared->program.emplace(translated("run_plan: ", [&] { return PreparedProgram(text, described); }));
+  return prepared;
+}
+
+std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::TensorList inputs, at::TensorList constants) {
+  auto entry = std::make_shared<Entry>();
+  for (const Tensor& input : inputs) {
+    TORCH_CHECK_TYPE(input.is_cpu() && (input.scalar_type() == at::kByte || input.scalar_type() == at::kFloat),
+                     "run_plan: an input is ", input.scalar_type(), " on ", input.device(),
+                     ", expected Float or Byte on the CPU");
+    entry->inputs.push_back({input.sizes().vec(), input.strides().vec(), input.scalar_type() == at::kFloat});
+  }
+  KeptWeights weights(constants, prepared->backend);
+  entry->plan = translated("run_plan: ", [&] { return prepared->program->build(entry->inputs, weights); });
+  entry->prepared = std::move(prepared);
+  return entry;
+}
+
+std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+                                          c10::string_view backend) {
+  const size_t hash = hash_of(program, inputs, constants);
+  Cache& known = cache();
+  std::shared_ptr<const Prepared> prepared;
+  {
+    std::shared_lock lock(known.mutex);
+    const auto [begin, end] = known.entries.equal_range(hash);
+    for (auto it = begin; it != end; ++it)
+      if (it->second->fits(program, backend, inputs, constants)) {
+        it->second->used = ++known.clock;
+        return it->second->plan;
+      }
+    // Other shapes are prepared already.
+    for (auto it = known.entries.begin(); it != known.entries.end() && !prepared; ++it)
+      if (it->second->prepared->fits(program, backend, constants)) prepared = it->second->prepared;
+  }
+  if (!prepared) prepared = prepare(constants, program, backend);
+  const std::shared_ptr<Entry> made = make_entry(std::move(prepared), inputs, constants);
+  made->used = ++known.clock;
+  std::unique_lock lock(known.mutex);
+  for (auto it = known.entries.begin(); it != known.entries.end();)
+    it = it->second->prepared->expired() ? known.entries.erase(it) : std::next(it);
+  if (known.entries.size() >= kMostPlans)
+    known.entries.erase(std::min_element(known.entries.begin(), known.entries.end(),
+                                         [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
+  known.entries.emplace(hash, made);
+  return made->plan;
+}
+
+struct Outcome {
+  std::vector<Tensor> outputs;
+  bool finite;
+};
+
+Outcome run(at::TensorList inputs, at::TensorList constants, c10::string_view program, c10::string_view backend) {
+  const std::shared_ptr<const Plan> plan = find_or_build(inputs, constants, program, backend);
+  std::vector<Tensor> outputs;
+  c10::SmallVector<const void*, 8> from;
+  c10::SmallVector<void*, 8> to;
+  for (const PlanTensor& output : plan->outputs()) {
+    outputs.push_back(at::empty_strided(output.sizes, output.strides, at::dtype(output.real ? at::kFloat : at::kByte)));
+    to.push_back(outputs.back().mutable_data_ptr());
+  }
+  for (const Tensor& input : inputs) from.push_back(input.const_data_ptr());
+  const bool finite = plan->run(from.data(), to.data());
+  return {std::move(outputs), finite};
+}
+
+std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+                                c10::string_view backend) {
+  return run(inputs, constants, program, backend).outputs;
+}
+
+// Nothing where a value that is quantised is NaN or inf.
+std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+                                          c10::string_view backend) {
+  Outcome outcome = run(inputs, constants, program, backend);
+  return outcome.finite ? std::move(outcome.outputs) : std::vector<Tensor>{};
+}
+
+int64_t plan_count() {
+  Cache& known = cache();
+  std::shared_lock lock(known.mutex);
+  return static_cast<int64_t>(known.entries.size());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(octet, CPU, m) {
+  m.impl("run_plan", &run_plan_op);
+  m.impl("run_plan_of_finite", &run_plan_of_finite_op);
+}
+
+TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("plan_count() -> int", &plan_count); }
+
+}  // namespace octet

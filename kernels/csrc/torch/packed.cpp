@@ -1,0 +1,143 @@
+#include "torch/packed.h"
+
+#include <c10/util/DimVector.h>
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <unordered_map>
+
+#include "torch/libraries.h"
+
+namespace octet {
+namespace {
+
+// What else than a Library's PackedGemm is made of a weight: the addresses are what counts.
+const char kDepthwise = 0, kWinograd = 0;
+
+struct Key {
+  const c10::StorageImpl* storage;
+  const void* data;
+  const void* form;  // the Library, or which other form
+  int64_t n, k;
+  // Two views of one weight may differ in nothing but these: a square matrix and its transpose.
+  // Not vectors, whose memory would cost a small layer 0.1 us a call.
+  c10::DimVector sizes, strides;
+  bool operator==(const Key& other) const {
+    return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
+           sizes == other.sizes && strides == other.strides;
+  }
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.form, key.n, key.k); }
+};
+
+struct Entry {
+  // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  uint32_t version;
+  std::shared_ptr<const void> packed;  // as the key's form says
+};
+
+struct Cache {
+  std::shared_mutex mutex;
+  std::unordered_map<Key, Entry, KeyHash> entries;
+};
+
+Cache& cache() {
+  static Cache* const instance = new Cache;  // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+// Drops what was made of storages that are no more; the caller holds the lock.
+void forget_dead(Cache& known) {
+  std::erase_if(known.entries, [](const auto& entry) { return entry.second.storage.expired(); });
+}
+
+// Inference tensors keep no version, so writes to them cannot be seen.
+uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+}  // namespace
+
+namespace {
+
+// What `pack()` makes of n * k weights at `data` inside `owner`, once for each version of the weights.
+template <class Packed, class Pack>
+std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
+                                           const void* form, Pack pack) {
+  const c10::Storage& storage = owner.storage();
+  const Key key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()),
+                c10::DimVector(owner.strides())};
+  const uint32_t version = version_of(owner);
+  Cache& known = cache();
+  {
+    std::shared_lock lock(known.mutex);
+    const auto found = known.entries.find(key);
+    if (found != known.entries.end() && found->second.version == version)
+      return std::static_pointer_cast<const Packed>(found->second.packed);
+  }
+  std::shared_ptr<const Packed> made = pack();
+  std::unique_lock lock(known.mutex);
+  forget_dead(known);
+  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made});
+  return made;
+}
+
+// `rows` returns the weight as int8 (n, k), as a span or a vector.
+template <class Rows>
+std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
+                                               c10::string_view backend, Rows rows) {
+  const Library& lib = library(backend);
+  return find_or_make<PackedGemm>(owner, data, n, k, &lib, [&] {
+    const auto weight = rows();
+    return pack_by(lib, std::data(weight), n, k);
+  });
+}
+
+}  // namespace
+
+std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
+                    "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
+  return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
+                      [&] { return std::span(weight.const_data_ptr<int8_t>(), weight.numel()); });
+}
+
+std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
+                                              c10::string_view backend) {
+  const at::Tensor part = groups == 1 ? weight : weight.narrow(0, group * (weight.size(0) / groups), weight.size(0) / groups);
+  const int64_t n = part.size(0), width = weight.size(-1), channels = weight.size(1);
+  const int64_t rows = part.numel() ? part.numel() / (n * width * channels) : 0;
+  return find_or_pack(weight, part.const_data_ptr(), n, rows * packed_kernel_row(width, channels, groups), backend, [&] {
+    return kernel_rows(part.contiguous().const_data_ptr<int8_t>(), n, channels, rows, width, groups);
+  });
+}
+
+std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight) {
+  const int64_t channels = weight.size(0), taps = channels ? weight.numel() / channels : 0;
+  return find_or_make<PackedDepthwise>(weight, weight.const_data_ptr(), channels, taps, &kDepthwise, [&] {
+    int64_t kernel[3] = {1, 1, 1};
+    for (int64_t axis = 2; axis < weight.dim(); ++axis) kernel[axis + 3 - weight.dim()] = weight.size(axis);
+    return std::make_shared<PackedDepthwise>(weight.contiguous().const_data_ptr<int8_t>(), channels, kernel);
+  });
+}
+
+std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend) {
+  if (!library(backend).own) return nullptr;
+  const int64_t outputs = weight.size(0), channels = weight.size(1);
+  return find_or_make<PackedWinograd>(weight, weight.const_data_ptr(), outputs, channels, &kWinograd, [&] {
+    return std::make_shared<PackedWinograd>(weight.contiguous().const_data_ptr<int8_t>(), outputs, channels);
+  });
+}
+
+int64_t packed_count() {
+  Cache& known = cache();
+  std::unique_lock lock(known.mutex);
+  forget_dead(known);
+  return static_cast<int64_t>(known.entries.size());
+}
+
+}  // namespace octet

@@ -1,0 +1,40 @@
+// Packed weights, found by the plain int8 tensor that they were made from.
+//
+// A layer holds its int8 weight and nothing else; the first call packs it for this machine and later calls find it here.
+// So deepcopy, pickle, state_dict, torch.export and 8 threads at once see only plain tensors. An entry is dropped when
+// the tensor's storage dies (at the next packing), and made anew when the tensor was written to (its version moved).
+//
+// A write that moves no version is not seen: through `weight.data`, through NumPy, or to a tensor that was made under
+// torch.inference_mode. kernels/README.md says what to do instead.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <c10/util/string_view.h>
+
+#include <memory>
+
+#include "core/conv/conv.h"
+#include "core/gemm/packed_gemm.h"
+
+namespace octet {
+
+// weight: int8 (n, k), contiguous, on the CPU. backend: "native", "fbgemm" or "qnnpack"; "" is the default here.
+std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend);
+
+// The same for group `group` of `groups` of a convolution's weight, int8 (out, channels / groups, *kernel): packed as
+// (out / groups, ConvShape::k()), the channels last, as the gathered rows of activations have them.
+std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
+                                              c10::string_view backend);
+
+// The weight of a depthwise convolution, int8 (channels, 1, *kernel).
+std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight);
+
+// The weight of a 3 x 3 convolution, int8 (outputs, channels, [1,] 3, 3), for Winograd's algorithm; null where the backend
+// has no such kernel.
+std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend);
+
+// How many packed weights are alive.
+int64_t packed_count();
+
+}  // namespace octet
