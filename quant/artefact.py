@@ -9,7 +9,7 @@ another. Loading needs the float model: its code is the structure, its weights a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,12 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 @torch.inference_mode(False)
 def load(
-    path: str | os.PathLike[str], *, model: nn.Module, example_inputs: Any = None, backend: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    model: nn.Module,
+    example_inputs: Any = None,
+    examples: Sequence[Any] = (),
+    backend: str | None = None,
 ) -> nn.Module:
     """Read a quantised model: a copy of the float `model` with the int8 modules of the file in place.
 
@@ -72,6 +77,8 @@ def load(
         model: the float model that was quantised, of the same structure; its weights are not read and may be random.
         example_inputs: of a static conversion, as for `quant.prepare`; needed only where those that it was made with
             have no JSON form, or decide by their values what the model computes.
+        examples: calls of further programs, as for `quant.prepare`; needed only for those with objects (a cache), which
+            a file does not hold. The error says which program wants one, and what its calls are.
         backend: a name of `quant.kernels.available()`; None takes the one that the model was quantised for, if any.
 
     Raises:
@@ -85,7 +92,9 @@ def load(
     manifest, tensors = read(Path(path))
     tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
     try:
-        result = _rebuild_static(copy_model(model), manifest.get("static", {}), tables, example_inputs, backend)
+        result = _rebuild_static(
+            copy_model(model), manifest.get("static", {}), tables, example_inputs, examples, backend
+        )
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
         raise ArtefactError(f"{path} does not fit the model: {error}") from error
@@ -190,15 +199,16 @@ def _rebuild_static(
     static: Mapping[str, Any],
     tables: Mapping[str, Tensor],
     example_inputs: Any,
+    examples: Sequence[Any],
     backend: str | None,
 ) -> nn.Module:
     """Put a converted model in place of each float one that the file names."""
-    if example_inputs is not None and set(static) - {""}:
-        raise ArtefactError(f"example_inputs would be those of {sorted(static)}, parts of the model; load them apart")
+    if (example_inputs is not None or examples) and set(static) - {""}:
+        raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
     for name, description in static.items():
         part = _submodule(model, name)
         own = {key.removeprefix(f"{name}/"): table for key, table in tables.items() if key.startswith(f"{name}/")}
-        made = rebuild(part, description, own, example_inputs, backend)
+        made = rebuild(part, description, own, example_inputs, backend, examples)
         if not name:
             return made
         parent, _, child = name.rpartition(".")

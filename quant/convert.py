@@ -6,12 +6,12 @@ Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_lay
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import torch
 from torch import nn
 
+from quant import lasting
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
@@ -21,15 +21,17 @@ from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.ops.lowering import Context
-from quant.prepare import Prepared, set_or_delete
+from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.static.as_forward import as_forward
 from quant.static.beyond import leave_float
-from quant.static.entries import Entries, make_report, note_floats
+from quant.static.call_text import call_text
+from quant.static.entries import Entries, make_report, note_floats, note_programs
 from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore, norms_of
+from quant.static.fallback import WeightsToRestore
+from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
@@ -38,7 +40,7 @@ from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners, unwrapped
-from quant.static.signature import signature
+from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 
 PLANNED = "(planned run)"
@@ -77,7 +79,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
-    _forget_calibration(model, info)
+    lasting.put_back(info.state, model)  # hidden states and counters, as before any data
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
@@ -87,12 +89,12 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made = Made(found, ranges)
     entries: Entries = {}
+    odd = {path for path, one in found.items() if "@" in path and not agree(one, found[path.partition("@")[0]])}
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
-            first = found[path.partition("@")[0]].plan
-            if "@" in path and norms_of(runner.plan, runner.root) != norms_of(first, runner.root):
-                continue  # a batch norm that another program has in a weight is gone; such calls run as they are
+            if path in odd:
+                continue  # what another program has in a weight cannot be left out; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
         for path, runner in found.items():
             if "@" not in path:
@@ -103,9 +105,13 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["further"] = {path: one.example for path, one in found.items() if "@" in path or one.promoted}
+    further = {path: one for path, one in found.items() if "@" in path or one.promoted}
+    description["further"] = {path: one.example for path, one in further.items()}
+    description["guards"] = {path: guards(one.graph) for path, one in further.items()}
+    description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
     description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
+    note_programs(model, entries)
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
@@ -115,12 +121,6 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     keep_ranges(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
-
-
-def _forget_calibration(model: nn.Module, info: Prepared) -> None:
-    """Set what the forward writes on the model (hidden states, counters) to what it was before any data."""
-    for path, value in info.state.items():
-        set_or_delete(model, path, copy.deepcopy(value))
 
 
 def _check_whole(prepared: nn.Module) -> None:

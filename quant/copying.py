@@ -99,6 +99,11 @@ def follow_weak_references(copied: nn.Module, memo: dict[int, Any]) -> None:
                 vars(module)[name] = weakref.ref(memo[id(value())])
 
 
+def copy_value(value: Any) -> Any:
+    """A deep copy of an attribute's value; tensors with a history are copied as values."""
+    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in _held(value)})
+
+
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
     """The hooks of torch's that compute a tensor of the module before each forward, with their keys."""
     known = (WeightNorm, SpectralNorm, prune.BasePruningMethod)

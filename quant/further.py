@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from quant import lasting
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.capture.called import tensors_in
@@ -37,14 +38,18 @@ class Extender:
 
     Attributes:
         recipe, islands, called, training: of the prepared model; islands and calls that are found are added.
+        state: what forwards change of the model, as it was before any data; what a new program changes is added.
         make: makes the runner.
+        refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
     """
 
     recipe: Recipe
     islands: dict[str, str]
     called: set[str]
+    state: lasting.State
     training: bool
     make: MakeRunner
+    refused: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
@@ -54,12 +59,15 @@ class Extender:
         with _own_forwards(root):
             found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
         self.called |= found.called
+        new = [name for name in found.islands if name not in self.islands]
+        lasting.note(self.state, root, path, {*found.state, *lasting.kept_by_islands(root, path, new)})
         for name, graph in found.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
                 self.install(module, make_plan(graph, module, self.recipe))
         self.islands.update({name: why for name, why in found.islands.items() if name != path})
         if path not in found.graphs:
+            self.refused.setdefault(path, []).append(found.islands.get(path, "it gives no graph"))
             return None
         plan = make_plan(found.graphs[path], root, self.recipe, first.plan.floats)
         plan.shared = first.plan.shared

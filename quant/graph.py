@@ -108,6 +108,7 @@ class Node:
         meta: of the value, None where it is no tensor.
         frozen: whether it is told `training=False` in training mode too.
         writes: whether it changes an argument of the graph or a buffer of the module, and so is needed for that.
+        number: of an input that is no tensor, int or float.
     """
 
     index: int
@@ -120,6 +121,7 @@ class Node:
     meta: TensorMeta | None = None
     writes: bool = False
     frozen: bool = False
+    number: type | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.

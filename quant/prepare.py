@@ -6,15 +6,14 @@ one more child holds the observers: a `GraphRunner`.
 
 from __future__ import annotations
 
-import copy
-import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from quant import lasting
 from quant.capture import as_arguments, capture
 from quant.capture.watched import evaluating
 from quant.copying import copy_model
@@ -28,7 +27,7 @@ from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
-from quant.static.arguments import copied, copyable
+from quant.static.arguments import copied
 from quant.static.beyond import suspects
 from quant.static.examples import encode
 from quant.static.leaves import base_layer, is_dynamic
@@ -179,14 +178,15 @@ def planned(
     for path, reasons in one_range_each(plans, modules).items():
         plans[path] = make_plan(found.graphs[path], modules[path], recipe, reasons)
     note_shared(plans, modules)
-    extender = Extender(recipe, found.islands, found.called, training, make)
+    state: lasting.State = {}
+    lasting.note(state, prepared, "", {*found.state, *lasting.kept_by_islands(prepared, "", found.islands)})
+    extender = Extender(recipe, found.islands, found.called, state, training, make)
     for path, plan in plans.items():
         extender.install(modules[path], plan)
-    _add_examples(prepared, examples, found.state)
+    _add_examples(prepared, examples, state)
     refuse_nothing(prepared, found.islands, verb)
     # Training changes buffers for good; calibration only passes through them.
-    names = {*found.state, *_kept_by_islands(prepared, found.islands)}
-    state = {} if training else {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in sorted(names)}
+    state = {} if training else state
     example = encode(example_inputs)
     prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
     return prepared
@@ -201,46 +201,14 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
             parameter.copy_(values[name])
 
 
-class Absent(enum.Enum):
-    """Stands for an attribute that a forward is the first to set."""
-
-    ABSENT = enum.auto()
-
-
-def attribute_or_absent(model: nn.Module, path: str) -> Any:
-    """An attribute by its dotted name."""
-    owner, _, name = path.rpartition(".")
-    return getattr(model.get_submodule(owner), name, Absent.ABSENT)
-
-
-def set_or_delete(model: nn.Module, path: str, value: Any) -> None:
-    """Let an attribute be what `attribute_or_absent` gave."""
-    owner, _, name = path.rpartition(".")
-    module = model.get_submodule(owner)
-    if value is not Absent.ABSENT:
-        setattr(module, name, value)
-    elif name in {*vars(module), *module._buffers, *module._parameters, *module._modules}:
-        delattr(module, name)
-
-
-def _kept_by_islands(prepared: nn.Module, islands: Mapping[str, str]) -> Iterator[str]:
-    """Attributes of islands that may hold state: objects that their forward may change without setting anything."""
-    for path in islands:
-        for name, value in vars(prepared.get_submodule(path)).items():
-            own = not name.startswith("_") and not isinstance(value, (Tensor, nn.Module, str, int, float, type(None)))
-            if own and not callable(value) and copyable(value):
-                yield full_name(path, name)
-
-
-def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: set[str]) -> None:
+def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: lasting.State) -> None:
     """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
-    before = {name: copy.deepcopy(attribute_or_absent(prepared, name)) for name in state} if examples else {}
     for example in examples:
         args, kwargs = copied(as_arguments(example))
         with torch.no_grad(), replaying(), evaluating(prepared):
             prepared(*args, **kwargs)
-    for name, value in before.items():
-        set_or_delete(prepared, name, value)
+    if examples:
+        lasting.put_back(state, prepared)
 
 
 def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:

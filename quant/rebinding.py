@@ -27,7 +27,7 @@ def rebind(copied: nn.Module, twins: dict[int, Any]) -> None:
         for name, value in list(vars(module).items()):
             if isinstance(value, FUNCTIONS):
                 module.__dict__[name] = rebinder.of(value)
-            elif name.endswith(HOOKS):
+            elif name.endswith(HOOKS) and isinstance(value, dict):  # torch.fx keeps a list of its own
                 for key, hook in value.items():
                     value[key] = rebinder.of(hook)
 

@@ -73,6 +73,7 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
     refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, found, training)
+    found.state = watched.changed
     return found
 
 

@@ -1,9 +1,10 @@
-"""Numbers that follow from sizes, while a model is recorded: real ints and floats that note what is done with them.
+"""Numbers that follow from sizes or are given, while a model is recorded: real ints and floats that note their uses.
 
 They are subclasses of `int` and `float` that hold the value they had on the example inputs, so that whatever takes a
 number takes them: torch, C extensions, dictionaries. What Python lets a subclass see is noted: arithmetic becomes a
 call of the graph, and a comparison, a text or a bit operation a guard. What it does not (`range(n)`, an index into a
-list) uses the value; the recording of another size then differs, and that size is held fixed (`proof.py`).
+list) uses the value; the recording of another size then differs, and that size is held fixed (`proof.py`). A quotient
+or remainder may be the same there; it is guarded where it may have been taken so (`Recorder.rounded`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class RecordedInt(int):
     Attributes:
         recorder: of the recording it belongs to.
         index: the node it is the value of.
-        static: whether it follows from shapes alone, so that a decision by it can be guarded.
+        static: whether it follows from shapes and given numbers alone, so that a decision by it can be guarded.
     """
 
     recorder: Recorder

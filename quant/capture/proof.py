@@ -17,21 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.called import tensors_in
-from quant.capture.recorder import Limit, Recorder
+from quant.capture.recorder import Recorder
+from quant.capture.scalars import NUMBER, ROUNDED, Limit
 from quant.capture.undisturbed import disturbed
 from quant.capture.unseen import said_of
+from quant.capture.variations import (
+    UNCOVER,
+    VARY,
+    NoOther,
+    Variation,
+    groups_of,
+    is_width,
+    other_floats,
+    other_values,
+    same_values,
+    varied,
+)
 from quant.capture.watched import Watched
 from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, compares_itself
-from quant.static.arguments import ONE_MEMORY, Arguments, copied, rebuilt, share_memory
+from quant.static.arguments import ONE_MEMORY, Arguments, copied, share_memory
 from quant.static.dead import needed_places
 
 MOST_PASSES = 64
 """Each pass makes at least one module an island or holds one size, and few models have that many to find."""
-
-Variation = Callable[[Tensor, int], Tensor]
-"""A tensor of a call, and its place among them, as another call might have it."""
 
 
 class CaptureError(RuntimeError):
@@ -58,11 +68,10 @@ def record(
         CaptureError: the graph's numbers are not the module's, and no island makes them so.
     """
     limits: tuple[Limit, ...] = ()
-    held: frozenset[int] = frozenset()
     for _ in range(MOST_PASSES):
         put_back = watched.snapshot()
         try:
-            recorder = Recorder(module, path, islands, limits, held, training=training)
+            recorder = Recorder(module, path, islands, limits, training=training)
             try:
                 run(watched, recorder, call)
                 _refuse_shared_memory(recorder, call)
@@ -75,8 +84,7 @@ def record(
             new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
-                new, limits, held = proof.problems, (*limits, *proof.limits), held | proof.unused
-                whole = not proof.limits and not proof.unused
+                new, limits, whole = proof.problems, (*limits, *proof.limits), not proof.limits
                 if training and not new and whole:
                     new = _in_training(watched, recorder, call)
                 new = {_answerable(recorder, name): reason for name, reason in new.items()}
@@ -90,7 +98,7 @@ def record(
             put_back()
         if new and not watched.has_run:
             # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
-            watched.has_run, limits, held = True, (), frozenset()
+            watched.has_run, limits = True, ()
             continue
         islands.update(new)
     raise CaptureError(
@@ -184,32 +192,30 @@ class _Proof:
 
     Attributes:
         problems: by dotted name, why modules have to run as they are.
-        limits: sizes that have to be held.
-        unused: numbers (by their place in `Recorder.computed`) that have to be held: they were computed from sizes, no
-            call reads them, and they were the same for all sizes that were tried. So they went where Python tells
-            nobody (`range(n // 64)`).
+        limits: sizes and numbers that have to be held.
     """
 
     def __init__(self, watched: Watched, recorder: Recorder, call: Arguments) -> None:
         self.watched, self.recorder, self.call = watched, recorder, call
         self.problems: dict[str, str] = {}
         self.limits: tuple[Limit, ...] = ()
-        self.unused = frozenset(unread(recorder))
+        self._alike: set[int] = set()
+        self._decided = False
         held = {(limit.place, limit.dim) for limit in recorder.limits}
-        groups = [group for group in _groups(recorder) if not held & {(one.place, one.dim) for one in group}]
+        groups = [group for group in groups_of(recorder) if not held & {(one.place, one.dim) for one in group}]
         every = [limit for group in groups for limit in group]
-        if self._agrees(_other_values, every) or (self.problems and not every):
+        if self._holds(other_values, every, VARY[:1]) or (self.problems and not every):
             return
         # Most models hold the width of a layer to what it is, and refuse another before they compute much.
-        widths = [group for group in groups if any(_is_width(one, recorder) for one in group)]
+        widths = [group for group in groups if any(is_width(one, recorder) for one in group)]
         others = [group for group in groups if group not in widths]
-        if widths and others and self._agrees(_other_values, [limit for group in others for limit in group]):
-            self._hold_where_unlike(_other_values, widths)
+        if widths and others and self._holds(other_values, [limit for group in others for limit in group], VARY[:1]):
+            self._hold_where_unlike(other_values, widths)
             return
         # What differs by values is a module's own; what differs by one size alone is that size's.
         self.problems = {}
-        values: Variation = _same_values
-        for change in (_other_values, _other_floats, _same_values):
+        values: Variation = same_values
+        for change in (other_values, other_floats, same_values):
             agrees = self._agrees(change, [])
             if agrees is False:
                 return
@@ -222,13 +228,41 @@ class _Proof:
         """Hold the sizes that change what is recorded."""
         self.problems = {}
         for group in groups:
-            if self._agrees(values, group) is False:
-                self.problems = {}
+            agrees = self._holds(values, group, VARY)
+            # A size that no other takes the place of is the module's own; a number may be taken unseen.
+            if agrees is False or (agrees is None and group[0].dim == NUMBER):
                 self.limits += tuple(group)
+            self.problems = {}
 
-    def _agrees(self, values: Variation, sizes: list[Limit]) -> bool | None:
+    def _holds(self, values: Variation, limits: list[Limit], steps: tuple[str, ...]) -> bool | None:
+        """As `_agrees`, by the first of several steps that the module takes, and others where that one shows little.
+
+        Where rounded numbers have never changed, they are held.
+        """
+        self._decided, found = False, None
+        for step in steps:
+            found = self._agrees(values, limits, step)
+            if found is not None:
+                break
+        alike = self._alike if found else set()
+        if alike or (found is None and self._decided):
+            for step in UNCOVER:
+                further = self._agrees(values, limits, step)
+                if further is False:
+                    return False
+                alike &= self._alike if further else alike
+                found = found or further
+                if further and not alike:
+                    break
+        self.limits += tuple(Limit(place, ROUNDED) for place in sorted(alike))
+        return found
+
+    def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
-        call = _varied(self.call, values, sizes)
+        try:
+            call = varied(self.recorder.root, self.call, values, limits, step)
+        except NoOther:
+            return None
         other = self.recorder.again(training=self.recorder.training)
         before = self.watched.state()
         try:
@@ -237,25 +271,38 @@ class _Proof:
             before()
             return None
         after = self.watched.state()
-        if sizes and _decides_otherwise(self.recorder, other):
+        if limits and _decides_otherwise(self.recorder, other):
+            self._decided = True
             return None
         fault = _difference(self.recorder, other) or _problem(self.recorder, other)
         if fault is None:
             before()
             if _computes(self.recorder, other, call):
                 after()
-                self.unused &= frozenset(self._as_before(other))
+                self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
         after()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
 
-    def _as_before(self, other: Recorder) -> Iterator[int]:
-        """The numbers that are the same in another recording."""
-        for place, (one, twin) in enumerate(zip(self.recorder.computed, other.computed, strict=True)):
-            if self.recorder.values[one] == other.values[twin]:
-                yield place
+
+def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
+    """The rounded numbers, by their places, that are the same in two recordings although what they are made of is not.
+
+    Where Python counts by one of them unseen, the recordings could not tell.
+    """
+    guarded = {node.args[0].index for node in one.nodes if node.kind == "guard" and isinstance(node.args[0], Ref)}
+    places = {index: place for place, index in enumerate(one.rounded) if index not in guarded}
+    moved: set[int] = set()
+    found = set()
+    for node in one.nodes:
+        mine, theirs = one.values[node.index], other.values[node.index]
+        if isinstance(mine, (int, float)) and mine != theirs:
+            moved.add(node.index)
+        elif node.index in places and moved.intersection(node.refs):
+            found.add(places[node.index])
+    return found
 
 
 def _problem(one: Recorder, other: Recorder) -> tuple[str, str] | None:
@@ -263,69 +310,6 @@ def _problem(one: Recorder, other: Recorder) -> tuple[str, str] | None:
         inner = name.removeprefix(one.path).removeprefix(".") if one.path else name
         return inner, reason.removeprefix("its forward ")
     return None
-
-
-# ---------------------------------------------------------------------------------------------------- other calls
-
-
-def _groups(recorder: Recorder) -> list[list[Limit]]:
-    """Sizes of the inputs that are likely to go together: the first of all, and others that are equal."""
-    shapes = [() if tensor.is_nested else tuple(tensor.shape) for tensor in recorder.tensors]
-    first = shapes[0][0] if shapes and shapes[0] else None
-    batch = [Limit(place, 0) for place, shape in enumerate(shapes) if shape and shape[0] == first]
-    rest: dict[int, list[Limit]] = {}
-    for place, shape in enumerate(shapes):
-        for dim, size in enumerate(shape):
-            if Limit(place, dim) not in batch:
-                rest.setdefault(size, []).append(Limit(place, dim))
-    return [group for group in [batch, *rest.values()] if group]
-
-
-def _is_width(limit: Limit, recorder: Recorder) -> bool:
-    """Whether a size is likely to be held by a layer: channels of images and signals, features of what has fewer."""
-    dims = recorder.tensors[limit.place].dim()
-    return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
-
-
-def _larger(size: int) -> int:
-    """A size that models take which take this one: as often divisible by 2, up to 32."""
-    step = math.gcd(size, 32) if size else 1
-    return size + step
-
-
-def _varied(call: Arguments, values: Variation, sizes: list[Limit]) -> Arguments:
-    count = iter(range(1 << 30))
-    wanted = {(one.place, one.dim) for one in sizes}
-
-    def change(tensor: Tensor) -> Tensor:
-        place = next(count)
-        found = tensor.detach().clone()
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return found
-        for dim, size in enumerate(tensor.shape):
-            if (place, dim) in wanted:
-                larger = size + 1 if dim == 0 else _larger(size)
-                found = found.index_select(dim, torch.arange(larger) % max(size, 1)) if size else found
-        return values(found, place)
-
-    args, kwargs = call
-    return rebuilt(args, change), rebuilt(kwargs, change)
-
-
-def _other_floats(tensor: Tensor, place: int) -> Tensor:
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
-        return tensor
-    return tensor.roll(1) * 0.75
-
-
-def _other_values(tensor: Tensor, place: int) -> Tensor:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
-        return _other_floats(tensor, place)
-    return tensor.roll(1, -1) if tensor.dim() else tensor
-
-
-def _same_values(tensor: Tensor, place: int) -> Tensor:
-    return tensor
 
 
 # ---------------------------------------------------------------------------------------------------- comparing
@@ -482,7 +466,7 @@ def _same_leaf(one: Any, other: Any) -> bool:
 
 def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
     """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
-    again = Recorder(one.root, one.path, one.islands)
+    again = Recorder(one.root, one.path, one.islands, one.limits)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     values: dict[int, Any] = {}
     with _seeded():
@@ -500,13 +484,6 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
 
 def _seeded() -> Any:
     return torch.random.fork_rng(devices=[])
-
-
-def unread(recorder: Recorder) -> Iterator[int]:
-    """The numbers that no call reads and no guard holds, by their place in `Recorder.computed`."""
-    places = ((node.args, node.kwargs) for node in recorder.nodes)
-    read = {leaf.index for tree in (*places, recorder.output) for leaf in leaves(tree) if isinstance(leaf, Ref)}
-    return (place for place, index in enumerate(recorder.computed) if index not in read)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -12,8 +12,8 @@ import contextlib
 import math
 import operator
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from quant.capture.calls import (
 from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
+from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
 from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, tensors_of
 from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
@@ -57,14 +58,6 @@ CONSTANT, STORED, GIVEN = range(3)
 """What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
 
 
-@dataclass
-class Limit:
-    """A size that is held to what it was, of a tensor by its place among those of the call (`tensors_in`)."""
-
-    place: int
-    dim: int
-
-
 class Recorder(TorchFunctionMode):
     """Records one call of a module.
 
@@ -76,10 +69,10 @@ class Recorder(TorchFunctionMode):
         opaque: islands that were called, in order.
         inside: modules that islands called.
         foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
-        computed: the nodes of the numbers that were computed from sizes.
-        held: which of those are held to their values, by their places.
         outside: what forwards reach outside of the model; set by the caller where it is to be put back.
         tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
+        rounded: the nodes of numbers that other sizes may leave as they are, as quotients and remainders.
+        numbers: of the call, in the order of `scalars.with_numbers`.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
     """
@@ -90,13 +83,11 @@ class Recorder(TorchFunctionMode):
         path: str,
         islands: Mapping[str, str],
         limits: tuple[Limit, ...] = (),
-        held: frozenset[int] = frozenset(),
         *,
         training: bool = False,
     ) -> None:
         super().__init__()
         self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
-        self.held, self.computed = held, list[int]()
         self._submodules = list(root.modules())
         self.names = {id(module): name for name, module in root.named_modules()}
         self.attributes = _attributes(root)
@@ -114,6 +105,7 @@ class Recorder(TorchFunctionMode):
         self.arguments: dict[str, Any] = {}
         self.expected: dict[str, Any] = {}
         self.tensors: list[Tensor] = []
+        self.numbers: list[int | float] = []
         self._inputs: list[Tensor] = []
         self._given: dict[int, tuple[Any, Given]] = {}
         self._set_modes: set[str] = set()
@@ -124,6 +116,8 @@ class Recorder(TorchFunctionMode):
         self.inside = IslandCalls(self._parameters, lambda: self.outside.reached())
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
+        self.rounded: list[int] = []
+        self._unsure: list[int] = []
         self._overwritten: set[int] = set()
         self._by_storage: dict[int, list[int]] = {}
         self._owners: list[str] = [""]
@@ -135,7 +129,8 @@ class Recorder(TorchFunctionMode):
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the root, and note what it does."""
-        self.take_inputs(args, kwargs)
+        args, kwargs = with_numbers(self.root, (args, kwargs), self._number_input)
+        self._take_arguments(args, kwargs)
         for name, value in self.arguments.items():
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
@@ -154,13 +149,24 @@ class Recorder(TorchFunctionMode):
 
     def again(self, *, training: bool) -> Recorder:
         """A recorder of another call of the same kind."""
-        return Recorder(self.root, self.path, self.islands, self.limits, self.held, training=training)
+        return Recorder(self.root, self.path, self.islands, self.limits, training=training)
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-        """The tensors of a call, by the nodes that stand for them."""
+        """The tensors and numbers of a call, by the nodes that stand for them."""
+        self._take_arguments(*with_numbers(self.root, (args, kwargs), self._number_input))
+        return dict(enumerate(self.values))
+
+    def _take_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.arguments = bind(self.root, args, kwargs)
         self.expected = {name: self._take(name, value) for name, value in self.arguments.items()}
-        return dict(enumerate(self.values))
+
+    def _number_input(self, name: str, value: Any) -> Any:
+        """A number that the caller gives, as an input of the graph, where it is not held to what it was."""
+        self.numbers.append(value)
+        if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
+            return value
+        node = Node(len(self.nodes), "input", name, number=type(value))
+        return recorded(value, self, self._append(node, value, GIVEN), True)
 
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
@@ -170,6 +176,7 @@ class Recorder(TorchFunctionMode):
     def _end(self, before: dict[int, Any]) -> None:
         value = self._output_places(self.result)
         writes = [*self._argument_writes(before), *self._attribute_writes(self._state)]
+        self._drop_needless_guards((value, writes))
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
 
     def _output_places(self, result: Any) -> Any:
@@ -235,6 +242,8 @@ class Recorder(TorchFunctionMode):
         return map_leaves(lambda leaf: self._input(name, leaf), self._opened(value))
 
     def _input(self, name: str, leaf: Any) -> Any:
+        if type(leaf) in NUMBERS:
+            return Ref(leaf.index)
         if not isinstance(leaf, Tensor):
             return kept(leaf)  # as it is now: the forward may change it
         if id(leaf) in self.attributes:
@@ -249,6 +258,8 @@ class Recorder(TorchFunctionMode):
 
     def _hold_sizes(self) -> None:
         for limit in self.limits:
+            if limit.dim < 0:
+                continue
             tensor = self.tensors[limit.place]
             node = Node(len(self.nodes), "method", "size", (self._where[id(tensor)], limit.dim))
             index = self._append(node, tensor.shape[limit.dim], GIVEN)
@@ -336,10 +347,9 @@ class Recorder(TorchFunctionMode):
         node = Node(len(self.nodes), "function", function, places, owner=self._owners[-1])
         index = self._append(node, value, self._follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
-        if static:
-            self.computed.append(index)
-            if len(self.computed) - 1 in self.held:
-                self._guard(Ref(index), value)
+        if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
+            self.rounded.append(index)
+            self._unsure.append(self._guard(Ref(index), value))
         if type(value) not in (int, float):  # numpy's, or complex: no longer a number that can be followed
             for one in operands:
                 if type(one) in NUMBERS:
@@ -368,9 +378,20 @@ class Recorder(TorchFunctionMode):
             return
         self._guard(Ref(number.index), plain(number))
 
-    def _guard(self, place: Any, expected: Any) -> None:
+    def _guard(self, place: Any, expected: Any) -> int:
         node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self._owners[-1])
-        self._append(node, expected, CONSTANT)
+        return self._append(node, expected, CONSTANT)
+
+    def _drop_needless_guards(self, output: Any) -> None:
+        """Keep the guards of rounded numbers that no call reads: Python took them unseen, as `range` does, or nobody.
+
+        Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
+        """
+        readers = Counter(ref for node in self.nodes for ref in node.refs)
+        readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
+        for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
+            if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
+                self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
 
     # ------------------------------------------------------------------------------------------------ functions
 

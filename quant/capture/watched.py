@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.outside import Outside
+from quant.capture.scripted import ScriptState
 from quant.capture.state import same_content
 from quant.capture.surroundings import generator_states
 from quant.names import full_name
@@ -185,8 +186,8 @@ _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dt
 
 def snapshot(model: nn.Module) -> Callable[[], set[str]]:
     """What puts a model's state, and that of random numbers, back to what it is now, and says what differed."""
-    kept = [_ModuleState(name, module) for name, module in model.named_modules()
-            if not isinstance(module, torch.jit.ScriptModule)]  # fmt: skip
+    kept = [ScriptState(name, module) if isinstance(module, torch.jit.ScriptModule) else _ModuleState(name, module)
+            for name, module in model.named_modules()]  # fmt: skip
     chance, own_chance = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()), generator_states(model)
 
     def put_back() -> set[str]:

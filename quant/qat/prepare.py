@@ -72,7 +72,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     prepared = copy_model(model, training=True)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     make = functools.partial(_make_runner, recipe=info.recipe)
-    extender = Extender(info.recipe, info.islands, info.called, True, make)
+    extender = Extender(info.recipe, info.islands, info.called, {}, True, make)  # training keeps its state
     for path, runner in runners(prepared).items():
         programs = [one for one in (runner, *runner.others) if isinstance(one, GraphRunner)]
         del runner.root._modules[RESERVED], runner.root.__dict__["forward"]
@@ -83,6 +83,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
         assert isinstance(first, TrainingRunner)
         for one in programs:
             made = first if one is runner else extender.add(first, one.plan)
+            made.example = one.example
             for slot, ends in _ranges(one, path).items():
                 point = made.point(slot)
                 assert isinstance(point, FakeQuantizeBase)

@@ -27,6 +27,7 @@ from quant.static.binding import bound_values
 from quant.static.fallback import UncapturedCall
 from quant.static.folding import is_own_norm, norm_of
 from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
+from quant.static.undo import undone_at_mismatch
 from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
@@ -92,7 +93,12 @@ class TrainingRunner(GraphRunner):
             return self._run_untrained(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
-        return finished(self._train(bound_checked(self, args, kwargs)), self.root, args, kwargs)
+        values = bound_checked(self, args, kwargs)
+        if self._written:
+            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._train(values))
+        else:
+            output = self._train(values)
+        return finished(output, self.root, args, kwargs)
 
     def follow(self, first: GraphRunner) -> None:
         assert isinstance(first, TrainingRunner)
@@ -155,8 +161,12 @@ class TrainingRunner(GraphRunner):
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
                 values[step.output], clamp = self._value(step, seen)
-            kept = rounded if step.output in self._both else values
-            kept[step.output] = self._observed(step, values[step.output], clamp)
+            value = values[step.output]
+            if step.output in self._both:
+                values[step.output] = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
+                rounded[step.output] = self._observed(step, value, clamp)
+            else:
+                values[step.output] = self._observed(step, value, clamp)
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
                 rounded.pop(dead, None)
@@ -285,6 +295,8 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     values = bound_values(runner.graph, runner.root, args, kwargs, runner.plan.slot_of)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
+            if not isinstance(value, Tensor):
+                continue
             if value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.sum())):
                 _refuse(runner, index, value)
     return values

@@ -1,4 +1,4 @@
-"""The tensors of a call by the nodes that stand for them, and whether the captured graph stands for the call."""
+"""The tensors and numbers of a call by the nodes that stand for them, and whether the graph stands for the call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bound_values(
     kwargs: dict[str, Any],
     quantized: Container[int] = (),
 ) -> dict[int, Any]:
-    """The tensors of a call, by the nodes that stand for them.
+    """The tensors and numbers of a call, by the nodes that stand for them.
 
     Args:
         quantized: values that become integers, which only float32 does.
@@ -30,6 +30,15 @@ def bound_values(
     values: dict[int, Any] = {}
 
     def take(index: int, value: Any) -> None:
+        number = graph.nodes[index].number
+        if number is not None:
+            if type(value) is not number:
+                raise CaptureMismatch(
+                    f"{type(root).__name__}: argument '{graph.nodes[index].target}' was of type {number.__name__} "
+                    f"in example_inputs and is {said(value)} now; prepare the model with example_inputs like this call"
+                )
+            values[index] = value
+            return
         if not isinstance(value, Tensor):
             raise CaptureMismatch(
                 f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "

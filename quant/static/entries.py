@@ -14,6 +14,7 @@ from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
 from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
+from quant.static.call_text import call_text
 from quant.static.instructions import FloatCall
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
@@ -84,6 +85,18 @@ def note_floats(plan: Plan, entries: Entries, path: str) -> None:
             entries.setdefault(name if name != "(root)" else "", ("float", step.reason))
         elif step.integer and node.kind == "module" and not isinstance(step.operator, Weighted):
             entries.setdefault(name, ("int8", step.operator.name))
+
+
+def note_programs(model: nn.Module, entries: Entries) -> None:
+    """Say of a module with several programs which calls each of them is for."""
+    for path, module in model.named_modules():
+        first = child_of(module, RESERVED)
+        if not isinstance(first, ProgramRunner) or not len(first.others):
+            continue
+        for place, one in enumerate((first, *first.others), 1):
+            assert isinstance(one, ProgramRunner)
+            name = full_name(path, f"(program {place})")
+            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
 
 
 def _beside_integers(plan: Plan) -> set[int]:

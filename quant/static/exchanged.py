@@ -52,10 +52,11 @@ class Origin:
     def edges(self, instruction: Instruction) -> list[Edge]:
         """What an instruction was made of."""
         key = type(instruction), instruction.out
-        if key not in self._edges:
-            paths = _around(self._paths(instruction)) - self.called
-            self._edges[key] = [self._known[path] for path in sorted(paths) if path in self._known]
-        return self._edges[key]
+        found = self._edges.get(key)
+        if found is None:  # another thread may clear the rest meanwhile
+            known, paths = self._known, _around(self._paths(instruction)) - self.called
+            found = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
+        return found
 
     def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
         """What some instructions were made of, each module once."""

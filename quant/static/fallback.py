@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.fuse import Plan
 from quant.graph import Attr, CaptureMismatch, Ref, attribute
@@ -26,14 +25,19 @@ class UncapturedCall(UserWarning):
     """A call of a converted or prepared model that none of its captured programs stands for; it runs all the same."""
 
 
-def warn_once(said: set[str], path: str, root: nn.Module, mismatch: CaptureMismatch, how: str) -> None:
-    """Say once per model and module that a call runs outside of its programs, and why."""
+def warn_once(
+    said: set[str], path: str, root: nn.Module, mismatch: CaptureMismatch, how: str, refused: str = ""
+) -> None:
+    """Say once per model and module that a call runs outside of its programs, and why; `refused`: it can have none."""
     if path in said:
         return
     said.add(path)
+    hint = "quant.prepare(model, examples=[..., inputs like this call]) gives it a program of its own"
+    if refused:
+        hint = f"It can have no program of its own, because {refused}"
     warnings.warn(
         f"{path or type(root).__name__}: a call is unlike those it was prepared with, so it runs {how}: {mismatch}. "
-        "quant.prepare(model, examples=[..., inputs like this call]) gives it a program of its own",
+        f"{hint}",
         UncapturedCall,
         stacklevel=4,
     )
@@ -82,18 +86,6 @@ class WeightsToRestore:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
-
-
-def norms_of(plan: Plan, root: nn.Module) -> tuple[set[str], set[str]]:
-    """The batch norms that a program folds into weights, and those that it calls."""
-    graph, folded, called = plan.graph, set(), set()
-    for step in plan.steps:
-        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
-        if norm is not None and graph.nodes[norm].kind == "module":
-            folded.add(graph.nodes[norm].target)
-        called |= {graph.nodes[index].target for index in step.nodes if index != norm
-                   and graph.nodes[index].kind == "module"}  # fmt: skip
-    return folded, {name for name in called if isinstance(root.get_submodule(name), _BatchNorm)}
 
 
 def _is_gone(module: nn.Module, name: str) -> bool:

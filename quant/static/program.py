@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ from quant.static.plannable import Planner
 from quant.static.region import Region
 from quant.static.runner import finished
 from quant.static.single_steps import SingleStep, move, rescaled, single_step
+from quant.static.undo import undone_at_mismatch, written_before_guards
 
 
 @dataclass
@@ -269,6 +271,7 @@ class ProgramRunner(nn.Module):
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(graph, ranges)
         self._plain = not names_more_than_registers(program.output)
+        self._written = written_before_guards(graph)
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
@@ -289,13 +292,20 @@ class ProgramRunner(nn.Module):
         if registers is None:
             values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
             registers = {2 * value: given for value, given in values.items()}
-        output = self.execute(self.program, registers)
+        if self._written:
+            output = self._execute_or_undo(registers)
+        else:
+            output = self.execute(self.program, registers)
         return output if self._plain else finished(output, self.root, args, kwargs)
+
+    def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
+        """The program's output; where it finds out that it does not stand for the call, nothing is written."""
+        run = functools.partial(self.execute, self.program, registers)
+        given = {place // 2: value for place, value in registers.items()}
+        return undone_at_mismatch(self._written, self.root, given, run)
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this program does not stand for: by another one, or by the user's own forward."""
-        if any(node.writes for node in self.graph.nodes[: mismatch.place]):
-            raise mismatch  # what was written before it was found out cannot be taken back
         for other in self.others:
             assert isinstance(other, ProgramRunner)
             with contextlib.suppress(CaptureMismatch):

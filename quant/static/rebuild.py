@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.called_alone import alone
 from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.names import child_of, has_attribute
@@ -26,7 +25,8 @@ from quant.static.examples import CannotRebuild, decode
 from quant.static.instructions import KernelCall
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
-from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners
+from quant.static.program_match import match_programs
+from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
 DESCRIPTION = RESERVED + "_description"
@@ -122,6 +122,7 @@ def rebuild(
     tables: Mapping[str, Tensor],
     example_inputs: Any = None,
     backend: str | None = None,
+    examples: Sequence[Any] = (),
 ) -> nn.Module:
     """The converted model that `description` is of, all its weights 1: load its state_dict afterwards.
 
@@ -132,6 +133,7 @@ def rebuild(
         example_inputs: as for `prepare`; None takes tensors of ones in the shapes that the description has, or
             with zeros for integers and booleans where ones do not fit.
         backend: instead of the description's.
+        examples: calls of further programs, as for `prepare`; of those that the description has no example of.
 
     Raises:
         CannotRebuild: the model's layers, calls or ranges are not those of the description.
@@ -145,7 +147,7 @@ def rebuild(
             f"it was planned by rules {description['rules']!r}, this version knows 1 to {RULES}; use the version of "
             "octet-quant that wrote it, or a later one"
         )
-    prepared = _fitting(model, description, example_inputs)
+    prepared = _fitting(model, description, example_inputs, examples)
     found = all_runners(prepared)
     _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
@@ -173,20 +175,24 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
                     module.backend = backends[unit]
 
 
-def _fitting(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
+def _fitting(
+    model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
+) -> nn.Module:
     """The prepared model whose calls are the description's."""
     if example_inputs is not None:
-        return _prepared(model, description, example_inputs)
+        return _prepared(model, description, example_inputs, examples)
     try:
-        return _prepared(model, description, decode(description["example"]))
+        return _prepared(model, description, decode(description["example"]), examples)
     except CannotRebuild:
         # The offsets of bags begin with 0, and a mask that hides nothing is no mask to Hugging Face's models.
         with contextlib.suppress(CannotRebuild):
-            return _prepared(model, description, decode(description["example"], fill=0))
+            return _prepared(model, description, decode(description["example"], fill=0), examples)
         raise
 
 
-def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: Any) -> nn.Module:
+def _prepared(
+    model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
+) -> nn.Module:
     # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
     anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
     layers = {
@@ -194,10 +200,11 @@ def _prepared(model: nn.Module, description: Mapping[str, Any], example_inputs: 
         for name, data in description["layers"].items()
     }
     try:
-        prepared = planned(model, example_inputs, Recipe(layers, default=None), make_runner, "quant.load")
+        recipe = Recipe(layers, default=None)
+        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples)
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
-    _add_programs(prepared, description.get("alone", {}), description.get("further", {}))
+    match_programs(prepared, description)
     _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
     _check_units(model, all_runners(prepared), description)
@@ -225,34 +232,6 @@ def _follow(prepared: nn.Module, rules: int) -> None:
 
 def _replan(runner: GraphRunner, plan: Plan) -> None:
     runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
-
-
-def _add_programs(prepared: nn.Module, parts: Mapping[str, Any], further: Mapping[str, Any]) -> None:
-    """The programs of parts that were called alone, and the further ones of modules, by examples of their calls."""
-    for unit, example in parts.items():
-        waiting = alone(prepared.get_submodule(unit))
-        if waiting is None:
-            continue
-        if example is None:
-            raise CannotRebuild(f"{unit} was called by itself with objects that a file cannot hold")
-        waiting.add_program(*decode(example))
-    known = runners(prepared)
-    for place, (unit, example) in enumerate(further.items()):
-        first = known.get(unit.partition("@")[0])
-        if first is None or ("@" in unit and unit in all_runners(prepared)):
-            continue
-        if example is None:
-            raise CannotRebuild(
-                f"program {place + 2} of {unit.partition('@')[0] or '(root)'} is for calls with objects that a file "
-                "cannot hold; give examples=[...], calls of each kind, as to quant.prepare"
-            )
-        args, kwargs = decode(example)
-        if first.extend is None or first.extend(first, args, kwargs) is None:
-            raise CannotRebuild(f"{unit}: no program can be made for the calls that it was converted for")
-        if "@" not in unit:
-            *_, last = programs_of(first)
-            keep_programs(first, [last])
-            known[unit] = last
 
 
 def _is_in(name: str, path: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,10 @@ from quant.static.own_forward import run_own_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent
+from quant.static.undo import undone_at_mismatch, written_before_guards
+
+if TYPE_CHECKING:
+    from quant.further import Extender
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
@@ -67,13 +71,14 @@ class GraphRunner(Ranges):
         super().__init__(root, plan, points)
         self.others = nn.ModuleList()
         self.own_forward: Callable[..., Any] | None = None
-        self.extend: Callable[[GraphRunner, tuple[Any, ...], dict[str, Any]], GraphRunner | None] | None = None
+        self.extend: Extender | None = None
         self.example: Any = None
         self.alone = self.promoted = False
         self.said: set[str] = set()
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
+        self._written = written_before_guards(plan.graph)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
 
@@ -98,29 +103,34 @@ class GraphRunner(Ranges):
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
-        if is_replaying():
-            output = self._replay(values)
-        elif not self.simulate:
-            output = self._observe(values)
+        if self._written:
+            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._computed(values))
         else:
-            with self.settled():
-                output = self._simulate(values)
+            output = self._computed(values)
         return finished(output, self.root, args, kwargs)
+
+    def _computed(self, values: dict[int, Any]) -> Any:
+        if is_replaying():
+            return self._replay(values)
+        if not self.simulate:
+            return self._observe(values)
+        with self.settled():
+            return self._simulate(values)
 
     def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that this graph does not stand for: by another program, a new one, or the user's own forward."""
-        if any(node.writes for node in self.graph.nodes[: mismatch.place]):
-            raise mismatch  # what was written before it was found out cannot be taken back
         for other in self.others:
             assert isinstance(other, GraphRunner)
             with contextlib.suppress(CaptureMismatch):
                 return other.run_graph(args, kwargs)
-        if self.extend is not None and not self.simulate and len(self.others) < MOST_PROGRAMS - 1:
+        refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
+        if self.extend is not None and not self.simulate and len(self.others) + len(refused) < MOST_PROGRAMS - 1:
             added = self.extend(self, args, kwargs)
             if added is not None:
                 return added.run_graph(args, kwargs)
         output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
-        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved")
+        why = refused[-1] if refused else ""
+        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved", why)
         return output
 
     def follow(self, first: GraphRunner) -> None:
@@ -267,7 +277,7 @@ def programs_of(first: GraphRunner) -> list[GraphRunner]:
 
 
 def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
-    """Drop the other programs of a module."""
+    """Let a module have these programs, in this order, and no others."""
     taking, *others = kept
     taking.others = nn.ModuleList(others)
     taking.promoted = taking is not first

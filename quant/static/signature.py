@@ -29,6 +29,11 @@ def outline(graph: Graph) -> list[str]:
     return [_text(graph.arguments), *calls]
 
 
+def guards(graph: Graph) -> list[str]:
+    """What the guards of a graph expect, in order: programs of one module may differ in this alone."""
+    return [repr(node.args[1]) for node in graph.nodes if node.kind == "guard"]
+
+
 def same_call(line: str, other: str) -> bool:
     """Whether two lines are one call: `2 * x` is recorded as `x * 2`; older descriptions have it as it was written."""
     return _number_last(line) == _number_last(other)

@@ -25,7 +25,7 @@ from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.static.beyond import leave_float
-from quant.static.fallback import norms_of
+from quant.static.folds import agree
 from quant.static.layers import range_of_call
 from quant.static.own_forward import is_falling_back
 from quant.static.rest import dynamic_part, dynamic_settings, without_runner
@@ -52,9 +52,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
             seen = [one for one in programs if one.has_seen()]
             for one in programs:
                 one.simulate, one.adds_exactly = True, exact
-                one.dropped = bool(seen) and (
-                    one not in seen or norms_of(one.plan, one.root) != norms_of(seen[0].plan, one.root)
-                )
+                one.dropped = bool(seen) and (one not in seen or not agree(one, seen[0]))
             if info is not None and seen:
                 leave_float(seen, info.recipe)
             for one in programs:

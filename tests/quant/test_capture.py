@@ -65,8 +65,12 @@ def test_arguments_of_every_kind() -> None:
     assert equal(replay(graph, model, x, 2 * x, x), model(x, 2 * x, x))
     named = whole(model, {"x": x, "extra": {"z": x}, "scale": 3.0})
     assert equal(replay(named, model, x=x, extra={"z": 2 * x}, scale=3.0), model(x, extra={"z": 2 * x}, scale=3.0))
-    with pytest.raises(CaptureMismatch, match=r"argument 'scale': expected 3\.0, as in example_inputs, got 4\.0"):
-        replay(named, model, x=x, extra={"z": x}, scale=4.0)
+    other = replay(named, model, x=x, extra={"z": x}, scale=4.0)
+    assert equal(other, model(x, extra={"z": x}, scale=4.0)), "a number that the caller gives is free"
+    with pytest.raises(CaptureMismatch, match="argument 'scale' was of type float in example_inputs and is 4 now"):
+        replay(named, model, x=x, extra={"z": x}, scale=4)
+    with pytest.raises(CaptureMismatch, match=r"argument 'scale': expected 2\.0, as in example_inputs, got 3\.0"):
+        replay(graph, model, x, x, x, scale=3.0)  # what nobody gave is the default
     with pytest.raises(CaptureMismatch, match="argument 'extra': expected keys"):
         replay(named, model, x=x, extra={}, scale=3.0)
     with pytest.raises(CaptureMismatch, match="argument 'others': expected tuple of 2"):

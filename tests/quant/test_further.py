@@ -88,9 +88,10 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
         for args, kwargs in calls():
             assert decibels(model(*args, **kwargs), q(*args, **kwargs)) > 25
     assert sum(type(layer).__name__ == "StaticLayer" for layer in q.modules()) == 4, "one for all programs of each"
-    assert {"(planned run)", "(planned run 2)", "(planned run 3)", "(planned run 4)"} <= {
-        entry.name for entry in quant.summary(q)
-    }
+    said = {entry.name: entry.detail for entry in quant.summary(q)}
+    assert {"(planned run)", "(planned run 2)", "(planned run 3)", "(planned run 4)"} <= said.keys()
+    assert said["(program 1)"] == "for calls like x: float32[20, 16]"
+    assert said["(program 3)"] == "for calls like x: float32[12, 16], mode: 'tanh'"
 
 
 def test_examples_of_other_calls_have_programs_before_any_data(model: nn.Module) -> None:

@@ -1,0 +1,90 @@
+"""The numbers that a caller gives, as inputs of a graph: a step counter, an offset, a scale.
+
+They are recorded as sizes are (`numbers.py`): guarded where the forward decides by them, free where the calls only
+compute with them. One that the proof cannot vary, because the module refuses other values, is held to what it was.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from quant.static.arguments import Arguments, signature_of
+
+NUMBER, ROUNDED = -1, -2
+"""Stand for the dimension in the `Limit` of a number that the caller gave, and of one that arithmetic rounded."""
+
+MOST_NUMBERS = 16
+"""Of one call: what has more is a list of data, and stays a constant of its call."""
+
+LOSING = (operator.floordiv, operator.mod, math.ceil, math.floor, math.trunc, round)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A size that is held to what it was, of a tensor by its place among those of the call (`recorder.tensors_in`).
+
+    With `dim` NUMBER it is a number, by its place in `with_numbers`, and with ROUNDED one by its place in
+    `Recorder.rounded`.
+    """
+
+    place: int
+    dim: int
+
+
+def loses(function: Callable[..., Any]) -> bool:
+    """Whether arithmetic gives the same for different numbers, so that another size need not show what it is for."""
+    return function in LOSING
+
+
+def with_numbers(module: nn.Module, call: Arguments, change: Callable[[str, Any], Any]) -> Arguments:
+    """A call with other numbers: those that the caller gives by themselves or in tuples, lists and dicts of Python's.
+
+    Args:
+        change: of an argument's name and each number in it the new number; called in order. A number that is the
+            argument's default is not asked for: that is how most calls are.
+    """
+    args, kwargs = call
+    parameters = list(signature_of(module).parameters.values())[1:]
+    defaults = {one.name: one.default for one in parameters}
+    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
+    places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    named = [*places[: len(args)], *[rest] * (len(args) - len(places))]
+    given = [*zip(named, args, strict=True), *kwargs.items()]
+    if sum(1 for _, value in given for _ in _numbers(value)) > MOST_NUMBERS:
+        return call
+
+    def changed(name: str, value: Any) -> Any:
+        if _is_number(value) and type(defaults.get(name)) is type(value) and defaults[name] == value:
+            return value
+        return _changed(value, lambda number: change(name, number))
+
+    found = [changed(name, value) for name, value in given]
+    return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    if _is_number(value):
+        return change(value)
+    if not any(True for _ in _numbers(value)):
+        return value  # the same object
+    if type(value) is dict:
+        return {key: _changed(item, change) for key, item in value.items()}
+    return type(value)([_changed(item, change) for item in value])
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if _is_number(value):
+        yield value
+    elif type(value) in (tuple, list, dict):
+        for item in value.values() if type(value) is dict else value:
+            yield from _numbers(item)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))

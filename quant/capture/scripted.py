@@ -1,0 +1,55 @@
+"""The state of script modules, which Python's attributes do not show: what a forward wrote there is put back."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant.graph import leaves, map_leaves
+from quant.names import full_name
+
+
+class ScriptState:
+    """The buffers and other attributes of one script module: tensors, numbers, texts, and lists and dicts of them."""
+
+    def __init__(self, name: str, module: torch.jit.ScriptModule) -> None:
+        self.name, self.module = name, module
+        self.held: dict[str, tuple[Any, Any]] = {}
+        concrete = module._concrete_type.get_attributes()
+        for key in [key for key, (_, is_parameter) in concrete.items() if not is_parameter and key != "training"]:
+            with contextlib.suppress(RuntimeError):  # of a class that Python cannot hold
+                value = module._c.getattr(key)
+                self.held[key] = value, map_leaves(_kept, value)
+
+    def put_back(self) -> list[str]:
+        """Let the module hold what it held, and say by dotted names what had changed."""
+        changed = []
+        for key, (value, kept) in self.held.items():
+            now = self.module._c.getattr(key)
+            if _same(now, kept):
+                continue
+            changed.append(full_name(self.name, key))
+            for tensor, values in zip(leaves(value), leaves(kept), strict=True):
+                if isinstance(tensor, Tensor):
+                    with torch.no_grad():
+                        tensor.copy_(values)
+            self.module._c.setattr(key, value)
+        return changed
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _same(one: Any, other: Any) -> bool:
+    first, second = list(leaves(one)), list(leaves(other))
+    return len(first) == len(second) and all(map(_same_leaf, first, second))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return bool(one is other or (type(one) is type(other) and one == other))
+    return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other, 0.0, 0.0, True)

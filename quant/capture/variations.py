@@ -1,0 +1,112 @@
+"""Calls like a recorded one with other values, sizes and numbers, for the second recording."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture.recorder import Recorder
+from quant.capture.scalars import NUMBER, Limit, with_numbers
+from quant.static.arguments import Arguments, rebuilt
+
+Variation = Callable[[Tensor, int], Tensor]
+"""A tensor of a call, and its place among them, as another call might have it."""
+
+LARGER, SMALLER, TWICE_AND_ONE, TWICE, HALF = "larger", "smaller", "twice and one", "twice", "half"
+VARY = (LARGER, SMALLER)
+"""How sizes and numbers change, the first that the module takes; one at its upper bound has only smaller ones."""
+
+UNCOVER = (TWICE_AND_ONE, TWICE, HALF)
+"""How they change where `VARY` leaves a quotient or remainder as it was."""
+
+
+class NoOther(Exception):
+    """A size or number that has no other by some step."""
+
+
+def groups_of(recorder: Recorder) -> list[list[Limit]]:
+    """Sizes of the inputs that are likely to go together: the first of all, and others that are equal; each number."""
+    shapes = [() if tensor.is_nested else tuple(tensor.shape) for tensor in recorder.tensors]
+    first = shapes[0][0] if shapes and shapes[0] else None
+    batch = [Limit(place, 0) for place, shape in enumerate(shapes) if shape and shape[0] == first]
+    rest: dict[int, list[Limit]] = {}
+    for place, shape in enumerate(shapes):
+        for dim, size in enumerate(shape):
+            if Limit(place, dim) not in batch:
+                rest.setdefault(size, []).append(Limit(place, dim))
+    numbers = [[Limit(place, NUMBER)] for place in range(len(recorder.numbers))]
+    return [group for group in [batch, *rest.values(), *numbers] if group]
+
+
+def is_width(limit: Limit, recorder: Recorder) -> bool:
+    """Whether a size is likely to be held by a layer: channels of images and signals, features of what has fewer."""
+    if limit.dim < 0:
+        return False
+    dims = recorder.tensors[limit.place].dim()
+    return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
+
+
+def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[Limit], step: str) -> Arguments:
+    """A call with other values, and with other sizes and numbers where `limits` names them.
+
+    Raises:
+        NoOther: a size or number has no other by this step.
+    """
+    wanted = {(one.place, one.dim) for one in limits}
+    numbers, tensors = itertools.count(), itertools.count()
+
+    def number(name: str, value: int | float) -> int | float:
+        return _other_number(value, step) if (next(numbers), NUMBER) in wanted else value
+
+    def change(tensor: Tensor) -> Tensor:
+        place = next(tensors)
+        found = tensor.detach().clone()
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return found
+        for dim, size in enumerate(tensor.shape):
+            if (place, dim) in wanted and size:
+                found = found.index_select(dim, torch.arange(_other_size(size, dim, step)) % size)
+        return values(found, place)
+
+    args, kwargs = with_numbers(module, call, number)
+    return rebuilt(args, change), rebuilt(kwargs, change)
+
+
+def _other_size(size: int, dim: int, step: str) -> int:
+    # Models take sizes that are as often divisible by 2, up to 32, as one that they take.
+    unit = 1 if dim == 0 else math.gcd(size, 32)
+    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: size // 2}
+    if not other[step]:
+        raise NoOther
+    return other[step]
+
+
+def _other_number(value: int | float, step: str) -> int | float:
+    if isinstance(value, float):
+        return {LARGER: value * 0.75 + 0.125, SMALLER: value * 0.5}.get(step, value * 2.0 + 1.0)
+    if value <= 0 and step != LARGER:
+        raise NoOther
+    return _other_size(value, 0, step) if value > 1 or step != SMALLER else 0
+
+
+def other_floats(tensor: Tensor, place: int) -> Tensor:
+    """Other values where they are reals; integers may be indices."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
+        return tensor
+    return tensor.roll(1) * 0.75
+
+
+def other_values(tensor: Tensor, place: int) -> Tensor:
+    """Other values, of integers in another order."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
+        return other_floats(tensor, place)
+    return tensor.roll(1, -1) if tensor.dim() else tensor
+
+
+def same_values(tensor: Tensor, place: int) -> Tensor:
+    """The tensor itself."""
+    return tensor

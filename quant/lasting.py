@@ -1,0 +1,68 @@
+"""What a forward leaves on a model: the attributes that it changes, as they were before any data."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.copying import copy_value
+from quant.names import full_name
+from quant.static.arguments import copyable
+
+State = dict[str, Any]
+"""Values by dotted name within the model."""
+
+
+class Absent(enum.Enum):
+    """The value of an attribute that a forward is the first to set."""
+
+    ABSENT = "absent"
+
+
+def note(state: State, module: nn.Module, path: str, names: Iterable[str]) -> None:
+    """Add what a forward changes of a module, as it is now, where it is not known yet.
+
+    Args:
+        path: dotted name of the module in the model.
+        names: within the module.
+    """
+    for name in sorted(names):
+        full = full_name(path, name)
+        if full not in state:
+            owner, _, attribute = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            state[full] = copy_value(getattr(holder, attribute)) if hasattr(holder, attribute) else Absent.ABSENT
+
+
+def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
+    """Let a model have the state that was noted."""
+    for path, value in state.items():
+        owner, _, name = path.rpartition(".")
+        holder = model.get_submodule(owner)
+        if value is not Absent.ABSENT:
+            setattr(holder, name, copy_value(value))
+        elif any(name in store for store in (vars(holder), holder._buffers, holder._parameters, holder._modules)):
+            delattr(holder, name)
+
+
+def kept_by_islands(module: nn.Module, path: str, islands: Iterable[str]) -> Iterator[str]:
+    """Attributes of islands that may hold state: objects that their forward may change without setting anything.
+
+    Args:
+        path: dotted name of the module in the model.
+        islands: by dotted name in the model; those outside of the module are left out.
+
+    Returns:
+        names within the module.
+    """
+    for island in islands:
+        if path and island != path and not island.startswith(f"{path}."):
+            continue
+        inner = island.removeprefix(path).removeprefix(".")
+        for name, value in vars(module.get_submodule(inner)).items():
+            own = not name.startswith("_") and not isinstance(value, (Tensor, nn.Module, str, int, float, type(None)))
+            if own and not callable(value) and copyable(value):
+                yield full_name(inner, name)

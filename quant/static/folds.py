@@ -1,0 +1,69 @@
+"""What the programs of one module fold into its weights: each layer has one weight, so it must be the same in all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from quant.graph import Attr, Node
+from quant.ops.operator import Weighted
+from quant.static.folding import norm_arguments
+from quant.static.runner import GraphRunner
+
+
+def agree(one: GraphRunner, first: GraphRunner) -> bool:
+    """Whether a further program can share its layers with the first one."""
+    mine, theirs = _of_layers(one), _of_layers(first)
+    shared = mine.keys() & theirs.keys()
+    return all(mine[layer] == theirs[layer] for layer in shared) and _norms(one) == _norms(first)
+
+
+def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
+    """What is folded into each weight, by the module or parameter that it is."""
+    found: dict[str, list[str]] = {}
+    for step in runner.plan.steps:
+        if isinstance(step.operator, Weighted):
+            node, weight = runner.graph.nodes[step.nodes[0]], step.operator.weight
+            layer = node.target if node.kind == "module" else weight.path if isinstance(weight, Attr) else ""
+            if layer:
+                found[layer] = _folded(step.operator, runner)
+    return found
+
+
+def _folded(layer: Weighted, runner: GraphRunner) -> list[str]:
+    found = [repr((one.op, one.sign, one.own_sign, _named(one.constant))) for one in layer.affine]
+    if layer.batch_norm is not None:
+        node = runner.graph.nodes[layer.batch_norm]
+        norm = node.target if node.kind == "module" else {**norm_arguments(node), "input": None}
+        found.append(repr(norm))
+    return found
+
+
+def _named(constant: Any) -> Any:
+    """A parameter by its name; numbers that follow from some have other places in other programs."""
+    return constant if isinstance(constant, Attr) else type(constant).__name__
+
+
+def _norms(runner: GraphRunner) -> tuple[set[str], set[str]]:
+    """The batch norms that a program folds into weights, and those that it calls; of functions by their statistics."""
+    graph, folded, called = runner.graph, set(), set()
+    for step in runner.plan.steps:
+        norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
+        if norm is not None:
+            folded.add(_name(graph.nodes[norm]))
+        called |= {_name(graph.nodes[index]) for index in step.nodes if index != norm
+                   and _is_norm(graph.nodes[index], runner.root)}  # fmt: skip
+    return folded, called
+
+
+def _is_norm(node: Node, root: nn.Module) -> bool:
+    if node.kind == "module":
+        return isinstance(root.get_submodule(node.target), _BatchNorm)
+    return node.target is F.batch_norm
+
+
+def _name(node: Node) -> str:
+    return str(node.target) if node.kind == "module" else repr(norm_arguments(node).get("running_mean"))

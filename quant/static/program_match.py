@@ -1,0 +1,90 @@
+"""The programs of a model that is loaded: made again, and put in the order in which its description has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+
+from torch import nn
+
+from quant.called_alone import alone
+from quant.static.examples import CannotRebuild, decode
+from quant.static.runner import GraphRunner, keep_programs, programs_of, runners
+from quant.static.signature import guards, same_call, signature
+
+
+def match_programs(prepared: nn.Module, description: Mapping[str, Any]) -> None:
+    """Give each captured module the programs of the description, by their calls, and no others.
+
+    Args:
+        prepared: with the programs of the example inputs, and of further examples that somebody gave.
+        description: of a conversion; calls that it has an example of are captured here.
+
+    Raises:
+        CannotRebuild: nothing has shown the calls of some program.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name in (*description["calls"], *description.get("further", {})):
+        own = wanted.setdefault(name.partition("@")[0], [])
+        if name not in own:
+            own.append(name)
+    _add_parts(prepared, description.get("alone", {}))
+    known = runners(prepared)
+    for path, names in wanted.items():
+        if path in known:  # else another error names it
+            keep_programs(known[path], _programs(known[path], sorted(names, key=_place), description))
+
+
+def _add_parts(prepared: nn.Module, examples: Mapping[str, Any]) -> None:
+    """The programs of parts that were called alone, by examples of their calls."""
+    for path, example in examples.items():
+        waiting = alone(prepared.get_submodule(path))
+        if waiting is None:
+            continue
+        if example is None:
+            raise CannotRebuild(f"{path} was called by itself with objects that a file cannot hold")
+        waiting.add_program(*decode(example))
+
+
+def _place(name: str) -> int:
+    return int(name.partition("@")[2] or 1)
+
+
+def _programs(first: GraphRunner, names: list[str], description: Mapping[str, Any]) -> list[GraphRunner]:
+    """The programs of one module in their order."""
+    made = programs_of(first)
+    found: list[GraphRunner] = []
+    for name in names:
+        alike = [one for one in made if one not in found and _has_calls(one, name, description)]
+        expected = description.get("guards", {}).get(name)
+        same = [one for one in alike if expected is None or expected == guards(one.graph)]
+        if not same and description.get("further", {}).get(name) is not None:
+            alike = []  # the same calls for another size; its own example gives its own guards
+        found.append((same or alike or [_captured(first, name, description)])[0])
+    return found
+
+
+def _has_calls(runner: GraphRunner, name: str, description: Mapping[str, Any]) -> bool:
+    lines = zip_longest(description["calls"].get(name, ()), signature(runner.graph, runner.root), fillvalue="")
+    return all(same_call(*pair) for pair in lines)
+
+
+def _captured(first: GraphRunner, name: str, description: Mapping[str, Any]) -> GraphRunner:
+    """The program of a call that the description has an example of."""
+    unit, further = name.partition("@")[0] or "(root)", description.get("further", {})
+    example = further.get(name)
+    if example is None and name not in further:
+        return first  # whose calls another error compares one by one
+    if example is None:
+        like = description.get("said", {}).get(name)
+        raise CannotRebuild(
+            f"program {_place(name)} of {unit} is for calls with objects, which a file does not hold"
+            f"{f' ({like})' if like else ''}; give examples=[...], a call of that kind for each such program, as to "
+            "quant.prepare: quant.load(path, model=..., examples=[{'name': value, ...}])"
+        )
+    args, kwargs = decode(example)
+    added = None if first.extend is None else first.extend(first, args, kwargs)
+    if added is None:
+        raise CannotRebuild(f"program {_place(name)} of {unit}: none can be made for the calls that it was made for")
+    return added

@@ -1,0 +1,206 @@
+"""Numbers that a caller gives, and counts that follow from sizes unseen: free where calls compute with them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quant
+from quant.capture import capture
+from quant.graph import CaptureMismatch, evaluate
+from quant.static.program import ProgramRunner
+from quant.static.runner import RESERVED, bound_values, finished, output_of
+
+
+class Net(nn.Module):
+    """Two layers and a function between them."""
+
+    def __init__(self, between: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.table = nn.Linear(16, 16), nn.Linear(16, 16), nn.Embedding(10, 16)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.between = between
+
+    def forward(self, x: Tensor, n: Any = 0, **more: Any) -> Tensor:
+        return self.last(self.between(self, self.first(x), n, **more))
+
+
+def runs(model: nn.Module, example: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the graph of the example stands for another call; what it then gives is right to the bit."""
+    found = capture(model, example)
+    assert found.islands == {}
+    graph = found.graphs[""]
+    try:
+        values = bound_values(graph, model, args, kwargs)
+        for node in graph.nodes:
+            if node.kind != "input":
+                values[node.index] = evaluate(node, model, values.__getitem__)
+    except CaptureMismatch:
+        return False
+    assert torch.equal(finished(output_of(graph, values), model, args, kwargs), model(*args, **kwargs))
+    return True
+
+
+X = torch.randn(2, 128, 16, generator=torch.Generator().manual_seed(0))
+
+
+def times(net: Any, y: Tensor, count: int) -> Tensor:
+    for _ in range(count):
+        y = net.blocks[0](y).relu()
+    return y
+
+
+# ------------------------------------------------------------------------------------------------ given numbers
+
+
+@pytest.mark.parametrize(
+    ("between", "example", "other"),
+    [
+        (lambda net, y, n: y * n, 3, 7),
+        (lambda net, y, n: y * n, 0.5, 7.5),
+        (lambda net, y, n: y[:, n:], 37, 38),
+        (lambda net, y, n: y[:, -n], 1, 5),
+        (lambda net, y, n: y + torch.arange(n, n + y.shape[1]).unsqueeze(-1), 37, 1000),
+        (lambda net, y, n: y + torch.tensor([n], dtype=torch.float32).cos(), 981, 3),
+        (lambda net, y, n: y + torch.full((y.shape[0], 1, 1), n).sin(), 981, 3),
+        (lambda net, y, n: y + net.table(torch.tensor(n)), 9, 0),
+        (lambda net, y, n: y * (n // 2 + 1), 7, 8),
+        (lambda net, y, n: y + n[0] * n[1], (3, 4.0), (5, 6.0)),
+        (lambda net, y, n: y + n["step"], {"step": 3}, {"step": 4}),
+        (lambda net, y, n: y * (2 if n > 10 else n), 3, 7),
+    ],
+    ids=["int", "float", "slice", "index", "positions", "timestep", "full", "embedding at its end", "half", "pair",
+         "dict", "compared alike"],
+)  # fmt: skip
+def test_a_given_number_is_free_where_calls_compute_with_it(between: Any, example: Any, other: Any) -> None:
+    assert runs(Net(between), (X, example), X, other)
+
+
+@pytest.mark.parametrize(
+    ("between", "example", "other"),
+    [
+        (lambda net, y, n: times(net, y, n), 2, 3),
+        (lambda net, y, n: times(net, y, n // 4), 8, 12),
+        (lambda net, y, n: times(net, y, n // 4) / (n // 4), 8, 12),
+        (lambda net, y, n: net.blocks[n](y), 2, 1),
+        (lambda net, y, n: y * (2 if n > 10 else n), 3, 11),
+        (lambda net, y, n: y * 2 if n else y, 0, 1),
+        (lambda net, y, n: y * {3: 0.5, 4: 2.0}.get(n, 1.0), 3, 4),
+        (lambda net, y, n: y * math.sin(n), 3.0, 4.0),
+        (lambda net, y, n: y * [0.5, 1.0, 2.0][n], 0, 2),
+        (lambda net, y, n: y * 2 if n is True else y, True, 1),
+        (lambda net, y, n: y.view(2, n, -1).softmax(1).view_as(y), 4, 8),
+    ],
+    ids=["range", "range of a quotient", "range of a quotient that is read too", "choice of a layer", "comparison",
+         "truth", "key", "math", "list", "bool", "shape that refuses the next"],
+)  # fmt: skip
+def test_a_given_number_is_held_where_it_decides(between: Any, example: Any, other: Any) -> None:
+    runs(Net(between), (X, example), X, other)  # what is not held is right to the bit
+    assert runs(Net(between), (X, example), X, example)
+
+
+def test_a_default_is_a_constant_and_another_number_is_another_program() -> None:
+    net = Net(lambda net, y, n: y * (1 + n / 100))
+    assert not runs(net, X, X, 1)
+    prepared = quant.prepare(net, X[:, :8])
+    for n in range(1, 30):
+        prepared(X[:, :8], n)
+        prepared(X[:, :8])
+    q = quant.convert(prepared)
+    runner = q._modules[RESERVED]
+    assert isinstance(runner, ProgramRunner)
+    assert len(runner.others) == 1, "one for all numbers"
+    with torch.no_grad():
+        for n in (0, 3, 19):
+            expected = net(X[:, :8], n)
+            assert (q(X[:, :8], n) - expected).norm() < 0.05 * expected.norm()
+
+
+# ------------------------------------------------------------------------------------------------ counts by sizes
+
+
+@pytest.mark.parametrize(
+    ("count", "other"),
+    [
+        (lambda y: y.shape[1], 127),
+        (lambda y: y.shape[1] // 64, 64),
+        (lambda y: y.shape[1] // 100, 200),
+        (lambda y: (y.shape[1] + 71) // 200, 129),
+        (lambda y: y.shape[1] % 16, 129),
+        (lambda y: 2 * (y.shape[1] // 64) - 1, 192),
+        (lambda y: divmod(y.shape[1], 64)[0], 64),
+        (lambda y: math.ceil(y.shape[1] / 100), 90),
+        (lambda y: round(y.shape[1] / 100), 220),
+        (lambda y: y.shape[1] // 1000, 1000),
+    ],
+    ids=["size", "64", "100", "offset", "remainder", "twice", "divmod", "ceil", "round", "none"],
+)
+@pytest.mark.parametrize("read", [False, True], ids=["alone", "and read by a call"])
+def test_a_loop_counts_as_it_did(count: Any, other: int, read: bool) -> None:
+    def between(net: Any, y: Tensor, n: int) -> Tensor:
+        many = count(y)
+        return times(net, y, many) / (many + 1 if read else 1)
+
+    net = Net(between)
+    runs(net, X, torch.randn(2, other, 16))  # a wrong count is seen in there
+    assert runs(net, X, X)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda net, y, n: torch.nn.functional.pad(y, (0, 0, 0, (-y.shape[1]) % 8)),
+        lambda net, y, n: y[:, : y.shape[1] // 3],
+        lambda net, y, n: y * (y.shape[1] // 100),
+        lambda net, y, n: y.view(y.shape[0], y.shape[1] // 2, 2, 16).flatten(1, 2),
+    ],
+    ids=["pad", "slice", "factor", "view"],
+)
+def test_what_only_calls_read_stays_free(between: Any) -> None:
+    net = Net(between)
+    assert all(runs(net, X, torch.randn(2, size, 16)) for size in (126, 6, 300, 130))
+
+
+@pytest.mark.parametrize("longest", [128, 140])
+def test_a_size_at_its_upper_bound_is_tried_smaller(longest: int) -> None:
+    def between(net: Any, y: Tensor, n: int) -> Tensor:
+        y = y + torch.ones(longest, 16)[torch.arange(y.shape[1])]
+        return times(net, y, y.shape[1] // 40)
+
+    net = Net(between)
+    runs(net, X, X[:, :40])
+    assert runs(net, X, X)
+
+
+def test_numbers_that_change_with_each_call_use_up_no_programs() -> None:
+    net = Net(lambda net, y, n, scale=1.0: y * scale + torch.tensor([n]).sin())
+    batches = [{"x": torch.randn(4, 16), "n": n, "scale": 1.0 + n / 10} for n in range(1, 30)]
+    q = quant.quantize_static(net, batches, progress=False)
+    runner = q._modules[RESERVED]
+    assert isinstance(runner, ProgramRunner)
+    assert len(runner.others) == 0
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in batches[::7]:
+            assert (q(**batch) - net(**batch)).norm() < 0.05 * net(**batch).norm()
+
+
+def test_training_takes_numbers_that_change() -> None:
+    net = Net(lambda net, y, n: y * (n + 1))
+    p = quant.prepare_qat(net, (torch.randn(4, 16), 3))
+    schedule = quant.QATSchedule(p, steps=12)
+    p.train()
+    for n in range(12):
+        p(torch.randn(4, 16), n).square().mean().backward()
+        schedule.step()
+    q, x = quant.convert(p), torch.randn(4, 16)
+    with torch.no_grad():
+        for n in (1, 5):
+            assert (q(x, n) - p.eval()(x, n)).norm() < 0.01 * p(x, n).norm()
