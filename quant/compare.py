@@ -25,13 +25,21 @@ from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.arguments import copied
 from quant.static.binding import bound_values
+from quant.static.instructions import (
+    Dequantize,
+    FloatCall,
+    Instruction,
+    IntegerMove,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+)
 from quant.static.layers import StaticLayer
-from quant.static.lower import Instruction
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
 
-UNCOMPARED = {"dequantize", "move", "call", "recurrent"}
+UNCOMPARED = (Dequantize, IntegerMove, FloatCall, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
@@ -271,15 +279,17 @@ def _add_program(
     """Add a call of a captured module whose program is known."""
     values = _float_values(runner.graph, model, one)
     for instruction in runner.program.instructions:
-        if instruction.op in UNCOMPARED and not (instruction.op == "move" and instruction.kwargs):
+        rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
+        if isinstance(instruction, UNCOMPARED) and not rescales:
             continue
-        value = instruction.out // 2
-        known = Range(*runner.ranges[value]) if instruction.out % 2 else None
+        value = instruction.value
+        known = Range(*runner.ranges[value]) if instruction.gives_integers else None
         found = registers[instruction.out] if known is None else known.real(registers[instruction.out])
         kind = _kind(instruction, runner)
         node = runner.graph.nodes[value]
-        own = registers[2 * value] if kind == "quantize" else _own(node, runner, model, registers)
-        step = node.label if kind == "quantize" else instruction.step
+        rounds = isinstance(instruction, Quantize)
+        own = registers[2 * value] if rounds else _own(node, runner, model, registers)
+        step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if kind in WEIGHTED else ""
         total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
@@ -296,9 +306,9 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
-    layer: nn.Module | None = runner.layer(instruction.target) if instruction.op == "layer" else None
-    if layer is None:
-        return "cat" if instruction.op == "move" else instruction.op
+    if not isinstance(instruction, LayerCall):
+        return instruction.kind
+    layer: nn.Module = runner.layer(instruction.layer)
     return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
 
 

@@ -22,6 +22,7 @@ from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.static.arguments import copied
 from quant.static.binding import bound_values
+from quant.static.instructions import Conversion, FloatCall
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.recurrent import call_of, product_range, state_range
@@ -202,7 +203,7 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
     if found is None or runner is None:
         return None
     one, registers = found
-    computed = {part.out for part in one.program.instructions if part.op not in ("call", "quantize", "dequantize")}
+    computed = {part.out for part in one.program.instructions if not isinstance(part, (FloatCall, Conversion))}
     with runner.settled():
         return list(_steps(path, runner, unit, registers, computed))
 

@@ -9,7 +9,7 @@ import torch
 
 from quant.graph import Ref
 from quant.ops.call import Call, StaysFloat
-from quant.ops.lowering import MOVE, Context, Kernel
+from quant.ops.lowering import Context, Moved
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -22,15 +22,15 @@ class Concat(Operator):
     name: ClassVar[str] = "cat"
     shares_range: ClassVar[bool] = True
 
-    def lower(self, step: Step, context: Context) -> Kernel:
-        """A move; of the inputs with another range, by register, the numbers that `reference_ops.rescale` takes."""
+    def lower(self, step: Step, context: Context) -> Moved:
+        """A move, in which inputs of another range are rescaled."""
         scale, zero_point = context.ranges[step.output].scale, context.zero_point(step.output)
         rescaled = {
             2 * value + 1: (context.zero_point(value), float(context.ranges[value].scale / scale), zero_point)
             for value in dict.fromkeys(step.inputs)
             if (context.scale(value), context.zero_point(value)) != (float(scale), zero_point)
         }
-        return Kernel(MOVE, (), rescaled)
+        return Moved(rescaled)
 
 
 @recognises(torch.cat, torch.concat, torch.concatenate, torch.stack)

@@ -23,18 +23,25 @@ class Kernel:
     """A kernel with its arguments.
 
     Attributes:
-        name: in the table of operators (`static/ops.py`), or `MOVE`: the captured call itself on integers, where it
-            only moves values.
-        args, kwargs: Ref to registers, or constants; of `MOVE` the kwargs say, by register, how values of several
-            ranges become ones of the result's (`Concat.lower`).
+        name: in the table of operators (`static/ops.py`).
+        args, kwargs: Ref to registers, or constants.
     """
 
     name: str
     args: tuple[Any, ...] = ()
-    kwargs: dict[Any, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-MOVE = "move"
+@dataclass(frozen=True)
+class Moved:
+    """The captured call itself, on integers: it only moves values.
+
+    Attributes:
+        rescaled: by register, how values of another range become ones of the result's: (zero point, multiplier, the
+            result's zero point), as `reference_ops.rescale` takes them.
+    """
+
+    rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
 
 @dataclass

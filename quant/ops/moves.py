@@ -12,7 +12,7 @@ from torch import nn
 
 from quant.graph import Node, Ref
 from quant.ops.call import Call, StaysFloat, check_reals, function_name
-from quant.ops.lowering import MOVE, Context, Kernel
+from quant.ops.lowering import Context, Moved
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -30,8 +30,8 @@ class Move(Operator):
     name: ClassVar[str] = "pass"
     shares_range: ClassVar[bool] = True
 
-    def lower(self, step: Step, context: Context) -> Kernel:
-        return Kernel(MOVE)
+    def lower(self, step: Step, context: Context) -> Moved:
+        return Moved()
 
 
 @recognises(

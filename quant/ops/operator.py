@@ -15,7 +15,7 @@ from torch import Tensor
 from quant.static.folding import Affine
 
 if TYPE_CHECKING:
-    from quant.ops.lowering import Context, Kernel
+    from quant.ops.lowering import Context, Kernel, Moved
     from quant.ops.step import Step
 
 Interval = tuple[float, float]
@@ -40,8 +40,8 @@ class Operator:
     shares_range: ClassVar[bool] = False
     gives_reals: ClassVar[bool] = False
 
-    def lower(self, step: Step, context: Context) -> Kernel:
-        """The call of an integer kernel that computes the step.
+    def lower(self, step: Step, context: Context) -> Kernel | Moved:
+        """The call of an integer kernel that computes the step, or that the captured call itself does so on integers.
 
         Args:
             step: whose operator this is.

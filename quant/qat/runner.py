@@ -161,10 +161,12 @@ class TrainingRunner(GraphRunner):
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind != "input":
                 values[step.output], clamp = self._value(step, seen)
-            if step.output in self._both and clamp != NO_CLAMP:  # who reads it as reals reads it clamped too
-                values[step.output], clamp = torch.clamp(values[step.output], *clamp), NO_CLAMP
-            kept = rounded if step.output in self._both else values
-            kept[step.output] = self._observed(step, values[step.output], clamp)
+            value = values[step.output]
+            if step.output in self._both:
+                values[step.output] = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
+                rounded[step.output] = self._observed(step, value, clamp)
+            else:
+                values[step.output] = self._observed(step, value, clamp)
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
                 rounded.pop(dead, None)

@@ -15,6 +15,7 @@ from quant.ops.step import Step
 from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.call_text import call_text
+from quant.static.instructions import FloatCall
 from quant.static.notes import substitute
 from quant.static.program import ProgramRunner
 from quant.static.replaced import folded_parameters
@@ -202,7 +203,7 @@ def _readers(model: nn.Module) -> dict[str, str]:
         runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
-        for node in (runner.graph.nodes[one.target] for one in runner.program.instructions if one.op == "call"):
+        for node in (runner.graph.nodes[one.node] for one in runner.program.instructions if isinstance(one, FloatCall)):
             for leaf in leaves((node.args, node.kwargs)):
                 if isinstance(leaf, Attr):
                     found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, node.owner))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, Ref, evaluate, leaves, map_leaves
+from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
+from quant.static.instructions import FloatCall, Instruction, RecurrentCall
 from quant.static.layers import StaticLayer
-from quant.static.lower import Instruction
 
 
 class Edge(NamedTuple):
@@ -44,14 +44,14 @@ class Origin:
     def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
         self.root, self.graph = root, graph
         self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
-        floats = [graph.nodes[one.target] for one in instructions if one.op == "call"]
+        floats = [graph.nodes[one.node] for one in instructions if isinstance(one, FloatCall)]
         self.called = {node.target for node in floats if node.kind == "module"}
         self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
-        self._edges: dict[tuple[str, int], list[Edge]] = {}
+        self._edges: dict[tuple[type[Instruction], int], list[Edge]] = {}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
         """What an instruction was made of."""
-        key = instruction.op, instruction.out
+        key = type(instruction), instruction.out
         found = self._edges.get(key)
         if found is None:  # another thread may clear the rest meanwhile
             known, paths = self._known, _around(self._paths(instruction)) - self.called
@@ -97,7 +97,7 @@ class Origin:
             RuntimeError: what was changed is no layer of its own in the program.
         """
         self._check(instruction)
-        ready = _registers(instruction)
+        ready = instruction.reads
 
         def real(index: int) -> Any:
             if 2 * index in ready:
@@ -106,9 +106,9 @@ class Origin:
                 return map_leaves(lambda q: _dequantized(q, *ranges[index], table), registers[2 * index + 1])
             return evaluate(self.graph.nodes[index], self.root, real)
 
-        value = instruction.out // 2
+        value = instruction.value
         found = evaluate(self.graph.nodes[value], self.root, real)
-        if instruction.out % 2 == 0:
+        if not instruction.gives_integers:
             return found
         return map_leaves(lambda x: table["quantize"](x, *ranges[value]) if isinstance(x, Tensor) else x, found)
 
@@ -116,8 +116,8 @@ class Origin:
         changed = [edge.path for edge in self.changed(instruction)]
         around = [path for path in changed if path not in self.layers]
         kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
-        rounded = instruction.op == "recurrent" and bool(instruction.args[2])
-        if around or kept or rounded or instruction.op == "call":
+        rounded = isinstance(instruction, RecurrentCall) and instruction.integers
+        if around or kept or rounded or isinstance(instruction, FloatCall):
             why = (
                 f"was computed together with {kept[0]!r}"
                 if kept and not around
@@ -130,16 +130,16 @@ class Origin:
 
     def _paths(self, instruction: Instruction) -> set[str]:
         """The modules that a step's calls name, or are made by: from its value back to what it reads."""
-        reads = {register // 2 for register in _registers(instruction)}
+        reads = {register // 2 for register in instruction.reads}
         found: set[str] = set()
-        waiting = [instruction.out // 2]
+        waiting = [instruction.value]
         while waiting:
             index = waiting.pop()
             node = self.graph.nodes[index]
             if index in reads or node.kind == "input":
                 continue
             found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
-            waiting += [] if instruction.op == "call" else node.refs
+            waiting += [] if isinstance(instruction, FloatCall) else node.refs
         return found
 
 
@@ -160,11 +160,6 @@ def _around(paths: set[str]) -> set[str]:
     """These paths and those of all modules around them, but the root."""
     parts = [path.split(".") for path in paths if path]
     return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}
-
-
-def _registers(instruction: Instruction) -> set[int]:
-    tree = (instruction.args, instruction.kwargs)
-    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
 
 
 def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:

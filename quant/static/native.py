@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quant.graph import Ref, leaves
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.static.lower import Instruction
+from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize
 from quant.static.plannable import Planner
 from quant.static.plannable_moves import Symbol
 from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
@@ -72,8 +72,8 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             planner.symbols.clear()
             made.steps.append(instruction)
             made.drops.append(drops[index])
-            if instruction.op != "call":
-                made.reasons[instruction.step or instruction.op] = str(reason)
+            if not isinstance(instruction, FloatCall):
+                made.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(made, _registers(output))
     planner.symbols.clear()
     for region in made.regions:
@@ -85,9 +85,9 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
     """The registers that nobody reads but to quantise them."""
-    rounded = {one.args[0].index for one in instructions if one.op == "quantize"}
-    others = [(one.args, one.kwargs) for one in instructions if one.op != "quantize"]
-    return rounded - _registers(others) - _registers(output)
+    rounded = {one.source for one in instructions if isinstance(one, Quantize)}
+    others = set().union(*(one.reads for one in instructions if not isinstance(one, Quantize)))
+    return rounded - others - _registers(output)
 
 
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
@@ -95,7 +95,7 @@ def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
     read = _registers(output)
     found = []
     for instruction in reversed(instructions):
-        read = read | _registers((instruction.args, instruction.kwargs))
+        read = read | instruction.reads
         found.append(read)
     return found[::-1]
 
@@ -110,7 +110,7 @@ class _Part:
 
     instruction: Instruction
     drops: list[int]
-    planned: list[Line] | Instruction | ModuleCall | Symbol
+    planned: list[Line] | LayerCall | ModuleCall | Symbol
 
     @property
     def pieces(self) -> int:
@@ -129,7 +129,7 @@ class _Part:
     @property
     def only_moves(self) -> bool:
         """Whether it moves reals or looks at a shape, which torch does as well without a copy."""
-        if self.instruction.op != "call":
+        if not isinstance(self.instruction, FloatCall):
             return False
         if isinstance(self.planned, ModuleCall):
             return not self.inexact
@@ -159,12 +159,14 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(part.pieces for part in inside) < SHORTEST or all(part.instruction.op == "call" for part in inside)
+        short = sum(part.pieces for part in inside) < SHORTEST or all(
+            isinstance(part.instruction, FloatCall) for part in inside
+        )
         if short and not any(part.inexact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         if inside:
-            read = _registers([(part.instruction.args, part.instruction.kwargs) for part in after])
+            read = set().union(*(part.instruction.reads for part in after))
             region = _region(inside, wanted | read)
             # A size that was read before it is, to the region, one of the tensor that it was read of.
             kept = {register for part in before for register in part.drops} & set(region.inputs)
@@ -197,7 +199,7 @@ def _append(made: Schedule, parts: list[_Part]) -> None:
 
 def _region(parts: list[_Part], wanted: set[int]) -> Region:
     """One call for all parts; `wanted` are the registers that others read."""
-    pieces: list[str | Instruction | ModuleCall] = []
+    pieces: list[str | LayerCall | ModuleCall] = []
     constants: list[Tensor] = []
     inputs: dict[int, None] = {}
     known: set[int] = set()
@@ -236,18 +238,18 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
     for instruction in reversed(list(symbolic.values())):
         if instruction.out in wanted:
             tail.insert(0, instruction)
-            wanted |= _registers((instruction.args, instruction.kwargs))
+            wanted |= instruction.reads
     return tail, wanted
 
 
-def _tensors(planned: list[Line] | Instruction | ModuleCall | Symbol) -> list[int]:
+def _tensors(planned: list[Line] | LayerCall | ModuleCall | Symbol) -> list[int]:
     """The registers whose tensors a plan reads."""
     if isinstance(planned, Symbol):
         return []
     if isinstance(planned, ModuleCall):
         return [planned.source] if planned.line is None else _tensors([planned.line])
-    if isinstance(planned, Instruction):
-        return [planned.args[0].index]
+    if isinstance(planned, LayerCall):
+        return [planned.source]
     found: list[int] = []
     own = {line.out for line in planned}
     for line in planned:

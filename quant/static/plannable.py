@@ -16,8 +16,8 @@ from quant.kernels.reference_plan import Line, Register
 from quant.ops.call import StaysFloat, reads_only_rank, what
 from quant.ops.pad import Pad
 from quant.ops.registry import recognise
+from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.static.layers import StaticLayer
-from quant.static.lower import Instruction
 from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
 from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.plannable_reals import MOVES as REAL_MOVES
@@ -37,37 +37,38 @@ class Planner:
         self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
 
-    def plan(self, instruction: Instruction) -> list[Line] | Instruction | ModuleCall | Symbol:
+    def plan(self, instruction: Instruction) -> list[Line] | LayerCall | ModuleCall | Symbol:
         """Lines of text; the instruction itself for a layer, whose numbers are read when it runs; a call of a float
         module, likewise; or a symbol.
 
         Raises:
             Unplanned: with the reason.
         """
-        if instruction.op == "layer":
+        if isinstance(instruction, LayerCall):
             return self._layer(instruction)
-        if instruction.op == "call":
+        if isinstance(instruction, FloatCall):
             return self._call(instruction)
-        if instruction.op == "move":
+        if isinstance(instruction, IntegerMove):
             return self._move(instruction)
-        if instruction.op not in PLANNED:
-            raise Unplanned(f"{instruction.op} has no native kernel")
-        return [Line(instruction.out, instruction.op, self._settings(instruction))]
+        if not isinstance(instruction, (KernelCall, Conversion)) or instruction.kernel not in PLANNED:
+            raise Unplanned(f"{instruction.kind} has no native kernel")
+        return [Line(instruction.out, instruction.kernel, self._settings(instruction))]
 
-    def _layer(self, instruction: Instruction) -> Instruction:
-        op = self.layer(instruction.target).op
+    def _layer(self, instruction: LayerCall) -> LayerCall:
+        op = self.layer(instruction.layer).op
         if op not in ("linear", "conv"):
             raise Unplanned(f"{op} has no plan")
-        self.check_tensor(instruction.args[0])
+        self.check_tensor(Ref(instruction.source))
         return instruction
 
-    def _settings(self, instruction: Instruction) -> dict[str, Any]:
+    def _settings(self, instruction: KernelCall | Conversion) -> dict[str, Any]:
         """The arguments by the names that the operator's reference has for them."""
-        bound = inspect.signature(OPS[instruction.op]).bind(*instruction.args, **instruction.kwargs)
+        args, kwargs = instruction.arguments
+        bound = inspect.signature(OPS[instruction.kernel]).bind(*args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
         settings.update(settings.pop("options", {}))
-        if instruction.op == "interpolate":
+        if instruction.kernel == "interpolate":
             _check_interpolate(settings)
         for name, value in settings.items():
             settings[name] = self._registers(value) if name in OPERANDS else numbers(name, value)
@@ -87,9 +88,9 @@ class Planner:
         if meta is None or (ref.index % 2 == 0 and meta.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
 
-    def _pad(self, instruction: Instruction) -> Line:
+    def _pad(self, instruction: FloatCall) -> Line:
         """Reals with zeros around them, which the plan may as well put around the integers."""
-        node = self.graph.nodes[instruction.target]
+        node = self.graph.nodes[instruction.node]
         module = self.root.get_submodule(node.target) if node.kind == "module" else None
         if module is not None and (module._forward_hooks or module._forward_pre_hooks):
             raise Unplanned("it has hooks")
@@ -105,7 +106,7 @@ class Planner:
         settings = {"q": Register(source.index), "widths": pad.widths, "mode": "constant", "fill": 0}
         return Line(instruction.out, "pad", settings)
 
-    def _call(self, instruction: Instruction) -> list[Line] | ModuleCall | Symbol:
+    def _call(self, instruction: FloatCall) -> list[Line] | ModuleCall | Symbol:
         """A call in float."""
         if instruction.out in self.rounded:
             with suppress(Unplanned):
@@ -113,7 +114,7 @@ class Planner:
         try:
             return self._symbol(instruction)
         except Unplanned:
-            node, (args, kwargs) = self.graph.nodes[instruction.target], instruction.args
+            node, (args, kwargs) = self.graph.nodes[instruction.node], instruction.arguments
             name = what(node, self.root)
             moves = self._views_are_safe and name in REAL_MOVES
             if not moves and name not in REALS and node.kind != "module":
@@ -141,10 +142,10 @@ class Planner:
         meta = self.graph.nodes[register.index // 2].meta
         return None if meta is None else meta.dtype
 
-    def _symbol(self, instruction: Instruction) -> Symbol:
+    def _symbol(self, instruction: FloatCall) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""
-        node = self.graph.nodes[instruction.target]
-        args, kwargs = instruction.args
+        node = self.graph.nodes[instruction.node]
+        args, kwargs = instruction.arguments
         if kwargs or not args or not isinstance(args[0], Ref):
             raise Unplanned("it is computed in float")
         name, rest = what(node, self.root), list(args[1:])
@@ -174,15 +175,15 @@ class Planner:
         kind = "check" if node.kind == "guard" else "rank"
         return Symbol(kind, before.source) if compares or kind == "check" else None
 
-    def _move(self, instruction: Instruction) -> list[Line] | Symbol:
-        node = self.graph.nodes[instruction.target]
-        args, kwargs = instruction.args
+    def _move(self, instruction: IntegerMove) -> list[Line] | Symbol:
+        node = self.graph.nodes[instruction.node]
+        args, kwargs = instruction.arguments
         name = what(node, self.root)
         handler = MOVES.get(name)
         if handler is None:
             raise Unplanned(f"{name} has no native kernel")
         move = Move(self, node, args, kwargs, name)
-        move.rescaled = instruction.kwargs
+        move.rescaled = instruction.rescaled
         made = handler(move)
         if isinstance(made, Symbol):
             self.symbols[instruction.out] = made

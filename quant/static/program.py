@@ -16,7 +16,7 @@ from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves, m
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.ops.lowering import Context
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import ShapeOnly
 from quant.ops.step import Step
 from quant.static import nonfinite, ops
@@ -25,8 +25,19 @@ from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
 from quant.static.filling import Fill, filler
+from quant.static.instructions import (
+    Conversion,
+    Dequantize,
+    FloatCall,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    TakeSequence,
+)
 from quant.static.layers import StaticLayer
-from quant.static.lower import Instruction, lower
 from quant.static.native import Schedule, schedule
 from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
@@ -113,13 +124,13 @@ class _Assembler:
             # A tuple of parts: what was split is there in integers, and is split as reals once more.
             self._call(value, self.real, self.plan.graph.nodes[value].label)
         else:
-            self._convert("dequantize", value, 2 * value + 1, 2 * value)
+            self._convert(Dequantize, value, 2 * value + 1, 2 * value)
         return 2 * value
 
     def integer(self, value: int) -> int:
         """The uint8 register of a value, filled."""
         if 2 * value + 1 not in self.ready:
-            self._convert("quantize", value, 2 * value, 2 * value + 1)
+            self._convert(Quantize, value, 2 * value, 2 * value + 1)
         return 2 * value + 1
 
     def any_form(self, value: int) -> int:
@@ -129,12 +140,12 @@ class _Assembler:
                 return register
         raise OutOfReach(self.plan.graph.nodes[value].label)
 
-    def _convert(self, op: str, value: int, source: int, out: int) -> None:
+    def _convert(self, kind: type[Quantize] | type[Dequantize], value: int, source: int, out: int) -> None:
         if source not in self.ready:
             raise OutOfReach(self.plan.graph.nodes[value].label)
-        numbers = (self.context.scale(value), self.context.zero_point(value))
+        scale, zero_point = self.context.scale(value), self.context.zero_point(value)
         name = self.plan.slot_of[value]
-        self.emit(Instruction(op, (Ref(source), *numbers), out, step=name))
+        self.emit(kind(out=out, step=name, source=source, scale=scale, zero_point=zero_point))
 
     def step(self, step: Step) -> None:
         graph = self.plan.graph
@@ -152,32 +163,37 @@ class _Assembler:
         """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
         node = self.plan.graph.nodes[index]
         registers = {value: form(value) for value in node.refs}
-        self.emit(Instruction("call", _registers(node, registers), 2 * index, index, step=name))
+        args, kwargs = _registers(node, registers)
+        self.emit(FloatCall(out=2 * index, step=name, node=index, args=args, kwargs=kwargs))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
         taken = {value: self.integer(value) if value in step.inputs else self.real(value) for value in node.refs}
         args, kwargs = _registers(node, taken)
-        self.emit(Instruction("recurrent", (args, kwargs, emits), 2 * node.index, node.target, step=step.name))
+        out = 2 * node.index
+        self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
         if step.output != node.index:
-            self.emit(Instruction("first", (Ref(2 * node.index),), 2 * step.output + emits, step=step.name))
+            self.emit(TakeSequence(out=2 * step.output + emits, step=step.name, source=out))
 
     def _integer_step(self, step: Step) -> None:
         if is_recurrent(step):
             self._recurrent_step(step)
             return
+        out = 2 * step.output + self.plan.emits_integers(step)
         if step.output in self.sites:
             site = self.sites[step.output]
-            out = 2 * step.output + self.plan.emits_integers(step)
-            args = (Ref(2 * step.inputs[0] + 1), site.index)
-            self.emit(Instruction("layer", args, out, site.layer, step=step.name))
+            source = 2 * step.inputs[0] + 1
+            self.emit(LayerCall(out=out, step=step.name, source=source, layer=site.layer, site=site.index))
             return
-        made = lower(step, self.context)
-        if made.op == "move":
-            node = self.plan.graph.nodes[step.output]
-            moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
-            made = Instruction("move", _registers(node, moved), made.out, step.output, made.kwargs, step.name)
-        self.emit(made)
+        kernel = step.operator.lower(step, self.context)
+        if isinstance(kernel, Kernel):
+            self.emit(KernelCall(out=out, step=step.name, kernel=kernel.name, args=kernel.args, kwargs=kernel.kwargs))
+            return
+        node = self.plan.graph.nodes[step.output]
+        moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
+        args, kwargs = _registers(node, moved)
+        rescaled = kernel.rescaled
+        self.emit(IntegerMove(out=out, step=step.name, node=node.index, args=args, kwargs=kwargs, rescaled=rescaled))
 
 
 def _registers(node: Node, registers: dict[int, int]) -> tuple[Any, ...]:
@@ -193,11 +209,11 @@ def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[In
     needed = registers_in(output)
     kept = []
     for instruction in reversed(instructions):
-        node = graph.nodes[instruction.target] if instruction.op == "call" else None
+        node = graph.nodes[instruction.node] if isinstance(instruction, FloatCall) else None
         acts = node is not None and (node.writes or node.kind in ("guard", "module"))
         if acts or instruction.out in needed:
             kept.append(instruction)
-            needed |= registers_in((instruction.args, instruction.kwargs))
+            needed |= instruction.reads
     return kept[::-1]
 
 
@@ -215,7 +231,7 @@ def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
     kept = registers_in(output)
     drops: list[list[int]] = []
     for instruction in reversed(instructions):
-        read = registers_in((instruction.args, instruction.kwargs)) | {instruction.out}
+        read = instruction.reads | {instruction.out}
         drops.append(sorted(read - kept))
         kept |= read
     return drops[::-1]
@@ -340,7 +356,7 @@ class ProgramRunner(nn.Module):
 
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
-        nodes = [self.graph.nodes[one.target] for one in self.program.instructions if one.op == "call"]
+        nodes = [self.graph.nodes[one.node] for one in self.program.instructions if isinstance(one, FloatCall)]
         places = [*((node.args, node.kwargs) for node in nodes), self.program.output]
         return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
@@ -399,15 +415,15 @@ class ProgramRunner(nn.Module):
             for register in gone:
                 registers.pop(register, None)
 
-    def _native(self, instruction: Instruction) -> Region | None:
+    def _native(self, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
         if ops.compiled(self.backend) is None:
             return None
-        if instruction.target not in self._singles:
+        if instruction.node not in self._singles:
             planner = Planner(self.graph, self.root, self.layer)
             regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
-            self._singles[instruction.target] = regions[0] if regions else None
-        return self._singles[instruction.target]
+            self._singles[instruction.node] = regions[0] if regions else None
+        return self._singles[instruction.node]
 
     def _execute(
         self, instruction: Instruction, registers: dict[int, Any], table: OpTable, planned: bool, eager: bool
@@ -420,27 +436,28 @@ class ProgramRunner(nn.Module):
             step = single_step(instruction, self.graph, self.root, self.origin)
             if known is not None:
                 known[id(instruction)] = step
-        if step.node is not None:
-            if instruction.op == "move":
-                seen = rescaled(instruction.kwargs, registers)
-                return move(step.node, step.args(seen), step.kwargs(seen), self.root)
+        if isinstance(instruction, IntegerMove):
+            seen = rescaled(instruction.rescaled, registers)
+            return move(self.graph.nodes[instruction.node], step.args(seen), step.kwargs(seen), self.root)
+        if isinstance(instruction, FloatCall):
+            node = self.graph.nodes[instruction.node]
             native = self._native(instruction) if not planned else None
-            if native is not None and self._run_native(native, step.node, registers):
+            if native is not None and self._run_native(native, node, registers):
                 return registers[instruction.out]
-            return call(step.node, self.root, step.args(registers), step.kwargs(registers))
-        args = step.args(registers)
-        if instruction.op == "quantize":
+            return call(node, self.root, step.args(registers), step.kwargs(registers))
+        args, kwargs = step.args(registers), step.kwargs(registers)
+        if isinstance(instruction, Quantize):
             nonfinite.note(args[0], registers)
-        elif instruction.op == "recurrent":
-            (x, *states), named, _ = args
-            given = (states, named) if states or named else None
-            nonfinite.note_recurrent(submodule(self.root, instruction.target), x, given, registers)
+        elif isinstance(instruction, RecurrentCall):
+            x, *states = args
+            given = (states, kwargs) if states or kwargs else None
+            nonfinite.note_recurrent(submodule(self.root, instruction.path), x, given, registers)
         try:
-            found = self._integers(instruction, args, step.kwargs(registers), table)
+            found = self._integers(instruction, args, kwargs, table)
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer '{instruction.step}': {error}") from error
         # A kernel may put channels last, where the user's view() would find no view of the float.
-        return found.contiguous() if instruction.out % 2 == 0 and isinstance(found, Tensor) else found
+        return found if instruction.gives_integers or not isinstance(found, Tensor) else found.contiguous()
 
     def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
         try:
@@ -449,15 +466,15 @@ class ProgramRunner(nn.Module):
             raise type(error)(f"'{node.label}': {error}") from error
 
     def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
-        if instruction.op == "layer":
-            return self.layer(instruction.target).compute(*args)
-        if instruction.op == "first":
+        if isinstance(instruction, LayerCall):
+            return self.layer(instruction.layer).compute(*args)
+        if isinstance(instruction, TakeSequence):
             return args[0][0]
-        if instruction.op == "recurrent":
-            found: Any = submodule(self.root, instruction.target)
-            positional, named, quantized = args
-            return found.compute(*positional, **named, quantized=quantized)
-        return table[instruction.op](*args, **kwargs)
+        if isinstance(instruction, RecurrentCall):
+            layer: Any = submodule(self.root, instruction.path)
+            return layer.compute(*args, **kwargs, quantized=instruction.integers)
+        assert isinstance(instruction, (KernelCall, Conversion))
+        return table[instruction.kernel](*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is known of steps holds functions, and is of this object's modules.

@@ -22,6 +22,7 @@ from quant.names import child_of, has_attribute
 from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
+from quant.static.instructions import KernelCall
 from quant.static.parts import Part
 from quant.static.program import Program, ProgramRunner
 from quant.static.program_match import match_programs
@@ -104,7 +105,7 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in _runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if one.op == "lookup":
+                if isinstance(one, KernelCall) and one.kernel == "lookup":
                     yield unit, one.step, one.args[1]
 
 

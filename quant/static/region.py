@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.static import nonfinite
 from quant.static.exchanged import Origin
+from quant.static.instructions import Instruction, LayerCall, Quantize
 from quant.static.layers import StaticLayer
-from quant.static.lower import Instruction
 from quant.static.plannable_reals import ModuleCall
 
 
@@ -45,7 +45,7 @@ class Region:
         booleans: whether each input was of booleans as captured.
     """
 
-    pieces: list[str | Instruction | ModuleCall]
+    pieces: list[str | LayerCall | ModuleCall]
     constants: list[Tensor]
     inputs: list[int]
     outputs: list[int]
@@ -94,7 +94,7 @@ class Region:
 
     def _quantized(self) -> set[int]:
         """The places of the inputs that are made integers as they come."""
-        read = {one.args[0].index for one in self.instructions if one.op == "quantize"}
+        read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,8 +123,8 @@ class _Members:
             self.edges += [(edge.children, edge.name, edge.module) for edge in origin.edges_of(region.instructions)]
         paths: dict[str, None] = {}
         for piece in region.pieces:
-            if isinstance(piece, Instruction):
-                self.layers[piece.target] = home.layer(piece.target)
+            if isinstance(piece, LayerCall):
+                self.layers[piece.layer] = home.layer(piece.layer)
             elif isinstance(piece, ModuleCall):
                 self.calls.append((piece, home.root.get_submodule(piece.path)))
                 paths[piece.path] = None
@@ -163,20 +163,20 @@ class _Text:
         modules = iter(module for _, module in members.calls)
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
         for piece in region.pieces:
-            if isinstance(piece, Instruction):
-                lines += self._layer(piece, members.layers[piece.target], LAYERED + len(lines))
+            if isinstance(piece, LayerCall):
+                lines += self._layer(piece, members.layers[piece.layer], LAYERED + len(lines))
             else:
                 lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
 
-    def _layer(self, instruction: Instruction, layer: StaticLayer, spare: int) -> list[str]:
+    def _layer(self, call: LayerCall, layer: StaticLayer, spare: int) -> list[str]:
         """The lines that do what `StaticLayer.compute` does."""
-        source, site = instruction.args
+        site = call.site
         known = layer.site(site)
         self.sources.append((layer, site, known, layer.q_weight))
         lines = []
-        x = Register(source.index)
+        x = Register(call.source)
         if known.pad is not None:
             widths, mode, fill = known.pad
             lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
@@ -193,13 +193,13 @@ class _Text:
         if known.limits is not None:
             low, high = known.limits
             settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(instruction.out, f"{layer.op}_u8s8_u8", settings))
+            lines.append(Line(call.out, f"{layer.op}_u8s8_u8", settings))
         elif clamp is None:
-            lines.append(Line(instruction.out, f"{layer.op}_u8s8_f32", settings))
+            lines.append(Line(call.out, f"{layer.op}_u8s8_f32", settings))
         else:
             lines.append(Line(spare + 1, f"{layer.op}_u8s8_f32", settings))
             ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
-            lines.append(Line(instruction.out, "clamp", ends))
+            lines.append(Line(call.out, "clamp", ends))
         return [str(line) for line in lines]
 
     def _module(self, call: ModuleCall, module: Any) -> str:

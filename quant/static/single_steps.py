@@ -15,11 +15,11 @@ from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
 from quant.ops.call import what
 from quant.static.filling import Fill, filler
+from quant.static.instructions import FloatCall, Instruction, IntegerMove
 
 if TYPE_CHECKING:
     from quant.graph import Graph
     from quant.static.exchanged import Edge, Origin
-    from quant.static.lower import Instruction
 
 
 @dataclass
@@ -29,14 +29,12 @@ class SingleStep:
     Attributes:
         edges: of the modules that it was made of, as they were when this was made.
         args, kwargs: give its arguments.
-        node: the captured call of a "call" or "move", else None.
     """
 
     instruction: Instruction
     edges: list[Edge]
     args: Fill
     kwargs: Fill
-    node: Node | None = None
 
     def stands(self) -> bool:
         """Whether the modules are still where they were."""
@@ -49,13 +47,13 @@ class SingleStep:
 def single_step(instruction: Instruction, graph: Graph, root: nn.Module, origin: Origin | None) -> SingleStep:
     """Work out what an instruction needs when it runs by itself."""
     edges = [] if origin is None else origin.edges(instruction)
-    if instruction.op not in ("call", "move"):
-        return SingleStep(instruction, edges, filler(instruction.args), filler(instruction.kwargs))
-    node = graph.nodes[instruction.target]
-    args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.args)
-    if node.kind == "module" and holds_objects(instruction.args):
+    if not isinstance(instruction, (FloatCall, IntegerMove)):
+        args, kwargs = map(filler, instruction.arguments)
+        return SingleStep(instruction, edges, args, kwargs)
+    args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.arguments)
+    if graph.nodes[instruction.node].kind == "module" and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)
-    return SingleStep(instruction, edges, args, kwargs, node)
+    return SingleStep(instruction, edges, args, kwargs)
 
 
 def _settled(fill: Fill) -> Fill:

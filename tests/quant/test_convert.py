@@ -213,7 +213,7 @@ def test_fewer_weight_bits() -> None:
 
 def test_activations_stay_uint8_between_layers() -> None:
     converted = check(seeded(Residual), torch.randn(2, 3, 32, 32))
-    ops = [instruction.op for instruction in converted._modules["_quant"].program.instructions]  # type: ignore[union-attr]
+    ops = [instruction.kind for instruction in converted._modules["_quant"].program.instructions]  # type: ignore[union-attr]
     assert ops.count("quantize") == 1
     assert ops.count("dequantize") == 0
 

@@ -100,7 +100,7 @@ def test_copies_share_nothing() -> None:
 def test_an_exported_graph_takes_any_batch() -> None:
     model = converted(X)
     model(X)
-    graph = torch.export.export(model, (X,), dynamic_shapes={"args": ({0: torch.export.Dim.DYNAMIC},)})
+    graph = torch.export.export(model, (X,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     x = torch.randn(7, 3, 8, 8)
     assert torch.equal(graph.module()(x), model(x))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import quant
 from quant.fuse import Plan
 from quant.static import ops
+from quant.static.instructions import IntegerMove
 from quant.static.runner import RESERVED, runners
 
 KEPT = Path(__file__).parent / "artefacts"
@@ -62,7 +63,8 @@ def plan_of(prepared: nn.Module) -> Plan:
 def rescaled(q: nn.Module) -> list[dict[Any, Any]]:
     """How the joins of a converted model rescale their inputs."""
     runner: Any = q._modules[RESERVED]
-    return [one.kwargs for one in runner.program.instructions if one.op == "move" and one.kwargs]
+    moves = [one for one in runner.program.instructions if isinstance(one, IntegerMove)]
+    return [one.rescaled for one in moves if one.rescaled]
 
 
 def made(factor: float = 50.0, how: str = "cat", dim: int = 1) -> tuple[nn.Module, nn.Module, nn.Module]:

@@ -451,7 +451,7 @@ def integers(converted: nn.Module) -> bool:
     """Whether anything static is computed in integers; else there are dynamic layers, or what is int8 nobody reads."""
     floats = {"call", "move", "quantize", "dequantize"}
     programs = [module.program for module in converted.modules() if isinstance(module, ProgramRunner)]
-    return any(one.op not in floats for program in programs for one in program.instructions)
+    return any(one.kind not in floats for program in programs for one in program.instructions)
 
 
 def inexact(converted: nn.Module) -> bool:

@@ -232,7 +232,7 @@ def test_an_exported_graph_takes_any_length() -> None:
     with torch.no_grad():
         q(X)
         dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
-        graph = torch.export.export(q, (X,), dynamic_shapes={"args": dynamic})
+        graph = torch.export.export(q, (X,), dynamic_shapes=dynamic)
         x = torch.randn(3, 7, 48)
         assert torch.equal(graph.module()(x), q(x))
 

@@ -37,6 +37,7 @@ from zoo.torchvision_ops import import_library
 
 import quant
 from quant.ops.call import what
+from quant.static.instructions import FloatCall, Instruction
 from quant.static.program import ProgramRunner
 from quant.static.region import Region
 from quant.static.runner import RESERVED
@@ -254,11 +255,11 @@ def note_programs(row: Row, q: nn.Module, ran: dict[str, Counter[str]]) -> None:
 SIZES = {"getattr", "getitem", "size", "numel", "eq", "ne", "lt", "le", "gt", "ge", "floordiv", "guard"}
 
 
-def _kind(step: Any, runner: ProgramRunner) -> str:
+def _kind(step: Instruction, runner: ProgramRunner) -> str:
     """What a step outside of native calls is."""
-    if step.op != "call":
-        return f"int8 {step.op}"
-    node = runner.graph.nodes[step.target]
+    if not isinstance(step, FloatCall):
+        return f"int8 {step.kind}"
+    node = runner.graph.nodes[step.node]
     if node.kind == "module":
         return type(runner.root.get_submodule(node.target)).__name__
     name = node.kind if node.kind == "guard" else what(node, runner.root)
