@@ -86,8 +86,8 @@ def record(
             if not new and path not in islands:
                 proof = _Proof(watched, recorder, call)
                 new, limits, whole = proof.problems, (*limits, *proof.limits), not proof.limits
-                if training and not new and whole:
-                    new = _in_training(watched, recorder, call)
+                if not new and whole:
+                    new = (_in_training if training else _with_gradients)(watched, recorder, call)
                 new = {_answerable(recorder, name): reason for name, reason in new.items()}
                 if not new and whole:
                     new = _undisturbed(watched, recorder, call, put_back)
@@ -187,6 +187,30 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
         return {}
     watched.unlike_in_training.update(full_name(recorder.path, name) for name in unlike_layers(recorder, other))
     return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
+
+
+def _with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module that does something else with gradients than without; only forwards that ask are tried."""
+    if not any(map(_asks_for_gradients, recorder.root.modules())):
+        return {}
+    other = recorder.again(training=False)
+    put_back = watched.state()
+    try:
+        with torch.enable_grad():
+            run(watched, other, call)
+    except Exception:  # what refuses gradients is called without
+        return {}
+    finally:
+        put_back()
+    fault = _problem(recorder, other) or _difference(recorder, other)
+    if fault is None or (not other.problems and _needs_alike(recorder, other)):
+        return {}
+    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('for other values', 'with gradients')}"}
+
+
+def _asks_for_gradients(module: nn.Module) -> bool:
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "is_grad_enabled" in code.co_names
 
 
 class _Proof:

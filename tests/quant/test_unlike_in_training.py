@@ -1,4 +1,7 @@
-"""Forwards that give a layer larger values in eval mode than in training: its ranges from training would clip them."""
+"""Forwards that do something else in training or with gradients than in eval mode without them.
+
+A layer that gets larger values in eval mode would clip them by its ranges from training.
+"""
 
 from __future__ import annotations
 
@@ -100,3 +103,34 @@ def test_what_lies_behind_a_child_that_goes_another_way_is_looked_at_too(seeded_
     with pytest.warns(CalibrationWarning, match="so these layers stay float"):
         prepared = trained(model)
     assert noise(model, quant.convert(prepared)) < 0.02
+
+
+class AsksForGradients(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.first, self.last, self.factor = nn.Linear(16, 32), nn.Linear(32, 16), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        if torch.is_grad_enabled():
+            y = y * self.factor if self.factor != 1 else y
+        out: Tensor = self.last(y)
+        return out
+
+
+def test_a_static_model_asks_for_gradients_in_each_call_where_its_forward_goes_by_them(
+    seeded_on_one_thread: None,
+) -> None:
+    model = AsksForGradients(0.5).eval()
+    x = torch.randn(64, 16)
+    q = quant.quantize_static(model, [x], progress=False)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            y, found = model(x).detach(), q(x).detach()
+        assert float((found - y).norm() / y.norm()) < 0.05
+    assert "with gradients" in quant.summary(q).entries[0].detail
+
+
+def test_a_forward_that_asks_for_gradients_and_does_the_same_is_one_graph(seeded_on_one_thread: None) -> None:
+    q = quant.quantize_static(AsksForGradients(1).eval(), [torch.randn(64, 16)], progress=False)
+    assert not any("island" in entry.detail for entry in quant.summary(q))
