@@ -209,6 +209,8 @@ def _with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> di
 
 
 def _asks_for_gradients(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and "is_grad_enabled" in code.co_names
 
