@@ -39,7 +39,7 @@ from quant.static.program import ProgramRunner, assemble
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
-from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, programs_of, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 
@@ -142,10 +142,8 @@ def _check_whole(prepared: nn.Module) -> None:
 def _drop_unseen(model: nn.Module) -> None:
     """Drop programs to which no data came, where a module has others; their calls run as they are."""
     for runner in runners(model).values():
-        if not len(runner.others):
-            continue
-        programs = [runner, *runner.others]
-        seen = [one for one in programs if isinstance(one, GraphRunner) and one.has_seen()]
+        programs = runner.programs()
+        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 else []
         if seen and len(seen) < len(programs):
             keep_programs(runner, seen)
 
@@ -189,7 +187,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     """
     dynamic: dict[str, str] = {}
     for path, first in runners(model).items():
-        floats, recurrent = leave_float(programs_of(first), info.recipe)
+        floats, recurrent = leave_float(first.programs(), info.recipe)
         for name, reason in floats.items():
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
@@ -261,9 +259,8 @@ def _remove_unread(runner: GraphRunner, entries: Entries) -> None:
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
         return
-    programs = [one for one in (first, *first.others) if isinstance(one, ProgramRunner)]
-    for one in (runner, *runner.others):
-        assert isinstance(one, GraphRunner)
+    programs = first.programs()
+    for one in runner.programs():
         remove_unread(one.plan, root, programs)
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")

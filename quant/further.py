@@ -26,7 +26,7 @@ from quant.recipe import Recipe
 from quant.static.arguments import copied, share_memory
 from quant.static.as_forward import as_forward
 from quant.static.examples import encode
-from quant.static.runner import RESERVED, GraphRunner, programs_of, runners
+from quant.static.runner import RESERVED, GraphRunner, runners
 
 MakeRunner = Callable[[nn.Module, Plan], GraphRunner]
 """Makes the runner of a plan, for calibration or for training."""
@@ -145,7 +145,7 @@ def _inside(name: str, plan: Plan) -> dict[str, str]:
 
 def _note_layers(around: GraphRunner, made: GraphRunner) -> None:
     """Note the layers that a part's program and those around it both call, which have one bias and two inputs."""
-    programs = [*programs_of(around), made]
+    programs = [*around.programs(), made]
     for one in programs:
         others = frozenset().union(*(layers_of(other) for other in programs if other.graph.path != one.graph.path))
         path = one.graph.path
@@ -156,7 +156,7 @@ def _note_layers(around: GraphRunner, made: GraphRunner) -> None:
 def _share(first: GraphRunner, added: GraphRunner) -> None:
     """Let a new program's values be observed by those who observe the same places in the first ones."""
     known: dict[Any, nn.Module] = {}
-    for runner in (first, *first.others):
+    for runner in first.programs():
         assert isinstance(runner, GraphRunner)
         places = _places(runner.graph)
         for slot in runner.plan.slots.values():

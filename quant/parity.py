@@ -213,7 +213,7 @@ def _prepared_as(first: GraphRunner, graph: Graph) -> GraphRunner | None:
     if not first.others:
         return first
     wanted = outline(graph)
-    runners = (one for one in (first, *first.others) if isinstance(one, GraphRunner))
+    runners = first.programs()
     return next((one for one in runners if outline(one.graph) == wanted), None)
 
 

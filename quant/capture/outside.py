@@ -32,7 +32,8 @@ CONTAINERS = (list, dict, set, collections.deque, bytearray)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 """Classes of Python's own whose objects are there to be written to; its others (loggers, locks) are left alone."""
 ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
-MODULE_STORES = {"_parameters", "_buffers", "_modules", "forward"}
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
+"""Attributes of a module that `watched.py` keeps; they are a dozen tables of hooks, and nearly always empty."""
 DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
 MOST_ITEMS, MOST_NUMBERS = 10_000, 65_536
 """Items of a container, and numbers of a tensor, that are compared and put back."""
@@ -162,7 +163,7 @@ class Outside:
         """Put back what lists, dicts and objects on modules hold too, deeper than `watched` looks."""
         for path, module in model.named_modules():
             for name, value in vars(module).items():
-                if name not in MODULE_STORES and not isinstance(value, (Tensor, *GENERATORS)):
+                if name not in OF_EVERY_MODULE and not isinstance(value, (Tensor, *GENERATORS)):
                     for place in _contents(value, name):
                         self.first.setdefault(place.key, (place, place.state()))
                         self._attributes.setdefault(place.key, full_name(path, name))

@@ -74,7 +74,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     make = functools.partial(_make_runner, recipe=info.recipe)
     extender = Extender(info.recipe, info.islands, info.called, {}, True, make)  # training keeps its state
     for path, runner in runners(prepared).items():
-        programs = [one for one in (runner, *runner.others) if isinstance(one, GraphRunner)]
+        programs = runner.programs()
         del runner.root._modules[RESERVED], runner.root.__dict__["forward"]
         if runner.own_forward is not None:
             runner.root.__dict__["forward"] = runner.own_forward

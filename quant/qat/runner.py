@@ -86,9 +86,9 @@ class TrainingRunner(GraphRunner):
         self._untrained = None
         return self
 
-    def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.simulate or is_replaying():
-            return super().run_graph(args, kwargs)
+            return super().run_program(args, kwargs)
         if not self.training and self._is_untrained():
             return self._run_untrained(args, kwargs)
         if self.training and self.synced is None:
@@ -120,7 +120,7 @@ class TrainingRunner(GraphRunner):
         """Whether data came to other programs of the module, and not to all values of this one."""
         if self._untrained is None:
             [first] = self._first
-            programs = [one for one in (first, *first.others) if isinstance(one, GraphRunner)]
+            programs = first.programs()
             self._untrained = len(programs) > 1 and not self.has_seen() and any(one.has_seen() for one in programs)
         return self._untrained
 
@@ -136,7 +136,7 @@ class TrainingRunner(GraphRunner):
                 stacklevel=4,
             )
         with replaying():
-            return super().run_graph(args, kwargs)
+            return super().run_program(args, kwargs)
 
     def corrected(self) -> list[Step]:
         """None: training has seen the rounded weights, and made its biases for them."""

@@ -93,8 +93,7 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
         first = child_of(module, RESERVED)
         if not isinstance(first, ProgramRunner) or not len(first.others):
             continue
-        for place, one in enumerate((first, *first.others), 1):
-            assert isinstance(one, ProgramRunner)
+        for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
             entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
 

@@ -41,6 +41,7 @@ from quant.static.layers import StaticLayer
 from quant.static.native import Schedule, schedule
 from quant.static.own_forward import is_falling_back, run_own_forward
 from quant.static.plannable import Planner
+from quant.static.programs import Programs
 from quant.static.region import Region
 from quant.static.runner import finished
 from quant.static.single_steps import SingleStep, move, rescaled, single_step
@@ -237,15 +238,13 @@ def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
     return drops[::-1]
 
 
-class ProgramRunner(nn.Module):
+class ProgramRunner(Programs):
     """Runs a program in place of a captured module's forward.
 
     Attributes:
         graph: what was captured; float calls are evaluated from it.
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
-        others: runners of further programs of the same module.
-        own_forward: the forward that the user had set on the module itself, if any.
         weights: what the user's forward needs besides int8 layers, where it has to run.
         origin: the modules that the program was made of; set when the conversion is done.
     """
@@ -263,10 +262,7 @@ class ProgramRunner(nn.Module):
         super().__init__()
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
-        self.others = nn.ModuleList()
-        self.own_forward: Callable[..., Any] | None = None
         self.weights: WeightsToRestore | None = None
-        self.said: set[str] = set()
         self._singles: dict[int, Region | None] = {}
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(graph, ranges)
@@ -275,19 +271,7 @@ class ProgramRunner(nn.Module):
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The captured module's forward."""
-        try:
-            return self.run_program(args, kwargs)
-        except CaptureMismatch as mismatch:
-            return self._run_unlike(mismatch, args, kwargs)
-
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run this program.
-
-        Raises:
-            CaptureMismatch: it does not stand for such a call.
-        """
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
@@ -304,12 +288,8 @@ class ProgramRunner(nn.Module):
         given = {place // 2: value for place, value in registers.items()}
         return undone_at_mismatch(self._written, self.root, given, run)
 
-    def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that this program does not stand for: by another one, or by the user's own forward."""
-        for other in self.others:
-            assert isinstance(other, ProgramRunner)
-            with contextlib.suppress(CaptureMismatch):
-                return other.run_program(args, kwargs)
+    def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """By the user's own forward."""
         return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
 
     def run_as_it_is(
@@ -318,18 +298,13 @@ class ProgramRunner(nn.Module):
         """Run the user's forward of the root, or of a module in it, with int8 layers in it and floats between."""
         if torch.compiler.is_compiling():
             raise mismatch
-        for runner in (self, *self.others):
-            assert isinstance(runner, ProgramRunner)
+        for runner in self.programs():
             if runner.weights is not None:
                 runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
             warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
         return output
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As `run`."""
-        return self.run(*args, **kwargs)
 
     def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
         """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1.
@@ -348,8 +323,7 @@ class ProgramRunner(nn.Module):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ProgramRunner, dict[int, Any]] | None:
         """The program that stands for a call, this or a further one, and its registers; None where none does."""
-        for one in (self, *self.others):
-            assert isinstance(one, ProgramRunner)
+        for one in self.programs():
             with contextlib.suppress(CaptureMismatch):
                 return one, one.registers(*args, **kwargs)
         return None

@@ -10,7 +10,7 @@ from torch import nn
 
 from quant.called_alone import alone
 from quant.static.examples import CannotRebuild, decode
-from quant.static.runner import GraphRunner, keep_programs, programs_of, runners
+from quant.static.runner import GraphRunner, keep_programs, runners
 from quant.static.signature import guards, same_call, signature
 
 
@@ -53,7 +53,7 @@ def _place(name: str) -> int:
 
 def _programs(first: GraphRunner, names: list[str], description: Mapping[str, Any]) -> list[GraphRunner]:
     """The programs of one module in their order."""
-    made = programs_of(first)
+    made = first.programs()
     found: list[GraphRunner] = []
     for name in names:
         alike = [one for one in made if one not in found and _has_calls(one, name, description)]

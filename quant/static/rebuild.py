@@ -96,8 +96,7 @@ def _runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
         runner = child_of(module, RESERVED)
         if isinstance(runner, ProgramRunner):
             yield unit, runner
-            for place, other in enumerate(runner.others, 2):
-                assert isinstance(other, ProgramRunner)
+            for place, other in enumerate(runner.programs()[1:], 2):
                 yield f"{unit}@{place}", other
 
 

@@ -40,6 +40,7 @@ from quant.static.binding import bound_values
 from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
+from quant.static.programs import Programs
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent import observe
 from quant.static.simulate import simulated, simulated_recurrent
@@ -52,12 +53,10 @@ RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
 
 
-class GraphRunner(Ranges):
+class GraphRunner(Ranges, Programs):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
-        others: runners of further programs of the same module, for calls that this graph does not stand for.
-        own_forward: the forward that the user had set on the module itself, if any.
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call, or gives None where none can be had.
@@ -69,12 +68,9 @@ class GraphRunner(Ranges):
 
     def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         super().__init__(root, plan, points)
-        self.others = nn.ModuleList()
-        self.own_forward: Callable[..., Any] | None = None
         self.extend: Extender | None = None
         self.example: Any = None
         self.alone = self.promoted = False
-        self.said: set[str] = set()
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(plan.graph)
@@ -87,19 +83,7 @@ class GraphRunner(Ranges):
         super().replan(plan, points)
         self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The captured module's forward."""
-        try:
-            return self.run_graph(args, kwargs)
-        except CaptureMismatch as mismatch:
-            return self._run_unlike(mismatch, args, kwargs)
-
-    def run_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run this graph.
-
-        Raises:
-            CaptureMismatch: it does not stand for such a call.
-        """
+    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
@@ -117,17 +101,13 @@ class GraphRunner(Ranges):
         with self.settled():
             return self._simulate(values)
 
-    def _run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that this graph does not stand for: by another program, a new one, or the user's own forward."""
-        for other in self.others:
-            assert isinstance(other, GraphRunner)
-            with contextlib.suppress(CaptureMismatch):
-                return other.run_graph(args, kwargs)
+    def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """By a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
         if self.extend is not None and not self.simulate and len(self.others) + len(refused) < MOST_PROGRAMS - 1:
             added = self.extend(self, args, kwargs)
             if added is not None:
-                return added.run_graph(args, kwargs)
+                return added.run_program(args, kwargs)
         output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
         warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved", why)
@@ -149,10 +129,6 @@ class GraphRunner(Ranges):
             if node.kind != "input":
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
         return output_of(self.graph, values)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As `run`; a runner is called through the module it belongs to."""
-        return self.run(*args, **kwargs)
 
     def _observe(self, values: dict[int, Any]) -> Any:
         observed = {value: slot.name for slot in self.plan.slots.values() for value in slot.observed}
@@ -264,16 +240,9 @@ def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
     """As `runners`, and those of further programs of a module, as "name@2", "name@3", ..."""
     found: dict[str, GraphRunner] = {}
     for name, runner in runners(model).items():
-        found[name] = runner
-        for place, other in enumerate(runner.others, 2):
-            assert isinstance(other, GraphRunner)
-            found[f"{name}@{place}"] = other
+        for place, one in enumerate(runner.programs(), 1):
+            found[name if place == 1 else f"{name}@{place}"] = one
     return found
-
-
-def programs_of(first: GraphRunner) -> list[GraphRunner]:
-    """A module's first program and its further ones."""
-    return [first, *(one for one in first.others if isinstance(one, GraphRunner))]
 
 
 def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:

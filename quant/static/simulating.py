@@ -29,7 +29,7 @@ from quant.static.folds import agree
 from quant.static.layers import range_of_call
 from quant.static.own_forward import is_falling_back
 from quant.static.rest import dynamic_part, dynamic_settings, without_runner
-from quant.static.runner import RESERVED, GraphRunner, programs_of, rounding, runners, unwrapped
+from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.simulate import simulated
 
 REFERENCE = "reference"
@@ -47,7 +47,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
     with torch.no_grad(), contextlib.ExitStack() as undo:
         info = model.__dict__.get(RESERVED + "_prepared")
         for first in runners(model).values():
-            programs = programs_of(first)
+            programs = first.programs()
             undo.enter_context(_as_they_were(programs))
             seen = [one for one in programs if one.has_seen()]
             for one in programs:
@@ -83,7 +83,7 @@ def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, 
     """The modules that convert makes dynamic, with their settings; not those that have a static form."""
     static: set[int] = set()
     for first in runners(model).values():
-        for one in programs_of(first):
+        for one in first.programs():
             steps = [] if one.dropped else filter(is_recurrent, one.plan.steps)
             static |= {id(attribute(one.root, one.graph.nodes[step.nodes[0]].target)) for step in steps}
     for name, qconfig in dynamic_settings(model, info).items():
@@ -107,7 +107,7 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     are parts of them, which then do nothing."""
     found: dict[nn.Module, Callable[..., Any]] = {}
     for first in runners(model).values():
-        for one in programs_of(first):
+        for one in first.programs():
             for step in () if one.dropped else one.plan.steps:
                 node = one.graph.nodes[step.nodes[0]]
                 if not isinstance(step.operator, Weighted) or node.kind != "module":

@@ -40,7 +40,7 @@ def is_ranges(name: str) -> bool:
 
 def _tensor(runner: ProgramRunner) -> Tensor:
     """Of all programs of a module, one after the other."""
-    ranges = [one.ranges for one in (runner, *runner.others) if isinstance(one, ProgramRunner)]
+    ranges = [one.ranges for one in runner.programs()]
     numbers = [own[value] for own in ranges for value in sorted(own)]
     return torch.tensor(numbers, dtype=torch.float32).reshape(-1, 2)
 
@@ -79,8 +79,7 @@ def _compare(model: str, path: str, runner: ProgramRunner, given: Tensor) -> Non
         )
     others = (given != own).any(dim=1).nonzero().flatten().tolist()
     more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
-    programs = [one for one in (runner, *runner.others) if isinstance(one, ProgramRunner)]
-    values = [one.graph.nodes[value].label for one in programs for value in sorted(one.ranges)]
+    values = [one.graph.nodes[value].label for one in runner.programs() for value in sorted(one.ranges)]
     name = full_name(path, values[others[0]])
     raise RuntimeError(
         f"{model}: the state_dict is of another calibration: values of {name!r} are in "

@@ -1,0 +1,62 @@
+"""What runs in place of a captured module's forward: a program, and further ones for calls of other kinds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from quant.graph import CaptureMismatch
+
+P = TypeVar("P", bound="Programs")
+
+
+class Programs(nn.Module):
+    """One program of a captured module; the first of a module has the others.
+
+    Attributes:
+        others: further programs of the same module, of the same class as this.
+        own_forward: the forward that the user had set on the module itself, if any.
+        said: paths of modules of which a warning has told that a call runs outside of its programs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = nn.ModuleList()
+        self.own_forward: Callable[..., Any] | None = None
+        self.said: set[str] = set()
+
+    def programs(self: P) -> list[P]:
+        """This one, and the others."""
+        return [self, *self.others]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The captured module's forward."""
+        try:
+            return self.run_program(args, kwargs)
+        except CaptureMismatch as mismatch:
+            return self._run_other(mismatch, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As `run`; a runner is called through the module it belongs to."""
+        return self.run(*args, **kwargs)
+
+    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run this program.
+
+        Raises:
+            CaptureMismatch: it does not stand for such a call.
+        """
+        raise NotImplementedError
+
+    def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no program stands for; `mismatch` says why the first one does not."""
+        raise NotImplementedError
+
+    def _run_other(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for other in self.programs()[1:]:
+            with contextlib.suppress(CaptureMismatch):
+                return other.run_program(args, kwargs)
+        return self.run_unlike(mismatch, args, kwargs)
