@@ -8,7 +8,7 @@ whose names a converted model calls every integer operator; a backend replaces e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from torch import Tensor
 
 OpTable: TypeAlias = "Mapping[str, Callable[..., Tensor]]"
 """An operator's name -> a function of plain tensors and numbers, with the arguments of its reference."""
+
+K = TypeVar("K", bound="Callable[..., Tensor]")
 
 
 def lookup(q: Tensor, table: Tensor, axis: int = 1) -> Tensor:
@@ -209,3 +211,18 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "pad": pad,
 }
 """Every operator that a statically quantised model calls."""
+
+
+def reference_kernel(name: str) -> Callable[[K], K]:
+    """A decorator for the arithmetic of a kernel that is to be in the table of operators, under this name.
+
+    Raises:
+        ValueError: the table has one of this name.
+    """
+
+    def register(function: K) -> K:
+        if OPS.setdefault(name, function) is not function:
+            raise ValueError(f"kernel '{name}': expected a name that no kernel has, {OPS[name].__module__} has it")
+        return function
+
+    return register

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from quant.capture.called import tensors_in
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
+from quant.capture.trained_norms import graph_of, settle_mode
 from quant.capture.undisturbed import disturbed
 from quant.capture.unlike_in_training import unlike_layers
 from quant.capture.unseen import said_of
@@ -35,7 +36,7 @@ from quant.capture.variations import (
     varied,
 )
 from quant.capture.watched import Watched
-from quant.graph import Attr, CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, compares_itself
 from quant.static.arguments import ONE_MEMORY, Arguments, copied, share_memory
@@ -176,12 +177,7 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
         for module, mode in modes.items():
             module.training = mode
         put_back()
-    for place, twin_place in zip(_needed(recorder), _needed(other), strict=False):
-        one, twin = recorder.nodes[place], other.nodes[twin_place]
-        if one.kwargs.get("training") is False and twin.kwargs.get("training") is True:
-            twin.kwargs["training"] = False
-        elif one.kwargs.get("training") is False:
-            one.frozen = True
+    settle_mode(recorder, other)
     fault = _problem(recorder, other) or _difference(recorder, other)
     if fault is None or (not other.problems and _needs_alike(recorder, other)):
         return {}
@@ -404,7 +400,7 @@ def _is_constant(tree: Any) -> bool:
 
 
 def _needed(recorder: Recorder) -> list[int]:
-    return needed_places(Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.regions))
+    return needed_places(graph_of(recorder))
 
 
 def _needs_alike(one: Recorder, other: Recorder) -> bool:

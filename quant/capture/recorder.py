@@ -41,7 +41,7 @@ from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
 from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
-from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, tensors_of
+from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, storages_of
 from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
@@ -88,7 +88,6 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.root, self.path, self.islands, self.limits, self.training = root, path, islands, limits, training
-        self._submodules = list(root.modules())
         self.names = {id(module): name for name, module in root.named_modules()}
         self.attributes = _attributes(root)
         self.nodes: list[Node] = []
@@ -110,6 +109,7 @@ class Recorder(TorchFunctionMode):
         self._given: dict[int, tuple[Any, Given]] = {}
         self._set_modes: set[str] = set()
         self._state: dict[str, dict[str, Any]] = {}
+        self._stored: dict[int, torch.UntypedStorage] = {}
         self._where: dict[int, Ref | Attr] = {}
         self._given_back = GivenBack(self._where)
         self._parameters, self._chance = OwnParameters(root), Chance(root)
@@ -135,7 +135,7 @@ class Recorder(TorchFunctionMode):
             containers(value, Given(name), self._given, lambda leaf: isinstance(leaf, Tensor))
         before = {key: content(value) for key, (value, _) in self._given.items()}
         self._hold_sizes()
-        self._state = state_of(self.root)
+        self._state, self._stored = state_of(self.root), storages_of(self.root)
         with self:
             if is_leaf(self.root):
                 self.result = self._call_leaf(self.root, "", args, kwargs, type(self.root).forward)
@@ -599,14 +599,10 @@ class Recorder(TorchFunctionMode):
                 self.problem(self._owners[-1], "changes a parameter or a buffer in place")
 
     def _stores(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor is a parameter's or a buffer's."""
+        """Whether the memory of a tensor was a parameter's or a buffer's when the call began."""
         if tensor.numel() == 0:
             return False
-        pointer = tensor.untyped_storage().data_ptr()
-        return any(
-            one.layout == tensor.layout and one.untyped_storage().data_ptr() == pointer
-            for one in tensors_of(self._submodules)
-        )
+        return tensor.untyped_storage().data_ptr() in self._stored
 
     def _outlives(self, tensor: Any) -> bool:
         """Whether the caller sees what is written to a tensor: it is an input's, a parameter's or a buffer's memory."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,13 +85,20 @@ def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], A
     return all(_all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
 
 
-def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """The parameters, buffers and other tensors that modules hold right now.
+def storages_of(root: nn.Module) -> dict[int, torch.UntypedStorage]:
+    """The memory of the parameters, buffers and other tensors that modules hold, by its address.
 
-    It is asked at every write in place, and most of what modules hold is settings: types are sorted out before values.
+    What a forward sets in its call is none of it: until the call ends, that is a value like others.
     """
-    parts = [vars(module) for module in modules]
-    stores = [store for own in parts for store in (own.get("_parameters"), own.get("_buffers"), own) if store]
-    kinds = set(map(type, itertools.chain.from_iterable(store.values() for store in stores)))
-    wanted = {kind for kind in kinds if Tensor in kind.__mro__}
-    return [value for store in stores for value in store.values() if type(value) in wanted]
+    found: dict[int, torch.UntypedStorage] = {}
+    for module in root.modules():
+        own = vars(module)
+        for store in (own.get("_parameters"), own.get("_buffers"), own):
+            for value in (store or {}).values():
+                if isinstance(value, Tensor):
+                    # Sparse tensors, and tensors without a shape yet, have none.
+                    with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+                        storage = value.untyped_storage()
+                        found[storage.data_ptr()] = storage
+    found.pop(0, None)  # empty tensors
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from quant.graph import Graph, Ref, map_leaves
@@ -21,7 +22,11 @@ def needed_places(graph: Graph) -> list[int]:
 
 def remove_dead(graph: Graph) -> Graph:
     """The graph without calls that nobody needs."""
-    keep = set(needed_places(graph))
+    return keep_only(graph, set(needed_places(graph)))
+
+
+def keep_only(graph: Graph, keep: set[int]) -> Graph:
+    """The graph of some of its calls, none of which reads another; nodes and regions are numbered anew in place."""
     order = [node for node in graph.nodes if node.index in keep]
     moved = {node.index: place for place, node in enumerate(order)}
 
@@ -30,7 +35,7 @@ def remove_dead(graph: Graph) -> Graph:
 
     for node in order:
         node.args, node.kwargs = map_leaves(renumber, (node.args, node.kwargs))
-    starts = [sum(1 for index in keep if index < bound) for bound in range(len(graph.nodes) + 1)]
+    starts = list(accumulate((node.index in keep for node in graph.nodes), initial=0))
     for region in graph.regions:
         region.start, region.end = starts[region.start], starts[region.end]
         region.arguments, region.output = map_leaves(renumber, (region.arguments, region.output))

@@ -202,7 +202,12 @@ class FunctionalNorm:
             if self.owner.num_batches_tracked is not None:
                 self.num_batches_tracked = self.owner.num_batches_tracked
             is_frozen = node.frozen
+        self.is_frozen = is_frozen
         self.training: bool = self.owner.training and not is_frozen
+
+    def share(self, batches: int | Tensor) -> float | None:
+        """How much of the running statistics is the last batch's, of so many."""
+        return 1.0 / float(batches) if self.momentum is None else self.momentum
 
     def __call__(self, x: Tensor) -> Tensor:
         """As the module's forward, its updates of statistics included."""
@@ -211,6 +216,6 @@ class FunctionalNorm:
         share, kept = self.momentum, self.track_running_stats
         if kept:
             self.num_batches_tracked.add_(1)
-            share = 1.0 / float(self.num_batches_tracked) if share is None else share
+            share = self.share(self.num_batches_tracked)
         mean, variance = (self.running_mean, self.running_var) if kept else (None, None)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, True, share or 0.0, self.eps)

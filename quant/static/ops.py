@@ -24,9 +24,10 @@ def table(backend: str | None = None) -> OpTable:
     chosen = dispatch.current(backend or "")
     if not isinstance(chosen, CompiledBackend):
         return OPS
-    if chosen.name not in _tables:
-        _tables[chosen.name] = _compiled(chosen.name)
-    return _tables[chosen.name]
+    known = _tables.get(chosen.name)
+    if known is None or len(known) != len(OPS):  # an operator may have been added
+        known = _tables[chosen.name] = _compiled(chosen.name)
+    return known
 
 
 def plans(backend: str | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import queue
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.capture.state import tensors_of
+from quant.capture.state import storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.static.binding import bound_values
 from quant.static.leaves import is_leaf, register_leaf
@@ -536,11 +537,37 @@ def test_layers_called_in_another_thread_are_captured_by_themselves() -> None:
     assert set(found.graphs) == {"first", "last"}
 
 
-def test_all_tensors_that_modules_hold_are_known() -> None:
-    """Of whatever class, in whatever place, and as they are now."""
+def test_the_memory_of_all_tensors_that_modules_hold_is_known() -> None:
+    """Of whatever class, and in whatever place; some tensors have none."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())
     model[1].cache = torch.zeros(2)
     model[1].own = nn.Parameter(torch.zeros(2))
     expected = [*model.parameters(), *model.buffers(), model[1].cache]
-    found = tensors_of(list(model.modules()))
-    assert {id(one) for one in found} == {id(one) for one in expected}
+    model[1].empty, model[1].sparse = torch.zeros(0), torch.zeros(2, 2).to_sparse()
+    model[1].lazy = nn.UninitializedParameter()
+    assert set(storages_of(model)) == {one.untyped_storage().data_ptr() for one in expected}
+
+
+def test_what_a_forward_sets_and_then_changes_is_a_value_like_others() -> None:
+    class Sets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.cache = nn.Linear(4, 4), torch.zeros(2, 4)
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache = self.fc(x)
+            self.total = self.total + self.cache.mean(0)
+            self.total.mul_(0.5)
+            self.cache.add_(1)
+            self.cache[0] = 3.0
+            return self.cache * self.total
+
+    torch.manual_seed(0)
+    model, x = Sets(), torch.randn(2, 4)
+    found = capture(model, torch.randn(2, 4))
+    assert found.islands == {}
+    copied = copy.deepcopy(model)
+    for _ in range(2):
+        assert equal(replay(found.graphs[""], model, x), copied(x))
+        assert equal([model.cache, model.total], [copied.cache, copied.total])

@@ -1,0 +1,130 @@
+"""Calls that follow the mode: what a recording in training mode may do beside one in eval mode.
+
+Dropout and batch norms are told `training=self.training`. A class that is a batch norm and calls `F.batch_norm` itself
+(timm's `BatchNormAct2d`) passes other settings in training mode too, and counts the batches: as `FunctionalNorm` does,
+by which it is trained for int8.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+
+from quant.capture.recorder import Recorder
+from quant.graph import Attr, Graph, Node, Ref, leaves
+from quant.names import full_name
+from quant.static.dead import keep_only, needed_places
+from quant.static.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
+
+
+def graph_of(recorder: Recorder) -> Graph:
+    """All that was recorded; `Recorder.graph` leaves out what nobody needs."""
+    return Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.regions)
+
+
+def settle_mode(one: Recorder, other: Recorder) -> None:
+    """Give a recording in training mode (`other`) the settings of the one in eval mode, where training knows them.
+
+    Calls that are told `training=False` in both are marked as frozen.
+    """
+    _settle_norms(one, other)
+    eval_graph = graph_of(one)
+    for place, twin_place in zip(needed_places(eval_graph), needed_places(graph_of(other)), strict=False):
+        node, twin = one.nodes[place], other.nodes[twin_place]
+        if node.kwargs.get("training") is not False or is_own_norm(node, eval_graph):
+            continue
+        if twin.kwargs.get("training") is True:
+            twin.kwargs["training"] = False
+        else:
+            node.frozen = True
+
+
+def _settle_norms(one: Recorder, other: Recorder) -> None:
+    graph = graph_of(one)
+    calls, twins = _norm_calls(one), _norm_calls(other)
+    counts: set[int] = set()
+    for owner, own_calls in calls.items():
+        counted = _counted(other, owner)
+        pairs = zip(own_calls, twins.get(owner, []), strict=False)
+        own = [(call, twin) for call, twin in pairs if is_own_norm(call, graph)]
+        alike = [
+            _settle_norm(FunctionalNorm(call, graph, one.root), call, twin, batch, is_counted=bool(counted))
+            for batch, (call, twin) in enumerate(own, start=1)
+        ]
+        if all(alike) and len(counted) == len(own):
+            counts |= counted
+            if counted and one.root.get_submodule(owner).momentum is None:
+                counts |= _reads(other, counted)
+    _leave_out(other, counts)
+
+
+def _norm_calls(recorder: Recorder) -> dict[str, list[Node]]:
+    """The calls of F.batch_norm that are needed, by the module that makes them, in order."""
+    found: dict[str, list[Node]] = {}
+    for place in needed_places(graph_of(recorder)):
+        node = recorder.nodes[place]
+        if node.target is F.batch_norm:
+            found.setdefault(node.owner, []).append(node)
+    return found
+
+
+def _settle_norm(norm: FunctionalNorm, call: Node, twin: Node, batch: int, *, is_counted: bool) -> bool:
+    """Whether a call in training mode is what `norm` makes of it; then it gets the settings of the one in eval mode.
+
+    Args:
+        batch: which call of its module it is, from 1.
+    """
+    before, given = norm_arguments(call), norm_arguments(twin)
+    if not given.get("training"):
+        call.frozen = True
+        return False
+    if norm.is_frozen:
+        return False
+    same = ["training", "momentum"]
+    if not norm.track_running_stats:
+        same += ["running_mean", "running_var"]
+        if any(given[name] is not None for name in same[2:]):
+            return False
+    else:
+        share = norm.share(int(norm.num_batches_tracked) + batch)
+        if given["momentum"] != share or (norm.momentum is None and not is_counted):
+            return False
+    changes = {name: before[name] for name in same}
+    twin.args = tuple(changes.get(name, value) for name, value in zip(NORM_ARGUMENTS, twin.args, strict=False))
+    twin.kwargs = {name: changes.get(name, value) for name, value in twin.kwargs.items()}
+    return True
+
+
+def _counted(recorder: Recorder, owner: str) -> set[int]:
+    """The calls `num_batches_tracked.add_(1)` of a module that is a batch norm."""
+    if not isinstance(recorder.root.get_submodule(owner), nn.modules.batchnorm._BatchNorm):
+        return set()
+    counter = Attr(full_name(owner, "num_batches_tracked"))
+    found: set[int] = set()
+    for node in recorder.nodes:
+        if node.target == "add_" and node.owner == owner and node.args[1:] == (1,) and not node.kwargs:
+            source = node.args[0]
+            if source == counter or (isinstance(source, Ref) and source.index in found):
+                found.add(node.index)
+    return found
+
+
+def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
+    """The calls that make Python numbers of counts, and their guards: an average over all batches needs them."""
+    found: set[int] = set()
+    for node in recorder.nodes:
+        reads = node.kind == "guard" or node.target in ("__float__", "item")
+        if reads and node.refs and (counted | found).issuperset(node.refs):
+            found.add(node.index)
+    return found
+
+
+def _leave_out(recorder: Recorder, gone: set[int]) -> None:
+    """Take the counting of batches out of a recording; a count that goes elsewhere stays, and is a difference."""
+    rest = [(node.args, node.kwargs) for node in recorder.nodes if node.index not in gone]
+    regions = [(region.arguments, region.output) for region in recorder.regions]
+    read = {leaf.index for leaf in leaves([rest, regions, recorder.output]) if isinstance(leaf, Ref)}
+    if not gone or not gone.isdisjoint(read):
+        return
+    kept = keep_only(graph_of(recorder), {node.index for node in recorder.nodes} - gone)
+    recorder.nodes, recorder.output = kept.nodes, kept.output
