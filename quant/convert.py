@@ -105,6 +105,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, found), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
+    description["islands"] = dict(info.islands)
     further = {path: one for path, one in found.items() if "@" in path or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}

@@ -7,7 +7,7 @@ one more child holds the observers: a `GraphRunner`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +151,7 @@ def planned(
     *,
     training: bool = False,
     examples: Sequence[Any] = (),
+    islands: Mapping[str, str] | None = None,
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
@@ -159,6 +160,7 @@ def planned(
         verb: how errors call what the user called.
         training: whether gradients will be taken through the graphs.
         examples: inputs of calls of other structures, as for `prepare`.
+        islands: as for `capture`.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -175,7 +177,7 @@ def planned(
     prepared = copy_model(model, training=training)
     if widen(prepared, *as_arguments(example_inputs)):
         example_inputs = widened(example_inputs)
-    found = capture(prepared, example_inputs, training=training)
+    found = capture(prepared, example_inputs, training=training, islands=islands)
     _restore_parameters(prepared, model, found.state)
     modules = dict(prepared.named_modules())
     floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}

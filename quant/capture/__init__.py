@@ -7,6 +7,7 @@ sizes are kept together with a guard that checks them at every run. No hook of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,18 +44,21 @@ class Capture:
     unlike_in_training: set[str] = field(default_factory=set)
 
 
-def capture(model: nn.Module, example_inputs: Any, *, training: bool = False) -> Capture:
+def capture(
+    model: nn.Module, example_inputs: Any, *, training: bool = False, islands: Mapping[str, str] | None = None
+) -> Capture:
     """Capture `model` on one set of inputs.
 
     Args:
         model: left as it is; run in eval mode, without gradients.
         example_inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         training: whether the graph is to be trained: it then has to have the backward of every function.
+        islands: what is known to be none of a graph's, by dotted name, and why.
 
     Raises:
         TypeError: forward does not take these arguments.
     """
-    found = Capture()
+    found = Capture(islands=dict(islands or {}))
     args, kwargs = as_arguments(example_inputs)
     refuse_read_once(model, "", bind(model, args, kwargs))
     with watching(model) as watched, torch.no_grad():

@@ -200,7 +200,9 @@ def _prepared(
     }
     try:
         recipe = Recipe(layers, default=None)
-        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples)
+        # Some are islands in training alone, or by the values of the inputs that the model was captured with.
+        islands = description.get("islands", {})
+        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands)
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
     match_programs(prepared, description)

@@ -330,6 +330,27 @@ def test_what_was_trained_comes_back(tmp_path: Path) -> None:
     assert quant.summary(loaded) == quant.summary(q)
 
 
+class GivesMoreInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.first(x).relu()
+        return (self.last(y), y) if self.training else self.last(y)
+
+
+def test_a_model_with_an_island_in_training_alone_comes_back(tmp_path: Path) -> None:
+    x = torch.randn(8, 16)
+    prepared = quant.prepare_qat(GivesMoreInTraining(), x).train()
+    prepared(x)
+    q = quant.convert(prepared.eval())
+    quant.save(q, tmp_path / "model.q8")
+    loaded = quant.load(tmp_path / "model.q8", model=GivesMoreInTraining())
+    assert torch.equal(loaded(x), q(x))
+    assert quant.summary(loaded) == quant.summary(q)
+
+
 def test_what_8_bits_cannot_hold_comes_back_in_float(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     decades = torch.randn(16, 2) * torch.tensor([1.0, 1e8])
