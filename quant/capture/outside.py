@@ -17,7 +17,7 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -232,6 +232,20 @@ def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Mod
         if any(isinstance(kind, type) and kind is not nn.Module and isinstance(child, kind) for kind in classes):
             return True
     return False
+
+
+def named_in(root: nn.Module, attributes: Collection[str]) -> str:
+    """The first of some attributes that the code of a forward in a module names; '' where none does."""
+    for module in root.modules() if attributes else ():
+        function = _function_of(module.forward)
+        if function is None or function.__module__.partition(".")[0] in FOREIGN:
+            continue
+        for one in (function, *_helpers(module, function)):
+            texts = {constant for constant in one.__code__.co_consts if isinstance(constant, str)}  # of getattr
+            asked = (_names(one.__code__) | texts).intersection(attributes)
+            if asked:
+                return min(asked)
+    return ""
 
 
 def _matches_classes(code: types.CodeType) -> bool:

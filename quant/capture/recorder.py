@@ -39,7 +39,7 @@ from quant.capture.calls import (
 )
 from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
-from quant.capture.outside import Outside
+from quant.capture.outside import Outside, named_in
 from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
 from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, storages_of
 from quant.capture.surroundings import Chance, OwnParameters
@@ -250,8 +250,9 @@ class Recorder(TorchFunctionMode):
             return self._place(leaf)
         if id(leaf) in self._where:
             return self._where[id(leaf)]
-        if leaf.__dict__:
-            self.problem("", f"gets a tensor with an attribute '{next(iter(leaf.__dict__))}' of the caller's")
+        asked = named_in(self.root, leaf.__dict__.keys())  # torch, too, leaves marks on tensors that it has exported
+        if asked:
+            self.problem("", f"gets a tensor with an attribute '{asked}' of the caller's")
         self._inputs.append(leaf)
         index = self._append(Node(len(self.nodes), "input", name), leaf, GIVEN)
         return Ref(index)

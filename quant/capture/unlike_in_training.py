@@ -49,15 +49,21 @@ def unlike_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
 def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Tensor]]:
     """By layer, what it was called with: each float input, by the way in which it was computed."""
     ways: list[int] = []
+    activations: set[int] = set()
     found: dict[str, dict[int, Tensor]] = {}
     for node in recorder.nodes:
         target = node.target if isinstance(node.target, str) else id(node.target)
         arguments = tuple(ways[leaf.index] if isinstance(leaf, Ref) else _key(leaf) for leaf in _leaves(node))
-        ways.append(kinds.setdefault((node.kind, target, node.owner, arguments), len(kinds)))
+        key: tuple[Any, ...] = (node.kind, target, node.owner, arguments)
+        if node.kind == "input" or not activations.isdisjoint(node.refs):
+            activations.add(node.index)
+        else:  # spectral norm computes a weight otherwise in training, and that settles
+            key = ("stored", node.owner)
+        ways.append(kinds.setdefault(key, len(kinds)))
         name = _layer(node, recorder.root)
         if name is None:
             continue
-        for ref in node.refs:
+        for ref in filter(activations.__contains__, node.refs):
             value = recorder.values[ref]
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
                 found.setdefault(name, {})[ways[ref]] = value.detach()

@@ -10,7 +10,7 @@ import torch
 import quant
 from quant.static.simulating import simulating
 
-from .generate import LENGTHS, SUBJECTS, Row, Subject, build, counting, generate, note_programs, quiet, static, together
+from .decoding import LENGTHS, SUBJECTS, Row, Subject, build, counting, generate, note_programs, quiet, static, together
 
 TOKENS = 6
 
