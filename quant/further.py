@@ -159,7 +159,6 @@ def _share(first: GraphRunner, added: GraphRunner) -> None:
     """Let a new program's values be observed by those who observe the same places in the first ones."""
     known: dict[Any, nn.Module] = {}
     for runner in first.programs():
-        assert isinstance(runner, GraphRunner)
         places = _places(runner.graph)
         for slot in runner.plan.slots.values():
             known.setdefault(_place(slot, places, runner.graph), runner.point(slot.name))

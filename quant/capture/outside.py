@@ -34,7 +34,7 @@ NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 """Attributes of a module that `watched.py` keeps; they are a dozen tables of hooks, and nearly always empty."""
-DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
+DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType)
 MOST_ITEMS, MOST_NUMBERS = 10_000, 65_536
 """Items of a container, and numbers of a tensor, that are compared and put back."""
 FOREIGN = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"}
@@ -237,10 +237,7 @@ def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Mod
 def named_in(root: nn.Module, attributes: Collection[str]) -> str:
     """The first of some attributes that the code of a forward in a module names; '' where none does."""
     for module in root.modules() if attributes else ():
-        function = _function_of(module.forward)
-        if function is None or function.__module__.partition(".")[0] in FOREIGN:
-            continue
-        for one in (function, *_helpers(module, function)):
+        for one in _own_functions(module, module.forward):
             texts = {constant for constant in one.__code__.co_consts if isinstance(constant, str)}  # of getattr
             asked = (_names(one.__code__) | texts).intersection(attributes)
             if asked:
@@ -253,11 +250,7 @@ def _matches_classes(code: types.CodeType) -> bool:
 
 
 def _reached(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Place]:
-    function = _function_of(forward)
-    if function is None or function.__module__.partition(".")[0] in FOREIGN:
-        return
-    functions = [function, *_helpers(module, function)]
-    for one in functions:
+    for one in _own_functions(module, forward):
         names = _names(one.__code__)
         for name in names & one.__globals__.keys():
             yield from _named(one.__globals__, name, one.__globals__[name], names)
@@ -288,9 +281,7 @@ def _named(space: Any, name: str, value: Any, names: frozenset[str]) -> Iterator
         yield from (Name(value, inner) for inner in names & vars(value).keys())
     elif isinstance(value, contextvars.ContextVar):
         yield Context(value, name)
-    elif not callable(value) and not isinstance(
-        value, (property, classmethod, staticmethod, types.MemberDescriptorType)
-    ):
+    elif not callable(value) and not isinstance(value, DESCRIPTORS):
         yield Name(space, name)
         yield from _contents(value, name)
 
@@ -331,6 +322,14 @@ def _is_written_to(value: Any) -> bool:
         return False
     own = isinstance(value, NAMESPACES) or type(value).__module__.partition(".")[0] not in FOREIGN
     return own and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
+
+
+def _own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:
+    """A module's forward and its helpers, where they are the user's or a library's and no code of torch's."""
+    function = _function_of(forward)
+    if function is None or function.__module__.partition(".")[0] in FOREIGN:
+        return []
+    return [function, *_helpers(module, function)]
 
 
 def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.FunctionType]:

@@ -164,44 +164,58 @@ def _in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[
     A call that is told `training=False` in both is so in training too.
     """
     modes = {module: module.training for module in recorder.root.modules()}
-    other = recorder.again(training=True)
-    put_back = watched.state()
     try:
         for module in modes:
             module.training = True
-        with torch.enable_grad():
-            run(watched, other, call)
-    except Exception:  # batch norms refuse a single value per channel, for one
-        return {}
+        other = _recorded_with_gradients(watched, recorder, call, training=True)
     finally:
         for module, mode in modes.items():
             module.training = mode
-        put_back()
-    settle_mode(recorder, other)
-    fault = _problem(recorder, other) or _difference(recorder, other)
-    if fault is None or (not other.problems and _needs_alike(recorder, other)):
+    if other is None:
         return {}
-    watched.unlike_in_training.update(full_name(recorder.path, name) for name in unlike_layers(recorder, other))
-    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('other values', 'training')}"}
+    settle_mode(recorder, other)
+    fault = _unlike(recorder, other, "other values", "training")
+    if fault:
+        watched.unlike_in_training.update(full_name(recorder.path, name) for name in unlike_layers(recorder, other))
+    return fault
 
 
 def _with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
     """The module that does something else with gradients than without; only forwards that ask are tried."""
     if not any(map(_asks_for_gradients, recorder.root.modules())):
         return {}
-    other = recorder.again(training=False)
+    other = _recorded_with_gradients(watched, recorder, call, training=False)
+    return {} if other is None else _unlike(recorder, other, "for other values", "with gradients")
+
+
+def _recorded_with_gradients(
+    watched: Watched, recorder: Recorder, call: Arguments, *, training: bool
+) -> Recorder | None:
+    """The same call once more, with gradients; None where the module refuses it so."""
+    other = recorder.again(training=training)
     put_back = watched.state()
     try:
         with torch.enable_grad():
             run(watched, other, call)
-    except Exception:  # what refuses gradients is called without
-        return {}
+    except (
+        Exception
+    ):  # batch norms refuse a single value per channel, for one; what refuses gradients is called without
+        return None
     finally:
         put_back()
+    return other
+
+
+def _unlike(recorder: Recorder, other: Recorder, usual: str, here: str) -> dict[str, str]:
+    """The module that does something else in the other recording; calls that nobody reads do not count.
+
+    Args:
+        usual, here: the words of the reason, and those to be put in their place.
+    """
     fault = _problem(recorder, other) or _difference(recorder, other)
     if fault is None or (not other.problems and _needs_alike(recorder, other)):
         return {}
-    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace('for other values', 'with gradients')}"}
+    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace(usual, here)}"}
 
 
 def _asks_for_gradients(module: nn.Module) -> bool:

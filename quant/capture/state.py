@@ -64,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
         return bool(one == other)
     if isinstance(one, tuple) and isinstance(other, tuple):
         return _all_same(one, other)
-    return one is other or (type(one) is type(other) and isinstance(one, (int, float, str)) and one == other)
+    return type(one) is type(other) and isinstance(one, (int, float, str)) and one == other
 
 
 def _all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

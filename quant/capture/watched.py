@@ -63,23 +63,13 @@ class Watched:
 
     def snapshot(self) -> Callable[[], None]:
         """What puts the model's state back to what it is now, and notes what had changed."""
+        put_back = self.state()
+        return lambda: self.changed.update(put_back())
+
+    def state(self) -> Callable[[], set[str]]:
+        """As `snapshot`, for a change that is none of the model's: it is told, and not noted."""
         put_back, outside = snapshot(self.model), self.outside.snapshot()
-
-        def put_all_back() -> None:
-            self.changed.update(put_back())
-            self.changed.update(outside())
-
-        return put_all_back
-
-    def state(self) -> Callable[[], None]:
-        """As `snapshot`, for a change that is none of the model's."""
-        put_back, outside = snapshot(self.model), self.outside.snapshot()
-
-        def put_all_back() -> None:
-            put_back()
-            outside()
-
-        return put_all_back
+        return lambda: put_back() | outside()
 
     @contextlib.contextmanager
     def telling(self, recorder: Recorder | Listener) -> Iterator[None]:

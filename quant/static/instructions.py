@@ -14,6 +14,11 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to registers, or constants."""
 
 
+def registers_in(tree: Any) -> set[int]:
+    """The registers that nested arguments name."""
+    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
     """One call of a converted program.
@@ -39,7 +44,7 @@ class Instruction:
     @property
     def reads(self) -> set[int]:
         """The registers it reads."""
-        return {leaf.index for leaf in leaves(self.arguments) if isinstance(leaf, Ref)}
+        return registers_in(self.arguments)
 
     @property
     def value(self) -> int:

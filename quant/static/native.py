@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.graph import Ref, leaves
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize
+from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
 from quant.static.plannable import Planner
 from quant.static.plannable_moves import Symbol
 from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
@@ -74,7 +73,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             made.drops.append(drops[index])
             if not isinstance(instruction, FloatCall):
                 made.reasons[instruction.step or instruction.kind] = str(reason)
-    run.close(made, _registers(output))
+    run.close(made, registers_in(output))
     planner.symbols.clear()
     for region in made.regions:
         region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
@@ -87,21 +86,17 @@ def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
     """The registers that nobody reads but to quantise them."""
     rounded = {one.source for one in instructions if isinstance(one, Quantize)}
     others = set().union(*(one.reads for one in instructions if not isinstance(one, Quantize)))
-    return rounded - others - _registers(output)
+    return rounded - others - registers_in(output)
 
 
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
     """Per instruction, the registers that it or anything after it reads."""
-    read = _registers(output)
+    read = registers_in(output)
     found = []
     for instruction in reversed(instructions):
         read = read | instruction.reads
         found.append(read)
     return found[::-1]
-
-
-def _registers(tree: Any) -> set[int]:
-    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
     TakeSequence,
+    registers_in,
 )
 from quant.static.layers import StaticLayer
 from quant.static.native import Schedule, schedule
@@ -216,11 +217,6 @@ def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[In
             kept.append(instruction)
             needed |= instruction.reads
     return kept[::-1]
-
-
-def registers_in(tree: Any) -> set[int]:
-    """The registers that nested arguments name."""
-    return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
 
 
 def names_more_than_registers(output: Any) -> bool:

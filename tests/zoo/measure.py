@@ -117,33 +117,26 @@ def _run(entry: Entry, model: nn.Module, batches: list[Batch]) -> list[Any]:
 
 
 def _static(entry: Entry, row: Row, speed: bool) -> None:
-    model = _build(entry)
-    calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
-    fresh = _enough(entry, model)
-    expected = _run(entry, model, fresh)
-    q = quant.quantize_static(
-        model, [copy.deepcopy(batch) for batch in calibration], forward=entry.call, progress=False
-    )
-    note_report(row, model, q)
-    found = _run(entry, q, fresh)
-    with layers_rounded(model, lambda: _run(entry, model, calibration)):
-        simulated = _run(entry, model, fresh)
+    def quantize(model: nn.Module, calibration: list[Batch]) -> nn.Module:
+        batches = [copy.deepcopy(batch) for batch in calibration]
+        return quant.quantize_static(model, batches, forward=entry.call, progress=False)
 
-    def with_all_rounded() -> Any:
-        with all_integers_rounded(model, lambda: _run(entry, model, calibration)):
-            return _run(entry, model, fresh)
-
-    _judge(entry, row, expected, found, simulated, with_all_rounded)
-    if speed:
-        row["speed"] = speed_ratio(entry, model, q)
+    _post_training(entry, row, speed, quantize)
 
 
 def _dynamic(entry: Entry, row: Row, speed: bool) -> None:
+    _post_training(entry, row, speed, lambda model, _: quant.quantize_dynamic(model))
+
+
+def _post_training(
+    entry: Entry, row: Row, speed: bool, quantize: Callable[[nn.Module, list[Batch]], nn.Module]
+) -> None:
+    """Quantise by a function of the model and calibration batches, and judge the result beside both simulations."""
     model = _build(entry)
     calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
     fresh = _enough(entry, model)
     expected = _run(entry, model, fresh)
-    q = quant.quantize_dynamic(model)
+    q = quantize(model, calibration)
     note_report(row, model, q)
     found = _run(entry, q, fresh)
     with layers_rounded(model, lambda: _run(entry, model, calibration)):
