@@ -29,10 +29,10 @@ from quant.fuse import Plan, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
 from quant.ops.conv import Conv, ConvTranspose
+from quant.ops.folding import norm_of
 from quant.ops.linear import Linear
 from quant.ops.step import Step
 from quant.recipe import Recipe
-from quant.static.folding import norm_of
 from quant.static.runner import runners
 from quant.static.weights import folded
 

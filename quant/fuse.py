@@ -18,6 +18,7 @@ from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.call import StaysFloat, reads_only_rank, reads_only_shape, what
 from quant.ops.concat import Concat
+from quant.ops.folding import Affine
 from quant.ops.linear import Linear
 from quant.ops.lookup import Lookup
 from quant.ops.moves import Move
@@ -26,7 +27,6 @@ from quant.ops.recurrent import Cell, Sequence
 from quant.ops.registry import Recognised, recognise
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
-from quant.static.folding import Affine
 from quant.static.joins import Groups, join
 from quant.static.streams import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 

@@ -28,13 +28,13 @@ from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
+from quant.ops.leaves import base_layer, is_dynamic
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
 from quant.static.arguments import copied
 from quant.static.beyond import suspects
 from quant.static.examples import encode
-from quant.static.leaves import base_layer, is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 

@@ -21,8 +21,8 @@ from quant.capture.surroundings import OTHER_PARAMETERS, OwnParameters
 from quant.capture.unseen import foreign, is_transformed, read_once
 from quant.graph import leaves
 from quant.objects import opened
+from quant.ops.leaves import is_leaf
 from quant.static.arguments import Arguments, alike, copied
-from quant.static.leaves import is_leaf
 
 VARIES = "it is called with different arguments each time"
 

@@ -47,10 +47,10 @@ from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, s
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, holds_objects, opened
+from quant.ops.leaves import is_leaf
 from quant.static.arguments import bind, kept
 from quant.static.attention import forward_of
 from quant.static.dead import remove_dead
-from quant.static.leaves import is_leaf
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
 ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}

@@ -13,8 +13,8 @@ from torch import nn
 from quant.capture.recorder import Recorder
 from quant.graph import Attr, Graph, Node, Ref, leaves
 from quant.names import full_name
+from quant.ops.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 from quant.static.dead import keep_only, needed_places
-from quant.static.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 
 
 def graph_of(recorder: Recorder) -> Graph:

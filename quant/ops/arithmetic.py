@@ -10,13 +10,13 @@ import torch
 
 from quant.graph import Ref, TensorMeta
 from quant.ops.call import Call, StaysFloat
+from quant.ops.folding import Affine, depends_on_nothing, own_shape
 from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel, integers
 from quant.ops.matmul import factors
 from quant.ops.operator import Clampable
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, depends_on_nothing, own_shape
 
 Sign = Literal[1, -1]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
-from quant.static.leaves import base_layer
+from quant.ops.leaves import base_layer
 
 
 class StaysFloat(Exception):

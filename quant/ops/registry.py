@@ -10,8 +10,8 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.ops.call import Call, StaysFloat, called
+from quant.ops.leaves import base_layer, is_registered
 from quant.ops.operator import Operator
-from quant.static.leaves import base_layer, is_registered
 
 
 @dataclass(frozen=True)

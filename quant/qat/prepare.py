@@ -16,13 +16,13 @@ from quant.graph import Attr, attribute
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
+from quant.ops.leaves import is_dynamic
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.prepare import Prepared, checked
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
-from quant.static.leaves import is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded
 

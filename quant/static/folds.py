@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.graph import Attr, Node
+from quant.ops.folding import norm_arguments
 from quant.ops.operator import Weighted
-from quant.static.folding import norm_arguments
 from quant.static.runner import GraphRunner
 
 

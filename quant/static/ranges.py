@@ -12,11 +12,11 @@ from quant.fuse import Plan
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
+from quant.ops.folding import parameter
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.static.agreement import Agreement
-from quant.static.folding import parameter
 
 
 class Ranges(nn.Module):

@@ -10,8 +10,8 @@ from torch import nn
 from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
+from quant.ops.folding import norm_arguments
 from quant.ops.operator import Weighted
-from quant.static.folding import norm_arguments
 from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.program import ProgramRunner, Site
 

@@ -12,9 +12,9 @@ from quant.graph import Graph
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
+from quant.ops.folding import gain_and_shift, norm_of, parameter
 from quant.ops.step import Step
 from quant.recipe import QConfig
-from quant.static.folding import gain_and_shift, norm_of, parameter
 
 BIAS_LIMIT = 2**30
 """Largest quantised bias: as much again fits beside it in int32."""
