@@ -16,7 +16,7 @@ from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
-from quant.ops.recurrent import Sequence
+from quant.ops.recurrent import Sequence, product_range, state_range
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
@@ -25,7 +25,7 @@ from quant.static.binding import bound_values
 from quant.static.instructions import Conversion, FloatCall
 from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
-from quant.static.recurrent import call_of, product_range, state_range
+from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
