@@ -99,7 +99,7 @@ def function_name(node: Node) -> str:
     if isinstance(node.target, str):
         return node.target
     name = getattr(node.target, "__name__", "")
-    ours = getattr(node.target, "__module__", None) == "quant.static.attention"
+    ours = getattr(node.target, "__module__", None) == "quant.ops.attention"
     return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
 
 
