@@ -18,7 +18,7 @@ from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.call import StaysFloat, reads_only_rank, reads_only_shape, what
 from quant.ops.concat import Concat
-from quant.ops.folding import Affine
+from quant.ops.folding import Affine, ChannelShift
 from quant.ops.linear import Linear
 from quant.ops.lookup import Lookup
 from quant.ops.moves import Move
@@ -417,7 +417,7 @@ def _correct_own_biases(steps: list[Step]) -> None:
         layer = step.operator
         if step.qconfig is None or not isinstance(layer, Weighted):
             continue
-        shifted = layer.batch_norm is not None or any(one.op == "add" for one in layer.affine)
+        shifted = layer.batch_norm is not None or any(isinstance(one, ChannelShift) for one in layer.affine)
         if layer.bias is None and not shifted:
             step.qconfig = replace(step.qconfig, bias_correction=False)
 

@@ -10,7 +10,7 @@ import torch
 
 from quant.graph import Ref, TensorMeta
 from quant.ops.call import Call, StaysFloat
-from quant.ops.folding import Affine, depends_on_nothing, own_shape
+from quant.ops.folding import Affine, ChannelFactor, ChannelShift, depends_on_nothing, own_shape
 from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel, integers
 from quant.ops.matmul import factors
@@ -103,9 +103,10 @@ def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -
     axis = _channel_axis(shape, call.graph.nodes[index].meta)
     if axis is None:
         return None
-    sign = operator.sign if isinstance(operator, Add) else 1
-    own_sign, sign = (1, sign) if place == 1 else (sign, 1)  # of x and of the constant
-    affine = Affine(operator.name, constant, axis, sign, own_sign)
+    affine: Affine = ChannelFactor(constant, axis)
+    if isinstance(operator, Add):
+        own_sign, sign = (1, operator.sign) if place == 1 else (operator.sign, 1)  # of x and of the constant
+        affine = ChannelShift(constant, axis, sign, own_sign)
     only_folded = axis != 1 or not isinstance(constant, Ref)
     return Recognised(Lookup(per_channel=True, affine=affine, only_folded=only_folded), (index,))
 

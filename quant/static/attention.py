@@ -2,8 +2,8 @@
 
 `nn.MultiheadAttention` hands everything to one function and chooses between kernels by flags. `multihead` computes
 the same by plain calls of the parameters, so that the projections are linear layers as any others; `attend` and
-`attention_weights` (`ops/attention.py`) stay one call each. Torch's encoders and decoders look into their masks, only to find out whether
-they are causal.
+`attention_weights` (`ops/attention.py`) stay one call each. Torch's encoders and decoders look into their masks, only
+to find out whether they are causal.
 """
 
 from __future__ import annotations
