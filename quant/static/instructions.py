@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from quant.graph import Ref, leaves
+from quant.ops.operator import Operator
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to registers, or constants."""
@@ -158,9 +159,14 @@ class TakeSequence(Instruction):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatCall(Instruction):
-    """A captured call in the user's own arithmetic, by its node."""
+    """A captured call in the user's own arithmetic, by its node.
+
+    Attributes:
+        operator: what the call is, or `Float` for anything.
+    """
 
     node: int
+    operator: Operator
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -178,11 +184,13 @@ class IntegerMove(Instruction):
     """A captured call that only moves values, by its node, on integers.
 
     Attributes:
+        operator: what the call is.
         rescaled: of a concatenation, by register, how values of another range become ones of the result's: the numbers
             that `reference_ops.rescale` takes.
     """
 
     node: int
+    operator: Operator
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)

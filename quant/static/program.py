@@ -17,7 +17,7 @@ from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
 from quant.ops.lowering import Context, Kernel
-from quant.ops.operator import ShapeOnly
+from quant.ops.operator import Float, Operator, ShapeOnly
 from quant.ops.step import Step
 from quant.static import nonfinite, ops
 from quant.static.arguments import copied
@@ -124,7 +124,8 @@ class _Assembler:
             return 2 * value
         if self.plan.graph.nodes[value].meta is None and 2 * value + 1 in self.ready:
             # A tuple of parts: what was split is there in integers, and is split as reals once more.
-            self._call(value, self.real, self.plan.graph.nodes[value].label)
+            [operator] = [step.operator for step in self.plan.steps if step.output == value]
+            self._call(value, self.real, self.plan.graph.nodes[value].label, operator)
         else:
             self._convert(Dequantize, value, 2 * value + 1, 2 * value)
         return 2 * value
@@ -158,15 +159,17 @@ class _Assembler:
                 self.integer(value)
             self._integer_step(step)
             return
+        operator = (step.operator.form if isinstance(step.operator, Float) else None) or step.operator
         for index in step.nodes:
-            self._call(index, self.any_form if isinstance(step.operator, ShapeOnly) else self.real, step.name)
+            form = self.any_form if isinstance(step.operator, ShapeOnly) else self.real
+            self._call(index, form, step.name, operator)
 
-    def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
+    def _call(self, index: int, form: Callable[[int], int], name: str, operator: Operator) -> None:
         """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
         node = self.plan.graph.nodes[index]
         registers = {value: form(value) for value in node.refs}
         args, kwargs = _registers(node, registers)
-        self.emit(FloatCall(out=2 * index, step=name, node=index, args=args, kwargs=kwargs))
+        self.emit(FloatCall(out=2 * index, step=name, node=index, operator=operator, args=args, kwargs=kwargs))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
@@ -194,8 +197,8 @@ class _Assembler:
         node = self.plan.graph.nodes[step.output]
         moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
         args, kwargs = _registers(node, moved)
-        rescaled = kernel.rescaled
-        self.emit(IntegerMove(out=out, step=step.name, node=node.index, args=args, kwargs=kwargs, rescaled=rescaled))
+        moves = {"node": node.index, "operator": step.operator, "rescaled": kernel.rescaled}
+        self.emit(IntegerMove(out=out, step=step.name, args=args, kwargs=kwargs, **moves))
 
 
 def _registers(node: Node, registers: dict[int, int]) -> tuple[Any, ...]:
@@ -408,7 +411,7 @@ class ProgramRunner(Programs):
                 known[id(instruction)] = step
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
-            return move(self.graph.nodes[instruction.node], step.args(seen), step.kwargs(seen), self.root)
+            return move(instruction, self.graph, step.args(seen), step.kwargs(seen), self.root)
         if isinstance(instruction, FloatCall):
             node = self.graph.nodes[instruction.node]
             native = self._native(instruction) if not planned else None
