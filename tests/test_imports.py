@@ -55,6 +55,17 @@ def test_a_package_imports_only_from_its_left(path: Path) -> None:
         assert package is None or ORDER.index(package) <= own, f"{path.name}:{line} imports {name}"
 
 
+BELOW_OPERATORS = ("graph", "kernels", "names", "objects", "ops", "recipe")
+"""What the operators know of; passes, capture and the modules of converted models know them."""
+
+
+@pytest.mark.parametrize("path", [one for one in SOURCES if "quant/ops" in one.values[0].as_posix()])  # type: ignore[union-attr]
+def test_operators_know_no_pass(path: Path) -> None:
+    for line, name in imported(ast.parse(path.read_text())):
+        own = name.split(".")
+        assert own[0] != "quant" or own[1] in BELOW_OPERATORS, f"{path.name}:{line} imports {name}"
+
+
 @pytest.mark.parametrize("path", SOURCES)
 def test_nothing_of_torch_ao_and_no_pickle(path: Path) -> None:
     tree = ast.parse(path.read_text())
