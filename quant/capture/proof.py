@@ -317,6 +317,8 @@ class _Proof:
             before()
             if _computes(self.recorder, other, call):
                 after()
+                for node, twin in zip(self.recorder.nodes, other.nodes, strict=True):
+                    node.note_other_shape(twin)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
