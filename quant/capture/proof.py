@@ -16,6 +16,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import ONE_MEMORY, Arguments, copied, share_memory
 from quant.capture.called import tensors_in
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
@@ -36,11 +37,10 @@ from quant.capture.variations import (
     varied,
 )
 from quant.capture.watched import Watched
+from quant.dead_calls import needed_places
 from quant.graph import Attr, CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, compares_itself
-from quant.static.arguments import ONE_MEMORY, Arguments, copied, share_memory
-from quant.static.dead import needed_places
 
 MOST_PASSES = 64
 """Each pass makes at least one module an island or holds one size, and few models have that many to find."""

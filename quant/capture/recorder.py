@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quant.arguments import bind, kept
+from quant.capture.attention import forward_of
 from quant.capture.called import IslandCalls
 from quant.capture.calls import (
     COUNTED,
@@ -44,13 +46,11 @@ from quant.capture.scalars import NUMBER, ROUNDED, Limit, loses, with_numbers
 from quant.capture.state import Snapshot, differs, modes_of, same_content, state_of, storages_of
 from quant.capture.surroundings import Chance, OwnParameters
 from quant.capture.unseen import asked, is_transformed, out_of_sight, said_of, stand_ins
+from quant.dead_calls import remove_dead
 from quant.graph import Attr, Graph, Node, Ref, Region, TensorMeta, attribute, leaves, map_leaves
+from quant.leaves import is_leaf
 from quant.names import full_name
 from quant.objects import Given, Instance, Result, Write, containers, content, holds_itself, holds_objects, opened
-from quant.static.arguments import bind, kept
-from quant.static.attention import forward_of
-from quant.static.dead import remove_dead
-from quant.static.leaves import is_leaf
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
 ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves, map_leaves
 from quant.kernels.reference_ops import OpTable
@@ -20,7 +21,6 @@ from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import ShapeOnly
 from quant.ops.step import Step
 from quant.static import nonfinite, ops
-from quant.static.arguments import copied
 from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
