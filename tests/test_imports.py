@@ -18,6 +18,9 @@ TORCH_AO = ("torch.ao", "torch.quantization", "torch.quint8", "torch.qint8", "to
 # pickle.UnpicklingError is what torch.load raises of a file that it refuses.
 PICKLE = ("dill", *(f"pickle.{name}" for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler")))
 FORBIDDEN = TORCH_AO + PICKLE
+BELOW_CAPTURE = ("graph", "objects", "names", "arguments", "leaves", "dead_calls", "folding")
+"""Modules of `quant` that `quant.capture` stands on; the operators, the plans and the three jobs stand on capture."""
+CAPTURE = [*(ROOT / "quant/capture").glob("*.py"), *(ROOT / f"quant/{name}.py" for name in BELOW_CAPTURE)]
 
 
 def package_of(module: str) -> str | None:
@@ -53,6 +56,15 @@ def test_a_package_imports_only_from_its_left(path: Path) -> None:
     for line, name in imported(ast.parse(path.read_text())):
         package = package_of(name)
         assert package is None or ORDER.index(package) <= own, f"{path.name}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", CAPTURE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_capture_knows_of_nothing_that_is_made_of_graphs(path: Path) -> None:
+    is_capture = path.parent.name == "capture"
+    allowed = (*BELOW_CAPTURE, "capture") if is_capture else BELOW_CAPTURE
+    own = [(line, name) for line, name in imported(ast.parse(path.read_text())) if package_of(name) == "quant"]
+    for line, name in own:
+        assert name.split(".")[1] in allowed, f"{path.name}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("path", SOURCES)
