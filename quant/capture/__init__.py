@@ -16,7 +16,7 @@ from torch import nn
 
 from quant.arguments import Arguments, bind, copied
 from quant.capture.outside import looks_at_class
-from quant.capture.proof import record
+from quant.capture.proved_recording import record
 from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unseen import refuse_read_once
