@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quant.arguments import Arguments, bind, copied
-from quant.capture.outside import looks_at_class
+from quant.capture.forward_code import looks_at_class
 from quant.capture.proved_recording import record
 from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from quant.arguments import bind, kept
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
+from quant.capture.forward_code import named_in
 from quant.capture.function_calls import FunctionCalls
 from quant.capture.module_calls import ModuleCalls
 from quant.capture.numbers import NUMBERS, plain_numbers, recorded
-from quant.capture.outside import named_in
 from quant.capture.scalars import NUMBER, Limit, with_numbers
 from quant.capture.state import modes_of
 from quant.capture.tape import GIVEN, Tape

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from quant.arguments import Arguments
 from quant.capture.differences import difference, needs_alike, problem_of
+from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
@@ -39,7 +39,7 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
 
 def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
     """The module that does something else with gradients than without; only forwards that ask are tried."""
-    if not any(map(_asks_for_gradients, recorder.root.modules())):
+    if not any(map(asks_for_gradients, recorder.root.modules())):
         return {}
     other = _recorded_with_gradients(watched, recorder, call, training=False)
     return {} if other is None else _unlike(recorder, other, "for other values", "with gradients")
@@ -73,10 +73,3 @@ def _unlike(recorder: Recorder, other: Recorder, usual: str, here: str) -> dict[
     if fault is None or (not other.problems and needs_alike(recorder, other)):
         return {}
     return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace(usual, here)}"}
-
-
-def _asks_for_gradients(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    code = getattr(type(module).forward, "__code__", None)
-    return code is not None and "is_grad_enabled" in code.co_names
