@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
@@ -48,11 +47,10 @@ def named_in(root: nn.Module, attributes: Collection[str]) -> str:
     return ""
 
 
-def asks_for_gradients(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    code = getattr(type(module).forward, "__code__", None)
-    return code is not None and "is_grad_enabled" in code.co_names
+def asks_for_gradients(root: nn.Module) -> bool:
+    """Whether the code of a forward in a module asks if gradients are taken."""
+    functions = (one for module in root.modules() for one in own_functions(module, module.forward))
+    return any("is_grad_enabled" in names_in(one.__code__) for one in functions)
 
 
 def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:

@@ -39,7 +39,7 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
 
 def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
     """The module that does something else with gradients than without; only forwards that ask are tried."""
-    if not any(map(asks_for_gradients, recorder.root.modules())):
+    if not asks_for_gradients(recorder.root):
         return {}
     other = _recorded_with_gradients(watched, recorder, call, training=False)
     return {} if other is None else _unlike(recorder, other, "for other values", "with gradients")
