@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
@@ -23,7 +24,6 @@ from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
-from quant.static.arguments import copied
 from quant.static.binding import bound_values
 from quant.static.instructions import (
     Dequantize,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
 from quant.fuse import is_recurrent
@@ -20,7 +21,6 @@ from quant.ops.recurrent import Sequence
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
-from quant.static.arguments import copied
 from quant.static.binding import bound_values
 from quant.static.instructions import Conversion, FloatCall
 from quant.static.layers import StaticLayer

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
 from quant.capture.outside import Outside
 from quant.capture.recorder import Recorder
 from quant.capture.watched import Watched
 from quant.graph import Ref, Region, leaves, map_leaves
 from quant.objects import opened
-from quant.static.arguments import Arguments, bind, copied
 
 NEAR = 1e-3
 """Largest relative error of a tensor: torch's attention is recorded as plain calls, which round otherwise."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.graph import Attr, Node, Ref, attribute, leaves
-from quant.static.leaves import is_leaf
+from quant.leaves import is_leaf
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder

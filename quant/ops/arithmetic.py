@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from quant.folding import Affine, depends_on_nothing, own_shape
 from quant.graph import Ref, TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
@@ -16,7 +17,6 @@ from quant.ops.matmul import factors
 from quant.ops.operator import Clampable
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, depends_on_nothing, own_shape
 
 Sign = Literal[1, -1]
 

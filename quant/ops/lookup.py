@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Affine, is_own_norm, norm_arguments, parameter
 from quant.graph import Attr, Ref, evaluate
 from quant.ops.call import Call, StaysFloat, what
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Interval, Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, is_own_norm, norm_arguments, parameter
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from quant.static.folding import Affine
+from quant.folding import Affine
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, Moved

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
 from quant.ops.lowering import Context
-from quant.static.arguments import bind
 from quant.static.assembly import OutOfReach, Site, assemble
 from quant.static.instructions import registers_in
 from quant.static.own_forward import is_falling_back

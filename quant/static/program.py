@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
 from quant.static import nonfinite, ops
-from quant.static.arguments import copied
 from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
