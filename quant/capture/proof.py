@@ -113,6 +113,13 @@ class Proof:
         except NoOther:
             return None
         other = self.recorder.again(training=self.recorder.training)
+        try:
+            return self._is_like(other, call, limits)
+        finally:
+            other.forget_values()
+
+    def _is_like(self, other: Recorder, call: Arguments, limits: list[Limit]) -> bool | None:
+        """As `_agrees`, of a call and the recorder that is to record it."""
         before = self.watched.state()
         try:
             run(self.watched, other, call)
@@ -160,7 +167,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
     moved: set[int] = set()
     found = set()
     for node in one.nodes:
-        mine, theirs = one.values[node.index], other.values[node.index]
+        mine, theirs = one.value(node.index), other.value(node.index)
         if isinstance(mine, (int, float)) and mine != theirs:
             moved.add(node.index)
         elif node.index in places and moved.intersection(node.refs):
@@ -172,6 +179,8 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
     """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
     again = Recorder(one.root, one.path, one.islands, one.limits)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
+    last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
+    last.update((leaf.index, len(one.nodes)) for leaf in leaves(one.output) if isinstance(leaf, Ref))
     values: dict[int, Any] = {}
     with _seeded():
         try:
@@ -179,10 +188,13 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
                 values[node.index] = (
                     inputs[node.index] if node.kind == "input" else evaluate(node, one.root, values.__getitem__)
                 )
+                for index in {node.index, *node.refs}:
+                    if last[index] == node.index:
+                        del values[index]
         except CaptureMismatch:
             return True  # a guard says that this call is another one
     real = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, one.output)
-    expected = map_leaves(lambda leaf: other.values[leaf.index] if isinstance(leaf, Ref) else leaf, other.output)
+    expected = map_leaves(lambda leaf: other.value(leaf.index) if isinstance(leaf, Ref) else leaf, other.output)
     return all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
 
 
