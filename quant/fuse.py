@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from quant.capture.calls import says_it_writes
+from quant.folding import Affine, ChannelShift
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.call import StaysFloat
 from quant.ops.concat import Concat
-from quant.ops.folding import Affine, ChannelShift
 from quant.ops.idle import Identity
 from quant.ops.linear import Linear
 from quant.ops.lookup import Lookup

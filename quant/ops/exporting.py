@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from quant.ops.operator import Float, Operator
-from quant.ops.step import Step
+from quant.ops.step import Step, operator_of
 
 W = TypeVar("W")
 F = TypeVar("F", bound=Callable[..., None])
@@ -78,12 +78,6 @@ class Exporter(Generic[W]):
             )
         for operator, step in operators:
             self._forms[type(operator)](operator, step, writer)
-
-
-def operator_of(step: Step) -> Operator:
-    """What a step computes, in integers or in float; `Float` for the user's own arithmetic that nothing recognised."""
-    known = step.operator
-    return known.form if isinstance(known, Float) and known.form is not None else known
 
 
 def _described(operator: Operator, step: Step) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from quant.graph import leaves
 from quant.ops.call import Call, StaysFloat
-from quant.ops.lowering import Context, Kernel, integers, with_sizes
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.planning import Lines, PlanCall
 from quant.ops.registry import Recognised, recognises
@@ -29,7 +29,8 @@ class Pad(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         value = step.inputs[0]
-        return Kernel("pad", (integers(value), with_sizes(self.widths), self.mode, context.zero_point(value)))
+        source, widths = context.integers(value), context.with_sizes(self.widths)
+        return Kernel("pad", (source, widths, self.mode, context.zero_point(value)))
 
     def plan_rounded(self, call: PlanCall) -> Lines | None:
         """Reals with zeros around them, which the plan may as well put around the integers."""

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 from torch import nn
 
 from quant.graph import Graph, Node, attribute
+from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
-from quant.ops.leaves import base_layer, is_registered
 from quant.ops.operator import Operator
 from quant.ops.planning import PlanCall, Planned
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from quant.ops.registry import real_form
 from quant.ops.shapes import symbol_of
 from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.static.layers import StaticLayer
+
+if TYPE_CHECKING:
+    from quant.static.program import Program
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
 """A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""
@@ -53,12 +56,12 @@ class Planner:
     """Plans instructions of one captured module.
 
     Attributes:
-        symbols: by register, of the instructions planned so far in this region.
-        rounded: float registers that are only read to be quantised.
+        symbols: by id, of the instructions planned so far in this region.
+        rounded: float values that are only read to be quantised.
     """
 
-    def __init__(self, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
-        self.graph, self.root, self.layer = graph, root, layer
+    def __init__(self, program: Program, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
+        self.program, self.graph, self.root, self.layer = program, graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
@@ -112,11 +115,11 @@ class Planner:
         return self.tensor(value)
 
     def tensor(self, value: Ref) -> Register:
-        """Regions take uint8 and float32: an even register may hold anything that the user computed."""
+        """Regions take uint8 and float32; what the user computed in float may be anything."""
         if value.index in self.symbols:
             raise Unplanned("it reads a size or a tuple as a tensor")
-        meta = self.graph.nodes[value.index // 2].meta
-        if meta is None or (value.index % 2 == 0 and meta.dtype != torch.float32):
+        held = self.program.values[value.index]
+        if held.dtype is None or (held.qparams is None and held.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
         return Register(value.index)
 
@@ -126,18 +129,19 @@ class Planner:
 
     def size(self, index: int) -> Symbol | None:
         """Likewise of a value of the graph, in float."""
-        return self.symbols.get(2 * index)
+        values = self.program.values
+        reals = {values[place].node: one for place, one in self.symbols.items() if values[place].qparams is None}
+        return reals.get(index)
 
     def shape(self, register: Register) -> tuple[int, ...]:
         """Of a tensor, as captured."""
-        meta = self.graph.nodes[register.index // 2].meta
-        assert meta is not None
-        return tuple(meta.shape)
+        shape = self.program.shape(register.index)
+        assert shape is not None
+        return shape
 
     def dtype(self, register: Register) -> torch.dtype | None:
         """Of a value, as captured; None where it is no tensor."""
-        meta = self.graph.nodes[register.index // 2].meta
-        return None if meta is None else meta.dtype
+        return self.program.values[register.index].dtype
 
     def _float(self, instruction: FloatCall) -> Planned:
         """A call in float."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import quant
 from quant.ops import registry
 from quant.ops.call import Call
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -34,7 +34,7 @@ class Maximum(Operator):
     shares_range: ClassVar[bool] = True
 
     def lower(self, step: Step, context: Context) -> Kernel:
-        return Kernel(NAME, tuple(map(integers, step.inputs)))
+        return Kernel(NAME, tuple(map(context.integers, step.inputs)))
 
 
 def largest_of_two(q_a: Tensor, q_b: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool)
     [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
     with torch.no_grad():
         error = (q(images()) - model(images())).square().sum() / model(images()).square().sum()
-        stepwise = runner.registers(images())[runner.program.output.index]
+        stepwise = runner.held(images()).of(runner.program.values[runner.program.output.index])
         assert torch.equal(q(images()), stepwise)
     assert error < 1e-3
     schedule = runner.schedule(runner.program)

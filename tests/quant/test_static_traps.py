@@ -19,7 +19,7 @@ from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
 from quant.graph import leaves
-from quant.ops.leaves import register_leaf
+from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
