@@ -20,6 +20,9 @@ TORCH_AO = ("torch.ao", "torch.quantization", "torch.quint8", "torch.qint8", "to
 # pickle.UnpicklingError is what torch.load raises of a file that it refuses.
 PICKLE = ("dill", *(f"pickle.{name}" for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler")))
 FORBIDDEN = TORCH_AO + PICKLE
+BELOW_CAPTURE = ("graph", "objects", "names", "arguments", "leaves", "dead_calls", "folding")
+"""Modules of `quant` that `quant.capture` stands on; the operators, the plans and the three jobs stand on capture."""
+CAPTURE = [*(ROOT / "quant/capture").glob("*.py"), *(ROOT / f"quant/{name}.py" for name in BELOW_CAPTURE)]
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -39,6 +42,16 @@ def attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize("path", CAPTURE, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_capture_knows_of_nothing_that_is_made_of_graphs(path: Path) -> None:
+    is_capture = path.parent.name == "capture"
+    allowed = (*BELOW_CAPTURE, "capture") if is_capture else BELOW_CAPTURE
+    others = ("kernels", "observers", "calibrate")
+    own = [(line, name) for line, name in imported(ast.parse(path.read_text())) if within(name, "quant")]
+    for line, name in own:
+        assert name == "quant" or name.split(".")[1] in (*allowed, *others), f"{path.name}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("path", SOURCES)

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
 from quant.ops.registry import Recognised, recognises
-from quant.static.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 
 
 @dataclass(frozen=True)

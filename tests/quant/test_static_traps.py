@@ -19,13 +19,13 @@ from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
 from quant.graph import leaves
+from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
-from quant.static.leaves import register_leaf
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
