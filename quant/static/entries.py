@@ -12,11 +12,11 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
-from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.call_text import call_text
 from quant.static.instructions import FloatCall
 from quant.static.notes import substitute
+from quant.static.prepared import Prepared
 from quant.static.program import ProgramRunner
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
