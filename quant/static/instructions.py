@@ -91,7 +91,7 @@ class Dequantize(Conversion):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall(Instruction):
-    """A kernel without weights, by its name in the table of operators (`static/ops.py`)."""
+    """A kernel without weights, by its name in the table of operators (`Backend.operators`)."""
 
     kernel: str
     args: tuple[Any, ...]

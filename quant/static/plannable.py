@@ -55,9 +55,9 @@ class Planner:
         return [Line(instruction.out, instruction.kernel, self._settings(instruction))]
 
     def _layer(self, instruction: LayerCall) -> LayerCall:
-        op = self.layer(instruction.layer).op
-        if op not in ("linear", "conv"):
-            raise Unplanned(f"{op} has no plan")
+        product = self.layer(instruction.layer).product
+        if not product.plans:
+            raise Unplanned(f"{product.name} has no plan")
         self.check_tensor(Ref(instruction.source))
         return instruction
 

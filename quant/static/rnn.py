@@ -18,7 +18,7 @@ from quant.kernels import QParams, dispatch
 from quant.nn.base import QuantModule
 from quant.nn.rnn import Direction, _Cell, _Recurrent
 from quant.recipe import QConfig
-from quant.static import nonfinite, ops
+from quant.static import nonfinite
 from quant.static.recurrent import (
     Tensors,
     is_cell,
@@ -73,7 +73,7 @@ class _Static(QuantModule):
         scale, zero_point = self.numbers().input
         if x.dtype != torch.float32:
             raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
-        q: Tensor = ops.table(self.backend)["quantize"](x, scale, zero_point)
+        q: Tensor = dispatch.current(self.backend).operators["quantize"](x, scale, zero_point)
         return q
 
     def call(
