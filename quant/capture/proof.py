@@ -112,26 +112,26 @@ class Proof:
             call = varied(self.recorder.root, self.call, values, limits, step)
         except NoOther:
             return None
-        other = self.recorder.again(training=self.recorder.training)
-        before = self.watched.state()
+        before = self.watched.snapshot()
+        other = self.recorder.again(before, training=self.recorder.training)
         try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call
-            before()
+            before.put_back()
             return None
-        after = self.watched.state()
+        after = self.watched.snapshot()
         if limits and decides_otherwise(self.recorder, other):
             self._decided = True
             return None
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
         if fault is None:
-            before()
+            before.put_back()
             if _computes(self.recorder, other, call):
-                after()
+                after.put_back()
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
-        after()
+        after.put_back()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
 
@@ -168,7 +168,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
 
 def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
     """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
-    again = Recorder(one.root, one.path, one.islands, one.limits)
+    again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     values: dict[int, Any] = {}
     with _seeded():

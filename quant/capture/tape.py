@@ -20,7 +20,7 @@ from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
 from quant.capture.scalars import ROUNDED, Limit, loses
-from quant.capture.surroundings import OwnParameters
+from quant.capture.snapshot import Snapshot
 from quant.capture.unseen import is_transformed
 from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
 from quant.names import full_name
@@ -38,6 +38,8 @@ class Tape:
         root, path: the module, and its dotted name in the model.
         islands: by dotted name, why modules run as they are.
         limits: sizes and numbers that are held to what they were.
+        before: what the model held before the call.
+        parts: the same of the modules in the root, by their names there.
         names: of the modules in the root, by identity.
         attributes: the places of the tensors that modules hold, by identity.
         problems: by dotted name within the model, why a module is to run as it is.
@@ -59,10 +61,17 @@ class Tape:
         typed, ranked, contiguous: as of `Graph`.
     """
 
-    def __init__(self, root: nn.Module, path: str, islands: Mapping[str, str], limits: tuple[Limit, ...]) -> None:
+    def __init__(
+        self, root: nn.Module, path: str, islands: Mapping[str, str], limits: tuple[Limit, ...], before: Snapshot
+    ) -> None:
+        self.before = before
         self.root, self.path, self.islands, self.limits = root, path, islands, limits
-        self.names = {id(module): name for name, module in root.named_modules()}
-        self.attributes = _attributes(root)
+        self.parts = before.within(root)
+        self.names = {id(part.module): name for name, part in self.parts.items()}
+        self.attributes: dict[int, Attr] = {}
+        for name, part in self.parts.items():
+            for key, tensor in part.tensors:  # the first name counts
+                self.attributes.setdefault(id(tensor), Attr(full_name(name, key)))
         self.problems: dict[str, str] = {}
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
@@ -72,8 +81,7 @@ class Tape:
         self.opaque: list[str] = []
         self.foreign: list[tuple[int, str, Any]] = []
         self.outside = Outside()
-        self.parameters = OwnParameters(root)
-        self.inside = IslandCalls(self.parameters, lambda: self.outside.reached())
+        self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
         self.inputs: list[Tensor] = []
         self.given: dict[int, tuple[Any, Given]] = {}
@@ -226,27 +234,13 @@ class Tape:
 
         Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
         """
+        if not self._unsure:
+            return
         readers = Counter(ref for node in self.nodes for ref in node.refs)
         readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
         for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
             if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
                 self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
-
-
-def _attributes(root: nn.Module) -> dict[int, Attr]:
-    """The places of the tensors that modules hold, by identity; the first name counts."""
-    found: dict[int, Attr] = {}
-    for attr, tensor in _stored_tensors(root):
-        found.setdefault(id(tensor), attr)
-    return found
-
-
-def _stored_tensors(root: nn.Module) -> Iterator[tuple[Attr, Tensor]]:
-    for path, module in root.named_modules():
-        for store in (module.__dict__.get("_parameters"), module.__dict__.get("_buffers"), module.__dict__):
-            for name, value in (store or {}).items():
-                if isinstance(value, Tensor):
-                    yield Attr(full_name(path, name)), value
 
 
 def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:

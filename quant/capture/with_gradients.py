@@ -49,8 +49,8 @@ def _recorded_with_gradients(
     watched: Watched, recorder: Recorder, call: Arguments, *, training: bool
 ) -> Recorder | None:
     """The same call once more, with gradients; None where the module refuses it so."""
-    other = recorder.again(training=training)
-    put_back = watched.state()
+    before = watched.snapshot()
+    other = recorder.again(before, training=training)
     try:
         with torch.enable_grad():
             run(watched, other, call)
@@ -59,7 +59,7 @@ def _recorded_with_gradients(
     ):  # batch norms refuse a single value per channel, for one; what refuses gradients is called without
         return None
     finally:
-        put_back()
+        before.put_back()
     return other
 
 

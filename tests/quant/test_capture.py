@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.capture.state import storages_of
+from quant.capture.outside import Outside
+from quant.capture.snapshot import Snapshot, storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.leaves import is_leaf, register_leaf
 from quant.static.binding import bound_values
@@ -545,7 +546,9 @@ def test_the_memory_of_all_tensors_that_modules_hold_is_known() -> None:
     expected = [*model.parameters(), *model.buffers(), model[1].cache]
     model[1].empty, model[1].sparse = torch.zeros(0), torch.zeros(2, 2).to_sparse()
     model[1].lazy = nn.UninitializedParameter()
-    assert set(storages_of(model)) == {one.untyped_storage().data_ptr() for one in expected}
+    assert set(storages_of(Snapshot(model, Outside()).parts.values())) == {
+        one.untyped_storage().data_ptr() for one in expected
+    }
 
 
 def test_what_a_forward_sets_and_then_changes_is_a_value_like_others() -> None:
