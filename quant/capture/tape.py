@@ -171,6 +171,7 @@ class Tape:
             return leaf
         if isinstance(place, Ref) and place.index in self.overwritten:
             self.problem(self.owner, WRITTEN)
+            self.overwritten.discard(place.index)  # who reads it later reads what an island gave
         return place
 
     def follows_from(self, tree: Any) -> int:

@@ -304,6 +304,35 @@ def test_a_view_changed_in_place_is_an_island() -> None:
     assert found.islands == {"0": WRITTEN}
 
 
+class Batched(nn.Module):
+    """Gives out what it wrote by way of views, as torchvision's detectors make a batch of their images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.new_zeros(x.shape)
+        for place, row in enumerate(x):
+            batch[place].copy_(row * 2)
+        return batch
+
+
+class Reads(nn.Module):
+    """Hands what it got from one child to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batched, self.body, self.last = Batched(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.batched(x)
+        out: Tensor = self.last(self.body(x)) + x
+        return out
+
+
+def test_who_reads_what_an_island_will_give_is_no_island_too() -> None:
+    found = capture(Reads().eval(), torch.randn(2, 4))
+    assert found.islands == {"batched": WRITTEN}
+    assert set(found.graphs) == {""}
+
+
 class Writer(nn.Module):
     """An island that changes what it is given."""
 
