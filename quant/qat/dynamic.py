@@ -31,8 +31,8 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
         ValueError: a weight holds NaN or inf.
     """
     if base_layer(module) is nn.Embedding:
-        found: Tensor = module(*args, **kwargs)  # rows are rounded each by itself, so those looked up are enough
-        return rounded_rows(found, qconfig.weight_bits)
+        rows: Tensor = module(*args, **kwargs)  # each row is rounded by itself, so those looked up are enough
+        return rounded_rows(rows, qconfig.weight_bits)
     return with_rounded_weights(module, qconfig)(*args, **kwargs)
 
 

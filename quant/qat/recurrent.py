@@ -16,7 +16,7 @@ from quant.graph import arguments_of, attribute, call_module, map_leaves
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.ops.operator import Recurrent
 from quant.ops.step import Step
-from quant.qat.points import SharedFakeQuantize
+from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.static.recurrent import Tensors, call_of, observe, run_float, tensors_of
 from quant.static.runner import GraphRunner
