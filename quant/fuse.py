@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from quant.capture.calls import says_it_writes
+from quant.folding import Affine
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
@@ -26,7 +27,6 @@ from quant.ops.recurrent import Cell, Sequence
 from quant.ops.registry import Recognised, recognise
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
-from quant.static.folding import Affine
 from quant.static.joins import Groups, join
 from quant.static.streams import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 

@@ -8,15 +8,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from quant.folding import Affine, depends_on_nothing, own_shape
 from quant.graph import Ref, TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.matmul import factors
 from quant.ops.operator import Clampable
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, depends_on_nothing, own_shape
 
 Sign = Literal[1, -1]
 
@@ -32,7 +32,8 @@ class Add(Clampable):
         a, b = step.inputs
         scale = context.ranges[step.output].scale
         one, two = (float(context.ranges[value].scale / scale) for value in (a, b))
-        inputs = (integers(a), context.zero_point(a), one, integers(b), context.zero_point(b), self.sign * two)
+        q_a, q_b = context.integers(a), context.integers(b)
+        inputs = (q_a, context.zero_point(a), one, q_b, context.zero_point(b), self.sign * two)
         return Kernel("add", (*inputs, *context.limits(step, self.clamp)))
 
 

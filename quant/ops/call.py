@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
-from quant.static.leaves import base_layer
+from quant.leaves import base_layer
 
 
 class StaysFloat(Exception):
@@ -99,7 +99,7 @@ def function_name(node: Node) -> str:
     if isinstance(node.target, str):
         return node.target
     name = getattr(node.target, "__name__", "")
-    ours = getattr(node.target, "__module__", None) == "quant.static.attention"
+    ours = getattr(node.target, "__module__", None) == "quant.capture.attention"
     return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
 
 

@@ -25,12 +25,14 @@ class Concat(Operator):
     def lower(self, step: Step, context: Context) -> Moved:
         """A move, in which inputs of another range are rescaled."""
         scale, zero_point = context.ranges[step.output].scale, context.zero_point(step.output)
-        rescaled = {
-            2 * value + 1: (context.zero_point(value), float(context.ranges[value].scale / scale), zero_point)
+        others = [
+            value
             for value in dict.fromkeys(step.inputs)
             if (context.scale(value), context.zero_point(value)) != (float(scale), zero_point)
-        }
-        return Moved(rescaled)
+        ]
+        ratios = {value: float(context.ranges[value].scale / scale) for value in others}
+        ids = {value: context.integers(value).index for value in others}
+        return Moved({ids[one]: (context.zero_point(one), ratios[one], zero_point) for one in others})
 
 
 @recognises(torch.cat, torch.concat, torch.concatenate, torch.stack)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
+from quant.ops.products import LinearProduct
 from quant.ops.registry import Recognised, recognises
-from quant.static.folding import Transposed, depends_on_nothing, has_parameter, own_shape
-from quant.static.products import LinearProduct
 
 
 @dataclass(frozen=True)

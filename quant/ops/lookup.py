@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Affine, is_own_norm, norm_arguments, parameter
 from quant.graph import Attr, Ref, evaluate
 from quant.ops.call import Call, StaysFloat, what
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Interval, Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, is_own_norm, norm_arguments, parameter
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Lookup(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)
-        return Kernel("lookup", (integers(step.inputs[0]), self.table(step, context) if known is None else known))
+        table = self.table(step, context) if known is None else known
+        return Kernel("lookup", (context.integers(step.inputs[0]), table))
 
     def table(self, step: Step, context: Context) -> Tensor:
         """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from quant.static.folding import Affine
+from quant.folding import Affine
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, Moved
+    from quant.ops.products import Product
     from quant.ops.step import Step
-    from quant.static.products import Product
 
 Interval = tuple[float, float]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.ops.call import Call, StaysFloat
-from quant.ops.lowering import Context, Kernel, integers, with_sizes
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -27,7 +27,8 @@ class Pad(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         value = step.inputs[0]
-        return Kernel("pad", (integers(value), with_sizes(self.widths), self.mode, context.zero_point(value)))
+        source, widths = context.integers(value), context.with_sizes(self.widths)
+        return Kernel("pad", (source, widths, self.mode, context.zero_point(value)))
 
 
 @recognises(F.pad, torch._C._nn.pad)

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 from torch import nn
 
 from quant.graph import Graph, Node
+from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
 from quant.ops.operator import Operator
-from quant.static.leaves import base_layer, is_registered
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import quantize_weight, tables
+from quant.leaves import base_layer
 from quant.qat.weights import straight_through
 from quant.recipe import QConfig
-from quant.static.leaves import base_layer
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -25,7 +25,7 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
     """The module's own forward, hooks included, on rounded weights.
 
     Args:
-        module: one for which `static.leaves.is_dynamic` holds.
+        module: one for which `leaves.is_dynamic` holds.
 
     Raises:
         ValueError: a weight holds NaN or inf.

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from quant.folding import norm_arguments
 from quant.graph import Attr, Node
 from quant.ops.operator import Weighted
-from quant.static.folding import norm_arguments
 from quant.static.runner import GraphRunner
 
 

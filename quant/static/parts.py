@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
 from quant.ops.lowering import Context
-from quant.static.arguments import bind
+from quant.static.assembly import OutOfReach, Site, assemble
 from quant.static.instructions import registers_in
 from quant.static.own_forward import is_falling_back
-from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble
+from quant.static.program import Program, ProgramRunner
 
 
 class Part:
@@ -44,9 +45,10 @@ class Part:
                 "module around it, or leave it float by the recipe"
             )
         registers: dict[int, Any] = {}
+        ids = self.program.input_of
 
         def take(index: int, value: Any) -> None:
-            registers[2 * index] = value
+            registers[ids[index]] = value
 
         bound = bind(self.module, args, kwargs)
         for name, expected in self.region.arguments.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,17 +22,20 @@ from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
 from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
 from quant.static.plannable_reals import MOVES as REAL_MOVES
 
+if TYPE_CHECKING:
+    from quant.static.program import Program
+
 
 class Planner:
     """Plans instructions of one captured module.
 
     Attributes:
-        symbols: by register, of the instructions planned so far in this region.
-        rounded: float registers that are only read to be quantised.
+        symbols: by id, of the instructions planned so far in this region.
+        rounded: float values that are only read to be quantised.
     """
 
-    def __init__(self, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
-        self.graph, self.root, self.layer = graph, root, layer
+    def __init__(self, program: Program, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
+        self.program, self.graph, self.root, self.layer = program, graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
@@ -81,11 +84,11 @@ class Planner:
         raise Unplanned("an operand is no activation")
 
     def check_tensor(self, ref: Ref) -> None:
-        """Regions take uint8 and float32: an even register may hold anything that the user computed."""
+        """Regions take uint8 and float32; what the user computed in float may be anything."""
         if ref.index in self.symbols:
             raise Unplanned("it reads a size or a tuple as a tensor")
-        meta = self.graph.nodes[ref.index // 2].meta
-        if meta is None or (ref.index % 2 == 0 and meta.dtype != torch.float32):
+        value = self.program.values[ref.index]
+        if value.dtype is None or (value.qparams is None and value.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
 
     def _pad(self, instruction: FloatCall) -> Line:
@@ -101,9 +104,9 @@ class Planner:
         pad = known.operator
         if not isinstance(pad, Pad) or pad.mode != "constant" or not all(map(_is_width, leaves(pad.widths))):
             raise Unplanned("it is computed in float")
-        source = Ref(2 * known.inputs[0])
-        self.check_tensor(source)
-        settings = {"q": Register(source.index), "widths": pad.widths, "mode": "constant", "fill": 0}
+        [source] = [one for one in instruction.reads if self.program.values[one].node == known.inputs[0]]
+        self.check_tensor(Ref(source))
+        settings = {"q": Register(source), "widths": pad.widths, "mode": "constant", "fill": 0}
         return Line(instruction.out, "pad", settings)
 
     def _call(self, instruction: FloatCall) -> list[Line] | ModuleCall | Symbol:
@@ -133,14 +136,13 @@ class Planner:
 
     def shape(self, register: Register) -> tuple[int, ...]:
         """Of a tensor, as captured."""
-        meta = self.graph.nodes[register.index // 2].meta
-        assert meta is not None
-        return tuple(meta.shape)
+        shape = self.program.shape(register.index)
+        assert shape is not None
+        return shape
 
     def dtype(self, register: Register) -> torch.dtype | None:
         """Of a value, as captured; None where it is no tensor."""
-        meta = self.graph.nodes[register.index // 2].meta
-        return None if meta is None else meta.dtype
+        return self.program.values[register.index].dtype
 
     def _symbol(self, instruction: FloatCall) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""

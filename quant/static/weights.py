@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.folding import gain_and_shift, norm_of, parameter
 from quant.graph import Graph
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.ops.step import Step
 from quant.recipe import QConfig
-from quant.static.folding import gain_and_shift, norm_of, parameter
 
 BIAS_LIMIT = 2**30
 """Largest quantised bias: as much again fits beside it in int32."""

@@ -20,8 +20,8 @@ import quant
 from quant.capture import capture
 from quant.capture.state import storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.leaves import is_leaf, register_leaf
 from quant.static.binding import bound_values
-from quant.static.leaves import is_leaf, register_leaf
 from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import quant
 from quant.ops import registry
 from quant.ops.call import Call
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -30,7 +30,7 @@ class Maximum(Operator):
     shares_range: ClassVar[bool] = True
 
     def lower(self, step: Step, context: Context) -> Kernel:
-        return Kernel(NAME, tuple(map(integers, step.inputs)))
+        return Kernel(NAME, tuple(map(context.integers, step.inputs)))
 
 
 def largest_of_two(q_a: Tensor, q_b: Tensor) -> Tensor:

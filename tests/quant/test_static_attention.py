@@ -14,9 +14,9 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
+from quant.capture.attention import multihead
 from quant.prepare import RESERVED
 from quant.recipe import Recipe, RecipeError
-from quant.static.attention import multihead
 
 needs_kernels = pytest.mark.skipif(bool(kernel_ops.extension_problem()), reason="the compiled kernels are not here")
 
