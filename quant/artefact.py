@@ -266,9 +266,12 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
         )
         return TiedEmbedding(old, weight)
     base = base_type(old)
-    if base is None or base.__name__ != kind:
+    made = None
+    if base is not None:
+        made = supported()[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    if made is None or type(made).__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return supported()[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    return made
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -26,7 +26,7 @@ from quant.names import full_name
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
-from quant.nn.rnn import Direction
+from quant.nn.recurrent import Direction, interpreted_steps
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 
@@ -195,7 +195,8 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     ]
     if isinstance(module, Linear) and module.described:
         unusual.append(module.described)
-    return f"int{bits}", "; ".join([text, *unusual])
+    unusual.append(interpreted_steps(module))
+    return f"int{bits}", "; ".join([text, *filter(None, unusual)])
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

@@ -16,49 +16,32 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
-from quant.nn import (
-    GRU,
-    LSTM,
-    RNN,
-    Conv1D,
-    Embedding,
-    EmbeddingBag,
-    GRUCell,
-    Linear,
-    LSTMCell,
-    MultiheadAttention,
-    QuantModule,
-    RNNCell,
-)
+from quant.nn import Conv1D, Embedding, EmbeddingBag, Linear, MultiheadAttention, QuantModule
 from quant.nn.base import HALVES
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
+from quant.recurrent_layers import is_recurrent_layer, parameter_names, recurrent_classes
 from quant.report import own_bytes
 
 SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
     nn.Linear: Linear.from_float,
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNN: RNN,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
-    nn.RNNCell: RNNCell,
     nn.MultiheadAttention: MultiheadAttention,
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
 }
-"""Float type -> what makes its int8 stand-in from (module, qconfig)."""
+"""Float type -> what makes its int8 stand-in from (module, qconfig); recurrent ones are registered."""
 
 
 def supported() -> dict[type[nn.Module], Callable[..., QuantModule]]:
-    """SUPPORTED, and types of libraries that are imported already, which need not be for that."""
+    """SUPPORTED, recurrent layers, and types of libraries that are imported already, which need not be for that."""
     conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
-    return SUPPORTED if conv1d is None else {**SUPPORTED, conv1d: Conv1D.from_float}
+    others = {} if conv1d is None else {conv1d: Conv1D.from_float}
+    return {**SUPPORTED, **{one: known.stand_in for one, known in recurrent_classes().items()}, **others}
 
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
-PARAMETERS = ("weight", "bias", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "in_proj_weight", "in_proj_bias")
-"""What the supported types call their parameters; sequences number theirs (`_flat_weights_names`)."""
+PARAMETERS = ("weight", "bias", "in_proj_weight", "in_proj_bias")
+"""What the supported types call their parameters, but for recurrent ones."""
 
 
 class NothingQuantized(ValueError):
@@ -146,7 +129,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    names = getattr(module, "_flat_weights_names", PARAMETERS)
+    names = parameter_names(module) if is_recurrent_layer(module) else PARAMETERS
     settled = {name_of(hook) for _, hook in hooks_of(module)}  # what torch's own hooks compute becomes a parameter
     if any(isinstance(module.__dict__.get(name), Tensor) and name not in settled for name in names):
         return "a hook of yours computes its weight at every call; make it an ordinary parameter first"

@@ -4,7 +4,7 @@ from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.nn.linear import Conv1D, Linear
-from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU",
