@@ -105,10 +105,13 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    for base in supported():
-        if isinstance(module, base):
-            return base if type(module).forward is base.forward else None
-    return None
+    base = _supported_base(module)
+    return base if base is not None and type(module).forward is base.forward else None
+
+
+def _supported_base(module: nn.Module) -> type[nn.Module] | None:
+    known = supported()
+    return next((base for base in type(module).__mro__ if base in known), None)
 
 
 def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Recipe) -> str:
@@ -119,11 +122,11 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention reads its weight without calling it, so it goes with the whole or not at all"
     if base is None:
-        named = next((base.__name__ for base in supported() if isinstance(module, base)), None)
+        named = _supported_base(module)
         if named and "forward" in module.__dict__:
             return "its forward was replaced on the object, which int8 would skip"
         if named:
-            return f"{type(module).__name__} overrides {named}'s forward, which int8 would skip"
+            return f"{type(module).__name__} overrides {named.__name__}'s forward, which int8 would skip"
         return f"{type(module).__name__} is not quantised dynamically"
     if qconfig is None:
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"

@@ -133,7 +133,10 @@ def sizes_of(module: nn.Module) -> Sizes:
     found: Any = module
     missing = [name for name in ("input_size", "hidden_size") if not hasattr(module, name)]
     if missing:
-        raise ValueError(f"{type(module).__name__} has no {missing[0]}, which a recurrent layer must have")
+        raise ValueError(
+            f"{type(module).__name__} is registered as a recurrent layer and has no {missing[0]}; expected what the "
+            "documentation of quant.recurrent_layers lists"
+        )
     sizes = Sizes(found.input_size, found.hidden_size)
     if is_cell(module):
         return sizes
