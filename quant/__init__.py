@@ -8,7 +8,7 @@ from quant.convert import NotCalibrated, convert
 from quant.dynamic import quantize_dynamic
 from quant.dynamic_plan import NothingQuantized
 from quant.equalize import equalize
-from quant.ops.leaves import register_leaf
+from quant.leaves import register_leaf
 from quant.page import report_html
 from quant.parity import parity
 from quant.post_training import quantize_static

@@ -1,13 +1,12 @@
 """What `quantize_dynamic` will do with each module, decided before anything is built: settings, or why it stays float.
 
-A module is replaced where its type is one of SUPPORTED and its forward is that type's own.
+A module is replaced where its type has an int8 layer (`nn/registry.py`) and its forward is that type's own.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,27 +15,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
-from quant.nn import Conv1D, Embedding, EmbeddingBag, Linear, MultiheadAttention, QuantModule
+from quant.nn import QuantModule
 from quant.nn.base import HALVES
+from quant.nn.registry import maker, supported
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
-from quant.recurrent_layers import is_recurrent_layer, parameter_names, recurrent_classes
+from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
-
-SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
-    nn.Linear: Linear.from_float,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.Embedding: Embedding,
-    nn.EmbeddingBag: EmbeddingBag,
-}
-"""Float type -> what makes its int8 stand-in from (module, qconfig); recurrent ones are registered."""
-
-
-def supported() -> dict[type[nn.Module], Callable[..., QuantModule]]:
-    """SUPPORTED, recurrent layers, and types of libraries that are imported already, which need not be for that."""
-    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
-    others = {} if conv1d is None else {conv1d: Conv1D.from_float}
-    return {**SUPPORTED, **{one: known.stand_in for one, known in recurrent_classes().items()}, **others}
-
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -105,13 +89,10 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    base = _supported_base(module)
-    return base if base is not None and type(module).forward is base.forward else None
-
-
-def _supported_base(module: nn.Module) -> type[nn.Module] | None:
-    known = supported()
-    return next((base for base in type(module).__mro__ if base in known), None)
+    for base in type(module).__mro__:
+        if issubclass(base, nn.Module) and maker(base) is not None:
+            return base if type(module).forward is base.forward else None
+    return None
 
 
 def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Recipe) -> str:
@@ -122,11 +103,11 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention reads its weight without calling it, so it goes with the whole or not at all"
     if base is None:
-        named = _supported_base(module)
+        named = next((base.__name__ for base in supported() if isinstance(module, base)), None)
         if named and "forward" in module.__dict__:
             return "its forward was replaced on the object, which int8 would skip"
         if named:
-            return f"{type(module).__name__} overrides {named.__name__}'s forward, which int8 would skip"
+            return f"{type(module).__name__} overrides {named}'s forward, which int8 would skip"
         return f"{type(module).__name__} is not quantised dynamically"
     if qconfig is None:
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"

@@ -11,14 +11,14 @@ torch.nn.LSTMCell have:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
 from quant.kernels.recurrent.kind import RecurrentKind
+from quant.kernels.registry import ClassRegistry, described, full_name_of
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,44 @@ class Tensors:
 
 
 _OPTIONS = [one.name for one in fields(Sizes) if one.default is not MISSING]
-_CLASSES: dict[type[nn.Module], RecurrentClass] = {}
+
+
+def _as_recurrent(float_class: type, value: Any) -> RecurrentClass:
+    """What was registered, as the description of that class."""
+    if not isinstance(value, RecurrentClass) or value.float_class is not float_class:
+        name = full_name_of(float_class)
+        raise TypeError(f"recurrent layer {name}: expected a RecurrentClass of that class, got {described(value)}")
+    return value
+
+
+_CLASSES: ClassRegistry[RecurrentClass] = ClassRegistry("recurrent layer", "octet.recurrent", {}, _as_recurrent)
 
 
 def add_class(one: RecurrentClass) -> None:
     """Let modules of a class be recurrent layers.
 
+    A package that is installed needs no call: an entry point of the group "octet.recurrent", named as the float class
+    is in full, is the `RecurrentClass`.
+
     Raises:
-        ValueError: the class is known already.
+        ValueError: the class is registered as something else.
     """
-    if one.float_class in _CLASSES:
-        raise ValueError(f"{one.float_class.__name__}: expected a class that is not registered yet")
-    _CLASSES[one.float_class] = one
+    _CLASSES.add(one.float_class, one)
 
 
-def remove_class(float_class: type[nn.Module]) -> None:
-    """Forget a class."""
-    del _CLASSES[float_class]
+def recurrent_class(one: type) -> RecurrentClass | None:
+    """What is registered of this very class; None where nothing is."""
+    return _CLASSES.get(one)
 
 
-def recurrent_classes() -> Mapping[type[nn.Module], RecurrentClass]:
-    """All of them, by the float class."""
-    return MappingProxyType(_CLASSES)
+def recurrent_classes() -> list[type[nn.Module]]:
+    """All float classes that are registered."""
+    return list(_CLASSES)
 
 
 def is_recurrent_class(one: type) -> bool:
-    """Whether a class is one of them, not a subclass."""
-    return one in _CLASSES
+    """Whether a class is registered itself, and not only one above it."""
+    return _CLASSES.get(one) is not None
 
 
 def is_recurrent_layer(module: nn.Module) -> bool:
@@ -113,7 +124,7 @@ def kind_of(module: nn.Module) -> RecurrentKind:
 
 
 def _class_of(module: nn.Module) -> RecurrentClass | None:
-    return next((_CLASSES[one] for one in type(module).__mro__ if one in _CLASSES), None)
+    return next((known for one in type(module).__mro__ if (known := _CLASSES.get(one))), None)
 
 
 def _known_class(module: nn.Module) -> RecurrentClass:

@@ -1,4 +1,4 @@
-"""What is known of a kind of recurrent layer, and the table of all kinds by their names."""
+"""What is known of a kind of recurrent layer, and the registry of all kinds by their names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quant.kernels.registry import Registry, described
 from torch import Tensor
 
 StepFunction = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """(a, r, bias_hh, h, c) -> (h, c): see `RecurrentKind`."""
-
-_KINDS: dict[str, RecurrentKind] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +59,26 @@ class RecurrentKind:
         return bias_hh if bias_ih is None else bias_ih + bias_hh
 
 
+def _as_kind(name: str, value: Any) -> RecurrentKind:
+    """What was registered, as a kind of that name."""
+    if not isinstance(value, RecurrentKind) or value.name != name:
+        raise TypeError(f"recurrent kind {name!r}: expected a RecurrentKind of that name, got {described(value)}")
+    return value
+
+
+_KINDS: Registry[RecurrentKind] = Registry("recurrent kind", "octet.recurrent_kinds", {}, _as_kind)
+
+
 def register(kind: RecurrentKind) -> RecurrentKind:
-    """Add a kind to the table, for as long as the process runs.
+    """Add a kind, for as long as the process runs.
+
+    A package that is installed needs no call: an entry point of the group "octet.recurrent_kinds", of the kind's name,
+    is the kind.
 
     Raises:
         ValueError: another kind has its name.
     """
-    if _KINDS.setdefault(kind.name, kind) is not kind:
-        raise ValueError(f"recurrent kind {kind.name!r}: expected a name that no other kind has")
-    return kind
-
-
-def unregister(kind: RecurrentKind) -> None:
-    """Take a kind out of the table."""
-    del _KINDS[kind.name]
+    return _KINDS.add(kind.name, kind)
 
 
 def find(name: str) -> RecurrentKind:
@@ -82,15 +87,15 @@ def find(name: str) -> RecurrentKind:
     Raises:
         ValueError: there is none; the message has the names there are.
     """
-    kind = _KINDS.get(name)
-    if kind is None:
+    try:
+        return _KINDS[name]
+    except KeyError:
         raise ValueError(
-            f"mode is {name!r}, expected one of {', '.join(_KINDS)}; a kind of your own is there once the module that "
-            "registers it is imported"
-        )
-    return kind
+            f"mode is {name!r}, expected one of {', '.join(_KINDS.names())}; a kind of your own is there once the "
+            "module that registers it is imported"
+        ) from None
 
 
 def kinds() -> tuple[RecurrentKind, ...]:
-    """All kinds."""
+    """All kinds that are registered."""
     return tuple(_KINDS.values())

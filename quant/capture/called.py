@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import Arguments, alike, copied
 from quant.capture.outside import States
 from quant.capture.outside import alike as found_alike
 from quant.capture.surroundings import OTHER_PARAMETERS, OwnParameters
 from quant.capture.unseen import foreign, is_transformed, read_once
 from quant.graph import leaves
+from quant.leaves import is_leaf
 from quant.objects import opened
-from quant.ops.leaves import is_leaf
-from quant.static.arguments import Arguments, alike, copied
 
 VARIES = "it is called with different arguments each time"
 

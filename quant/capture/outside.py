@@ -9,140 +9,28 @@ neither is what lives in C: the second recording has to find that.
 from __future__ import annotations
 
 import argparse
-import collections
 import contextvars
-import dis
-import functools
-import inspect
-import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.capture.state import same, same_content
-from quant.capture.surroundings import GENERATORS, generator_key, generator_state, set_generator
+from quant.capture.forward_code import FOREIGN, names_in, own_classes, own_functions
+from quant.capture.places import CONTAINERS, MISSING, Content, Context, Drawn, Name, Place, Values, items_of_container
+from quant.capture.surroundings import GENERATORS
 from quant.names import full_name
-from quant.objects import OPAQUE, attributes_of, fill
+from quant.objects import OPAQUE, attributes_of
 
-CONTAINERS = (list, dict, set, collections.deque, bytearray)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 """Classes of Python's own whose objects are there to be written to; its others (loggers, locks) are left alone."""
-ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
 """Attributes of a module that `watched.py` keeps; they are a dozen tables of hooks, and nearly always empty."""
 DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType)
 MOST_ITEMS, MOST_NUMBERS = 10_000, 65_536
 """Items of a container, and numbers of a tensor, that are compared and put back."""
-FOREIGN = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"}
-_MISSING = object()
-
-
-class Name:
-    """What a name stands for in a namespace: globals, a class, a Python module, a function, or a closure's cell."""
-
-    def __init__(self, space: Any, name: str) -> None:
-        self.space, self.label = space, name
-        self.key = (id(space), name)
-
-    def state(self) -> Any:
-        if isinstance(self.space, dict):
-            return self.space.get(self.label, _MISSING)
-        if isinstance(self.space, types.CellType):
-            return self.space.cell_contents
-        return vars(self.space).get(self.label, _MISSING)
-
-    def put_back(self, state: Any) -> None:
-        if isinstance(self.space, types.CellType):
-            self.space.cell_contents = state
-        elif state is _MISSING:
-            self.space.pop(self.label, None) if isinstance(self.space, dict) else delattr(self.space, self.label)
-        elif isinstance(self.space, dict):
-            self.space[self.label] = state
-        else:
-            setattr(self.space, self.label, state)
-
-    same = staticmethod(same)
-
-
-class Content:
-    """What a container or a plain object holds."""
-
-    def __init__(self, value: Any, label: str) -> None:
-        self.value, self.label = value, label
-        self.key = (id(value), "")
-
-    def state(self) -> Any:
-        return attributes_of(self.value), _items(self.value)
-
-    def put_back(self, state: Any) -> None:
-        if isinstance(self.value, (set, bytearray)):
-            self.value.clear()
-            self.value.update(state[1]) if isinstance(self.value, set) else self.value.extend(state[1])
-        else:
-            fill(self.value, *state)
-
-    same = staticmethod(same_content)
-
-
-class Context:
-    """The value of a context variable."""
-
-    def __init__(self, variable: contextvars.ContextVar[Any], label: str) -> None:
-        self.variable, self.label = variable, label
-        self.key = (id(variable), "")
-
-    def state(self) -> Any:
-        return self.variable.get(_MISSING)
-
-    def put_back(self, state: Any) -> None:
-        if state is not _MISSING:
-            self.variable.set(state)
-
-    same = staticmethod(same)
-
-
-class Values:
-    """The numbers of a tensor that no module holds."""
-
-    def __init__(self, tensor: Tensor, label: str) -> None:
-        self.tensor, self.label = tensor, label
-        self.key = (id(tensor), "")
-
-    def state(self) -> Any:
-        return self.tensor._version, self.tensor.detach().clone()
-
-    def put_back(self, state: Any) -> None:
-        with torch.no_grad():
-            self.tensor.detach().copy_(state[1])
-
-    @staticmethod
-    def same(one: Any, other: Any) -> bool:
-        return bool(one[0] == other[0])
-
-
-class Drawn:
-    """What a generator of random numbers draws from."""
-
-    def __init__(self, generator: Any, label: str) -> None:
-        self.generator, self.label = generator, label
-        self.key = (id(generator), "")
-
-    def state(self) -> Any:
-        return generator_state(self.generator)
-
-    def put_back(self, state: Any) -> None:
-        set_generator(self.generator, state)
-
-    @staticmethod
-    def same(one: Any, other: Any) -> bool:
-        return bool(generator_key(one) == generator_key(other))
-
-
-Place = Drawn | Name | Content | Context | Values
 States = dict[Any, tuple[Place, Any]]
 """By key of a place what it is, and what was there."""
 
@@ -219,47 +107,17 @@ def _is_as(place: Place, state: Any) -> bool:
     return bool(place.same(place.state(), state))
 
 
-def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Module) -> bool:
-    """Whether a forward names a class of a child's, and something that asks for classes: an int8 layer has another."""
-    function = _function_of(forward)
-    if function is None:
-        return False
-    for one in (function, *_helpers(module, function)):
-        names = _names(one.__code__)
-        if names.isdisjoint(ASKS_CLASS) and not _matches_classes(one.__code__):
-            continue
-        classes = [one.__globals__.get(name, getattr(nn, name, None)) for name in names]
-        if any(isinstance(kind, type) and kind is not nn.Module and isinstance(child, kind) for kind in classes):
-            return True
-    return False
-
-
-def named_in(root: nn.Module, attributes: Collection[str]) -> str:
-    """The first of some attributes that the code of a forward in a module names; '' where none does."""
-    for module in root.modules() if attributes else ():
-        for one in _own_functions(module, module.forward):
-            texts = {constant for constant in one.__code__.co_consts if isinstance(constant, str)}  # of getattr
-            asked = (_names(one.__code__) | texts).intersection(attributes)
-            if asked:
-                return min(asked)
-    return ""
-
-
-def _matches_classes(code: types.CodeType) -> bool:
-    return any(instruction.opname == "MATCH_CLASS" for instruction in dis.get_instructions(code))
-
-
 def _reached(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Place]:
-    for one in _own_functions(module, forward):
-        names = _names(one.__code__)
+    for one in own_functions(module, forward):
+        names = names_in(one.__code__)
         for name in names & one.__globals__.keys():
             yield from _named(one.__globals__, name, one.__globals__[name], names)
-        for kind in _own_classes(type(module)):
+        for kind in own_classes(type(module)):
             for name in names & vars(kind).keys():
                 yield from _named(kind, name, vars(kind)[name], names)
         for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
             with_value = _cell_value(cell)
-            if with_value is not _MISSING:
+            if with_value is not MISSING:
                 yield from _named(cell, name, with_value, names)
         for value in (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()):
             yield from _contents(value, "a default argument")
@@ -273,7 +131,7 @@ def _named(space: Any, name: str, value: Any, names: frozenset[str]) -> Iterator
                 if not isinstance(vars(value)[inner], (types.ModuleType, type)):
                     yield from _named(value, inner, vars(value)[inner], names)
     elif isinstance(value, type):
-        for kind in _own_classes(value):
+        for kind in own_classes(value):
             for inner in names & vars(kind).keys():
                 if not isinstance(vars(kind)[inner], type):
                     yield from _named(kind, inner, vars(kind)[inner], names)
@@ -300,19 +158,10 @@ def _contents(value: Any, name: str, depth: int = 0) -> Iterator[Place]:
     elif _is_written_to(value):
         yield Content(value, name)
         if depth < 2:
-            items = _items(value)
+            items = items_of_container(value)
             inner = items.values() if isinstance(items, dict) else items or ()
             for part in (*attributes_of(value).values(), *inner):
                 yield from _contents(part, name, depth + 1)
-
-
-def _items(value: Any) -> Any:
-    """What a container holds, whatever its class gives when it is asked: transformers' tables make new objects."""
-    if isinstance(value, dict):
-        return dict(dict.items(value))
-    if isinstance(value, list):
-        return list(list.__iter__(value))
-    return list(value) if isinstance(value, CONTAINERS) else None
 
 
 def _is_written_to(value: Any) -> bool:
@@ -324,48 +173,8 @@ def _is_written_to(value: Any) -> bool:
     return own and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
 
 
-def _own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:
-    """A module's forward and its helpers, where they are the user's or a library's and no code of torch's."""
-    function = _function_of(forward)
-    if function is None or function.__module__.partition(".")[0] in FOREIGN:
-        return []
-    return [function, *_helpers(module, function)]
-
-
-def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """The functions of the same file that a function names, and the module's methods."""
-    for name in _names(function.__code__):
-        own = vars(module).get(name, inspect.getattr_static(type(module), name, None))
-        for found in (function.__globals__.get(name), own):
-            helper = _function_of(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
-            if helper is not None and helper is not function and helper.__globals__ is function.__globals__:
-                yield helper
-
-
-def _function_of(value: Any) -> types.FunctionType | None:
-    """The Python function in a method, a partial function or a wrapper."""
-    try:
-        value = inspect.unwrap(value)
-    except (AttributeError, ValueError):
-        return None
-    value = getattr(value, "func", value)
-    value = getattr(value, "__func__", value)
-    return value if isinstance(value, types.FunctionType) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> frozenset[str]:
-    """The names that code and the functions in it look up."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*inner)
-
-
-def _own_classes(kind: type) -> Iterator[type]:
-    return (one for one in kind.__mro__ if one.__module__.partition(".")[0] not in FOREIGN)
-
-
 def _cell_value(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # the variable has no value yet
-        return _MISSING
+        return MISSING

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
 from quant.capture.outside import Outside
+from quant.capture.proof import run
 from quant.capture.recorder import Recorder
 from quant.capture.watched import Watched
 from quant.graph import Ref, Region, leaves, map_leaves
 from quant.objects import opened
-from quant.static.arguments import Arguments, bind, copied
 
 NEAR = 1e-3
 """Largest relative error of a tensor: torch's attention is recorded as plain calls, which round otherwise."""
@@ -63,6 +64,9 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments, put_back: C
         listener, (args, kwargs) = Listener(root), copied(call)
         with watched.telling(listener):
             root.__dict__["forward"](*args, **kwargs)
+        put_back()
+        recorder = recorder.again(training=recorder.training, keeps=True)
+        run(watched, recorder, call)
     except Exception:  # the user's own, which the recording did not come to
         return ""
     counts: dict[str, int] = {}
@@ -91,7 +95,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
 
 def _gave_otherwise(recorder: Recorder, region: Region, arguments: Any, output: Any) -> bool:
     def real(tree: Any) -> Any:
-        return map_leaves(lambda leaf: recorder.values[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
+        return map_leaves(lambda leaf: recorder.value(leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
     return _near(real(region.arguments), arguments) and not _near(real(region.output), output)
 

@@ -20,14 +20,14 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copyable
+from quant.capture.attention import stop_nesting
 from quant.capture.outside import Outside
 from quant.capture.scripted import ScriptState
 from quant.capture.state import same_content
 from quant.capture.surroundings import generator_states
 from quant.names import full_name
 from quant.objects import OPAQUE, attributes_of, content, fill
-from quant.static.arguments import copyable
-from quant.static.attention import stop_nesting
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder

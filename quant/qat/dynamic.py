@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import quantize_weight, tables
-from quant.ops.leaves import base_layer
+from quant.leaves import base_layer
 from quant.qat.weights import straight_through
 from quant.recipe import QConfig
 
@@ -25,7 +25,7 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
     """The module's own forward, hooks included, on rounded weights.
 
     Args:
-        module: one for which `ops.leaves.is_dynamic` holds.
+        module: one for which `static.leaves.is_dynamic` holds.
 
     Raises:
         ValueError: a weight holds NaN or inf.

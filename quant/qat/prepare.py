@@ -13,10 +13,10 @@ from quant.copying import copy_model
 from quant.further import Extender
 from quant.fuse import Plan
 from quant.graph import Attr, attribute
+from quant.leaves import is_dynamic
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.ops.leaves import is_dynamic
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.prepare import Prepared, checked

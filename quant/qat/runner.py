@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.folding import is_own_norm, norm_of
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
-from quant.ops.folding import is_own_norm, norm_of
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
 from quant.ops.step import Step

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from quant.folding import parameter
 from quant.fuse import Plan
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
-from quant.ops.folding import parameter
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step

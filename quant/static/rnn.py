@@ -22,7 +22,7 @@ from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.ops.recurrent import product_range, state_range
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, tensors_of
-from quant.static import nonfinite, ops
+from quant.static import nonfinite
 from quant.static.recurrent import run_cell, run_layers
 from quant.static.weights import dequantized_rows, quantized_rows
 
@@ -72,7 +72,7 @@ class _Static(QuantModule):
         scale, zero_point = self.numbers().input
         if x.dtype != torch.float32:
             raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
-        q: Tensor = ops.table(self.backend)["quantize"](x, scale, zero_point)
+        q: Tensor = dispatch.current(self.backend).operators["quantize"](x, scale, zero_point)
         return q
 
     def call(

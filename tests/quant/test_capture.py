@@ -20,7 +20,7 @@ import quant
 from quant.capture import capture
 from quant.capture.state import storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
-from quant.ops.leaves import is_leaf, register_leaf
+from quant.leaves import is_leaf, register_leaf
 from quant.static.binding import bound_values
 from quant.static.runner import finished, output_of
 

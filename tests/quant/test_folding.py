@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from quant import equalize, prepare, prepare_qat, quantize_static
 from quant.convert import convert
+from quant.folding import own_shape
 from quant.graph import Attr, Graph, Node
-from quant.ops.folding import own_shape
 from quant.parity import parity
 from quant.report import summary
 from quant.static.runner import runners

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant import prepare, quantize_dynamic, quantize_static, register_leaf
-from quant.ops.leaves import base_layer
+from quant.leaves import base_layer
 from quant.parity import parity
 from quant.static.runner import runners
 
