@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import nn
@@ -52,7 +53,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
     None where a subclass changes it.
     """
-    replaced = [name for name in vars(module) if callable(getattr(type(module), name, None))]
+    replaced = _methods(type(module)).intersection(vars(module))
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
@@ -63,6 +64,12 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
         if not _harmless(kind):
             return None
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _methods(kind: type) -> frozenset[str]:
+    """The names of what objects of a class can be called by; it is asked at every call that is captured."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def _harmless(kind: type) -> bool:
@@ -96,7 +103,9 @@ def is_leaf(module: nn.Module) -> bool:
     if is_registered(module):
         return True
     base = base_layer(module)
-    if base is None or issubclass(base, COMPOSITE) or base is nn.Module or is_attention(module):
+    if base is None or issubclass(base, COMPOSITE) or base is nn.Module:
+        return False
+    if base is nn.MultiheadAttention and is_attention(module):
         return False
     if "parametrizations" in module._modules:
         return False

@@ -14,7 +14,7 @@ from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
 from quant.ops.registry import Recognised, recognises
-from quant.static.products import LinearProduct
+from quant.ops.products import LinearProduct
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, Moved
     from quant.ops.step import Step
-    from quant.static.products import Product
+    from quant.ops.products import Product
 
 Interval = tuple[float, float]
 

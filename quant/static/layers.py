@@ -19,7 +19,7 @@ from quant.ops.lowering import clamp_limits
 from quant.static import nonfinite
 from quant.static.own_forward import is_falling_back
 from quant.static.phases import Phases
-from quant.static.products import Product, TransposedProduct
+from quant.ops.products import Product, TransposedProduct
 from quant.static.weights import QWeight, quantized_bias
 
 

@@ -7,7 +7,7 @@ import torch
 from quant.kernels.reference_ops import OPS
 
 from quant.static.phases import Phases
-from quant.static.products import TransposedProduct
+from quant.ops.products import TransposedProduct
 
 # (kernel, stride, padding, output padding, groups)
 GEOMETRIES: dict[str, tuple[list[int], list[int], list[int], list[int], int]] = {
