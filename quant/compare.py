@@ -38,6 +38,7 @@ from quant.static.layers import StaticLayer
 from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
+from quant.static.values import Held
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -240,7 +241,7 @@ def _add_unit(
     """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        found = runner.registers_of(other.args, other.kwargs)
+        found = runner.held_by(other.args, other.kwargs)
         if found is None:
             return False
         _add_program(path, model, *found, one, sums, settings)
@@ -252,7 +253,7 @@ def _add_unit(
 def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
-    kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
+    kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
@@ -271,7 +272,7 @@ def _add_program(
     path: str,
     model: nn.Module,
     runner: ProgramRunner,
-    registers: dict[int, Any],
+    held: Held,
     one: Call,
     sums: Sums,
     settings: dict[str, QConfig],
@@ -282,18 +283,18 @@ def _add_program(
         rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
         if isinstance(instruction, UNCOMPARED) and not rescales:
             continue
-        value = instruction.value
-        known = Range(*runner.ranges[value]) if instruction.gives_integers else None
-        found = registers[instruction.out] if known is None else known.real(registers[instruction.out])
+        value = runner.program.values[instruction.out]
+        known = None if value.qparams is None else Range(*value.qparams)
+        found = held.of(value) if known is None else known.real(held.of(value))
         kind = _kind(instruction, runner)
-        node = runner.graph.nodes[value]
+        node = runner.graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = registers[2 * value] if rounds else _own(node, runner, model, registers)
+        own = held.reals[value.node] if rounds else _own(node, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if kind in WEIGHTED else ""
         total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
-        total.add(values[value], own, found, known)
+        total.add(values[value.node], own, found, known)
 
 
 WEIGHTED = {"linear", "conv", "conv_transpose"}
@@ -309,7 +310,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
     if not isinstance(instruction, LayerCall):
         return instruction.kind
     layer: nn.Module = runner.layer(instruction.layer)
-    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
+    return layer.product.name if isinstance(layer, StaticLayer) else type(layer).__name__
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
@@ -323,19 +324,19 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, runner: ProgramRunner, model: nn.Module, registers: dict[int, Any]) -> Tensor:
+def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
     """The value of a step in float, on the inputs that the int8 step got.
 
-    Of calls that were folded into one step (conv, batch norm, ReLU) no register holds what lies between: they are
-    computed from the nearest values that one does hold.
+    Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
+    are computed from the nearest values that it does hold.
     """
 
     def value(index: int) -> Any:
-        if 2 * index + 1 in registers:
+        if index in held.integers:
             known = Range(*runner.ranges[index])
-            return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, registers[2 * index + 1])
-        if 2 * index in registers:
-            return copied(registers[2 * index])  # the call may change it in place
+            return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
+        if index in held.reals:
+            return copied(held.reals[index])  # the call may change it in place
         return evaluate(runner.graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)

@@ -20,12 +20,12 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.ops.lowering import Context
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.static.as_forward import as_forward
+from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
 from quant.static.entries import Entries, make_report, note_floats, note_programs
@@ -35,13 +35,14 @@ from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
-from quant.static.program import ProgramRunner, assemble
+from quant.static.program import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
+from quant.static.symbolic_shapes import SymbolicShapes
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -211,7 +212,8 @@ def _convert_unit(
     further = "@" in path  # a further program of a module whose first one is in place
     by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
     emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
-    context = Context(plan.graph, root, by_value, emitted, runner.tables)
+    shapes = SymbolicShapes(plan.graph)
+    context = AssemblyContext(plan.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)

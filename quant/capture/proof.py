@@ -19,6 +19,7 @@ from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
+from quant.capture.snapshot import Snapshot
 from quant.capture.variations import (
     UNCOVER,
     VARY,
@@ -115,6 +116,13 @@ class Proof:
         before = self.watched.snapshot()
         other = self.recorder.again(before, training=self.recorder.training)
         try:
+            return self._is_like(other, before, call, limits)
+        finally:
+            other.forget_values()
+
+    def _is_like(self, other: Recorder, before: Snapshot, call: Arguments, limits: list[Limit]) -> bool | None:
+        """As `_agrees`, of a call and the recorder that is to record it on a model that holds `before`."""
+        try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call
             before.put_back()
@@ -128,6 +136,8 @@ class Proof:
             before.put_back()
             if _computes(self.recorder, other, call):
                 after.put_back()
+                for node, twin in zip(self.recorder.nodes, other.nodes, strict=True):
+                    node.note_other_shape(twin)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
@@ -158,7 +168,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
     moved: set[int] = set()
     found = set()
     for node in one.nodes:
-        mine, theirs = one.values[node.index], other.values[node.index]
+        mine, theirs = one.value(node.index), other.value(node.index)
         if isinstance(mine, (int, float)) and mine != theirs:
             moved.add(node.index)
         elif node.index in places and moved.intersection(node.refs):
@@ -170,6 +180,8 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
     """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
     again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
+    last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
+    last.update((leaf.index, len(one.nodes)) for leaf in leaves(one.output) if isinstance(leaf, Ref))
     values: dict[int, Any] = {}
     with _seeded():
         try:
@@ -177,10 +189,13 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
                 values[node.index] = (
                     inputs[node.index] if node.kind == "input" else evaluate(node, one.root, values.__getitem__)
                 )
+                for index in {node.index, *node.refs}:
+                    if last[index] == node.index:
+                        del values[index]
         except CaptureMismatch:
             return True  # a guard says that this call is another one
     real = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, one.output)
-    expected = map_leaves(lambda leaf: other.values[leaf.index] if isinstance(leaf, Ref) else leaf, other.output)
+    expected = map_leaves(lambda leaf: other.value(leaf.index) if isinstance(leaf, Ref) else leaf, other.output)
     return all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
 
 

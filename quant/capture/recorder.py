@@ -54,8 +54,9 @@ class Recorder(Tape, TorchFunctionMode):
         before: Snapshot,
         *,
         training: bool = False,
+        keeps: bool = False,
     ) -> None:
-        Tape.__init__(self, root, path, islands, limits, before)
+        Tape.__init__(self, root, path, islands, limits, before, keeps=keeps)
         TorchFunctionMode.__init__(self)
         self.training = training
         self.tensors: list[Tensor] = []
@@ -88,14 +89,19 @@ class Recorder(Tape, TorchFunctionMode):
             self._end()
         self.called.add(self.path)
 
-    def again(self, before: Snapshot, *, training: bool) -> Recorder:
+    def again(self, before: Snapshot, *, training: bool, keeps: bool = False) -> Recorder:
         """A recorder of another call of the same kind, on a model that now holds `before`."""
-        return Recorder(self.root, self.path, self.islands, self.limits, before, training=training)
+        return Recorder(self.root, self.path, self.islands, self.limits, before, training=training, keeps=keeps)
+
+    def forget_values(self) -> None:
+        """Let go of all tensors of the call; with gradients each leads to all that came before it."""
+        self.forget()
+        self.result, self.tensors, self.arguments = None, [], {}
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
         """The tensors and numbers of a call, by the nodes that stand for them."""
         self._take_arguments(*with_numbers(self.root, (args, kwargs), self._number_input))
-        return dict(enumerate(self.values))
+        return {node.index: self.value(node.index) for node in self.nodes}
 
     def _take_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.arguments = bind(self.root, args, kwargs)
@@ -147,6 +153,7 @@ class Recorder(Tape, TorchFunctionMode):
         writes = [*self._writes.of_arguments(), *self._writes.of_attributes()]
         self.drop_needless_guards((value, writes))
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
+        self.keep(self.output)
 
     def _output_places(self, result: Any) -> Any:
         for leaf in leaves(self.opened(result)):

@@ -7,7 +7,9 @@ A tensor is known by its identity, a parameter or buffer by its name, a number b
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -44,7 +46,9 @@ class Tape:
         attributes: the places of the tensors that modules hold, by identity.
         problems: by dotted name within the model, why a module is to run as it is.
         failed: the innermost module whose forward raised an error, and the error, if one did.
-        nodes, values: the calls, and what each gave.
+        nodes: the calls.
+        keeps: whether all that they gave is held, which takes the memory of a training step; else tensors live as long
+            as the forward holds them, and those of the output longer.
         regions: calls of submodules that were seen through.
         called: dotted names of the modules that were called.
         opaque: islands that were called, in order.
@@ -62,10 +66,17 @@ class Tape:
     """
 
     def __init__(
-        self, root: nn.Module, path: str, islands: Mapping[str, str], limits: tuple[Limit, ...], before: Snapshot
+        self,
+        root: nn.Module,
+        path: str,
+        islands: Mapping[str, str],
+        limits: tuple[Limit, ...],
+        before: Snapshot,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.before = before
-        self.root, self.path, self.islands, self.limits = root, path, islands, limits
+        self.root, self.path, self.islands, self.limits, self.keeps = root, path, islands, limits, keeps
         self.parts = before.within(root)
         self.names = {id(part.module): name for name, part in self.parts.items()}
         self.attributes: dict[int, Attr] = {}
@@ -75,7 +86,6 @@ class Tape:
         self.problems: dict[str, str] = {}
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
-        self.values: list[Any] = []
         self.regions: list[Region] = []
         self.called: set[str] = set()
         self.opaque: list[str] = []
@@ -92,6 +102,8 @@ class Tape:
         self.owners: list[str] = [""]
         self.is_recording = False
         self.typed = self.ranked = self.contiguous = False
+        self._values: list[Any] = []
+        self._held: list[Any] = []
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
         self._unsure: list[int] = []
@@ -116,18 +128,43 @@ class Tape:
 
     def append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
         """Note a call; its tensor is known by this node from now on."""
+        held = value
         if isinstance(value, Tensor):
             node.meta = TensorMeta(tuple(value.shape), value.dtype, value.layout)
-            self.where[id(value)] = Ref(node.index)
+            held = self.know(value, Ref(node.index))
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 if value.layout == torch.strided:
                     self.by_storage.setdefault(value.untyped_storage().data_ptr(), []).append(node.index)
+        elif not self.keeps and not isinstance(value, (int, float)):
+            held = None  # its parts are values of their own
         self.nodes.append(node)
-        self.values.append(value)
+        self._values.append(held)
         self._sources[node.index] = source
         if sized_by_values:
             self._sized_by_values.add(node.index)
         return node.index
+
+    def know(self, tensor: Tensor, place: Ref) -> Any:
+        """Know a tensor by a place as long as it lives; returns what leads to it."""
+        self.where[id(tensor)] = place
+        held = tensor if self.keeps else weakref.ref(tensor, functools.partial(_forget, self.where, id(tensor)))
+        self._held.append(held)
+        return held
+
+    def value(self, index: int) -> Any:
+        """What a call gave; None where that is gone."""
+        held = self._values[index]
+        return held() if type(held) is weakref.ReferenceType else held
+
+    def keep(self, tree: Any) -> None:
+        """Hold the values that nested places name."""
+        for leaf in leaves(tree):
+            if isinstance(leaf, Ref):
+                self._values[leaf.index] = self.value(leaf.index)
+
+    def forget(self) -> None:
+        """Hold no value any more."""
+        self._values, self._held, self.inputs = [], [], []
 
     def opened(self, tree: Any) -> Any:
         return opened(tree, lambda leaf: isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
@@ -242,6 +279,11 @@ class Tape:
         for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
             if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
                 self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
+
+
+def _forget(where: dict[int, Any], key: int, _: Any) -> None:
+    """A tensor is gone, and another one may have its identity from now on."""
+    where.pop(key, None)
 
 
 def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
 from quant.capture.outside import Outside
+from quant.capture.proof import run
 from quant.capture.recorder import Recorder
 from quant.capture.watched import Watched
 from quant.graph import Ref, Region, leaves, map_leaves
@@ -59,6 +60,9 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | No
         listener, (args, kwargs) = Listener(root), copied(call)
         with watched.telling(listener):
             root.__dict__["forward"](*args, **kwargs)
+        watched.put_back(recorder.before)
+        recorder = recorder.again(recorder.before, training=recorder.training, keeps=True)
+        run(watched, recorder, call)
     except Exception:  # the user's own, which the recording did not come to
         return ""
     counts: dict[str, int] = {}
@@ -87,7 +91,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
 
 def _gave_otherwise(recorder: Recorder, region: Region, arguments: Any, output: Any) -> bool:
     def real(tree: Any) -> Any:
-        return map_leaves(lambda leaf: recorder.values[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
+        return map_leaves(lambda leaf: recorder.value(leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
     return _near(real(region.arguments), arguments) and not _near(real(region.output), output)
 

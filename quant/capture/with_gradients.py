@@ -20,21 +20,46 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
 
     A call that is told `training=False` in both is so in training too.
     """
-    modes = {module: module.training for module in recorder.root.modules()}
-    try:
-        for module in modes:
-            module.training = True
-        other = _recorded_with_gradients(watched, recorder, call, training=True)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    other = _recorded_in_training(watched, recorder, call)
     if other is None:
         return {}
     settle_mode(recorder, other)
     fault = _unlike(recorder, other, "other values", "training")
     if fault:
-        watched.unlike_in_training.update(full_name(recorder.path, name) for name in unlike_layers(recorder, other))
+        watched.unlike_in_training.update(full_name(recorder.path, name) for name in _larger(watched, recorder, call))
     return fault
+
+
+def _larger(watched: Watched, recorder: Recorder, call: Arguments) -> list[str]:
+    """The layers that get larger values in eval mode than in training, by two recordings that keep all values."""
+    before = watched.snapshot()
+    one = recorder.again(before, training=recorder.training, keeps=True)
+    try:
+        run(watched, one, call)
+    finally:
+        before.put_back()
+    other = _recorded_in_training(watched, recorder, call, keeps=True)
+    if other is None:
+        return []
+    settle_mode(one, other)
+    larger = list(unlike_layers(one, other))
+    one.forget_values()
+    other.forget_values()
+    return larger
+
+
+def _recorded_in_training(
+    watched: Watched, recorder: Recorder, call: Arguments, *, keeps: bool = False
+) -> Recorder | None:
+    """The same call once more, in training mode; None where the module refuses it so."""
+    modes = {module: module.training for module in recorder.root.modules()}
+    try:
+        for module in modes:
+            module.training = True
+        return _recorded_with_gradients(watched, recorder, call, training=True, keeps=keeps)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
@@ -46,11 +71,11 @@ def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments)
 
 
 def _recorded_with_gradients(
-    watched: Watched, recorder: Recorder, call: Arguments, *, training: bool
+    watched: Watched, recorder: Recorder, call: Arguments, *, training: bool, keeps: bool = False
 ) -> Recorder | None:
     """The same call once more, with gradients; None where the module refuses it so."""
     before = watched.snapshot()
-    other = recorder.again(before, training=training)
+    other = recorder.again(before, training=training, keeps=keeps)
     try:
         with torch.enable_grad():
             run(watched, other, call)
@@ -60,6 +85,8 @@ def _recorded_with_gradients(
         return None
     finally:
         before.put_back()
+    if not keeps:
+        other.forget_values()
     return other
 
 

@@ -59,7 +59,7 @@ class Writes:
         self._overwrite(changed, keep=first)
         index = self.tape.append(node, first, follows)
         if value is not first and isinstance(value, Tensor):
-            self.tape.where[id(value)] = Ref(index)
+            self.tape.know(value, Ref(index))
         return value
 
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
@@ -75,7 +75,7 @@ class Writes:
             found = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
             for index in found:
                 # Whoever holds the tensor itself finds its new node, by identity.
-                if index != own and self.tape.values[index] is not keep:
+                if index != own and self.tape.value(index) is not keep:
                     self.tape.overwritten.add(index)
             if self._stores(tensor) and tensor is not keep:
                 self.tape.problem(self.tape.owner, "changes a parameter or a buffer in place")

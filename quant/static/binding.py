@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -85,7 +85,7 @@ def _dtype(graph: Graph, index: int, quantized: Container[int]) -> torch.dtype |
 
 
 class _Place(NamedTuple):
-    """What is expected of one argument: a tensor for a register, or, where that is -1, the constant itself."""
+    """What is expected of one argument: a tensor for a value of the program, or, where that is -1, the constant."""
 
     register: int
     dtype: torch.dtype | None = None
@@ -99,15 +99,19 @@ class QuickBinding:
 
     What is expected where is worked out once for each form of call, that is how many arguments are positional and
     which are named. It never says that a call does not fit: `bound_values` looks again, and has the words.
+
+    Args:
+        quantized: values that become integers, as for `bound_values`.
+        ids: of the program's inputs, by the nodes that stand for them.
     """
 
-    def __init__(self, graph: Graph, quantized: Container[int]) -> None:
-        self.graph, self.quantized = graph, quantized
+    def __init__(self, graph: Graph, quantized: Container[int], ids: Mapping[int, int]) -> None:
+        self.graph, self.quantized, self.ids = graph, quantized, ids
         self._forward: Any = None
         self._forms: dict[tuple[Any, ...], list[_Place] | None] = {}
 
     def registers(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any] | None:
-        """The call's tensors by their float registers (2 * value); None where `bound_values` has to look."""
+        """The call's tensors by the ids of the program's inputs; None where `bound_values` has to look."""
         forward = type(root).forward
         if forward is not self._forward:
             self._forward, self._forms = forward, {}
@@ -154,7 +158,7 @@ class QuickBinding:
         if isinstance(expected, Ref):
             meta = self.graph.nodes[expected.index].meta
             rank = len(meta.shape) if self.graph.ranked and meta is not None else -1
-            return _Place(2 * expected.index, _dtype(self.graph, expected.index, self.quantized), rank=rank)
+            return _Place(self.ids[expected.index], _dtype(self.graph, expected.index, self.quantized), rank=rank)
         return _Place(-1, constant=expected) if is_plain(expected) else None
 
     def __getstate__(self) -> dict[str, Any]:

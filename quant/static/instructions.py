@@ -1,22 +1,31 @@
 """The calls that a converted program consists of, one class each.
 
-Registers: value v of the graph in float is register 2 * v, in uint8 register 2 * v + 1.
+An instruction names values of its program by their ids (`values.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from quant.graph import Ref, leaves
+from quant.graph import Ref, leaves, map_leaves
+from quant.ops.operator import Operator
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments: nested, with Ref to registers, or constants."""
+"""Positional and named arguments: nested, with Ref to values of the program, or constants."""
+
+I = TypeVar("I", bound="Instruction")  # noqa: E741  # one letter for a type, as everywhere
 
 
 def registers_in(tree: Any) -> set[int]:
-    """The registers that nested arguments name."""
+    """The ids of the values that nested arguments name."""
     return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
+
+
+def renumbered(tree: Any, ids: Mapping[int, int]) -> Any:
+    """Nested arguments with other ids."""
+    return map_leaves(lambda leaf: Ref(ids[leaf.index]) if isinstance(leaf, Ref) else leaf, tree)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +33,15 @@ class Instruction:
     """One call of a converted program.
 
     Attributes:
-        out: the register it fills.
+        out: id of the value it gives.
         step: name of the step it belongs to, for errors and comparisons.
+        modules: dotted names of the modules of the user's that it was made of; where another module is put in the
+            place of one, it does not stand for it.
     """
 
     out: int
     step: str = ""
+    modules: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -43,25 +55,44 @@ class Instruction:
 
     @property
     def reads(self) -> set[int]:
-        """The registers it reads."""
+        """The ids of the values it reads."""
         return registers_in(self.arguments)
 
-    @property
-    def value(self) -> int:
-        """The value of the graph that it gives, in one form or the other."""
-        return self.out // 2
-
-    @property
-    def gives_integers(self) -> bool:
-        """Whether what it gives is uint8."""
-        return self.out % 2 == 1
+    def renumbered(self: I, ids: Mapping[int, int]) -> I:
+        """The same call where values have other ids."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversion(Instruction):
-    """A value from one form into the other, by its scale and zero point."""
+class _OfOne(Instruction):
+    """A call that reads one value."""
 
     source: int
+
+    def renumbered(self: I, ids: Mapping[int, int]) -> I:
+        return replace(self, out=ids[self.out], source=ids[self.source])  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfSeveral(Instruction):
+    """A call with nested arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> Arguments:
+        return self.args, self.kwargs
+
+    def renumbered(self: I, ids: Mapping[int, int]) -> I:
+        args, kwargs = renumbered(self.arguments, ids)
+        return replace(self, out=ids[self.out], args=args, kwargs=kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(_OfOne):
+    """A value from one form into the other, by its scale and zero point."""
+
     scale: float
     zero_point: int
     kernel: ClassVar[str]
@@ -90,27 +121,20 @@ class Dequantize(Conversion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCall(Instruction):
-    """A kernel without weights, by its name in the table of operators (`static/ops.py`)."""
+class KernelCall(_OfSeveral):
+    """A kernel without weights, by its name in the table of operators (`Backend.operators`)."""
 
     kernel: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         return self.kernel
 
-    @property
-    def arguments(self) -> Arguments:
-        return self.args, self.kwargs
-
 
 @dataclass(frozen=True, kw_only=True)
-class LayerCall(Instruction):
+class LayerCall(_OfOne):
     """An int8 layer, by its key among the runner's layers, at one of the places that call it."""
 
-    source: int
     layer: str
     site: int
 
@@ -124,28 +148,20 @@ class LayerCall(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentCall(Instruction):
+class RecurrentCall(_OfSeveral):
     """An int8 layer with states, by its path in the module; `integers` says whether its sequence is uint8."""
 
     path: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     integers: bool
 
     @property
     def kind(self) -> str:
         return "recurrent"
 
-    @property
-    def arguments(self) -> Arguments:
-        return self.args, self.kwargs
-
 
 @dataclass(frozen=True, kw_only=True)
-class TakeSequence(Instruction):
+class TakeSequence(_OfOne):
     """The output sequence, of all that a recurrent layer gave."""
-
-    source: int
 
     @property
     def kind(self) -> str:
@@ -157,40 +173,39 @@ class TakeSequence(Instruction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FloatCall(Instruction):
-    """A captured call in the user's own arithmetic, by its node."""
+class FloatCall(_OfSeveral):
+    """A captured call in the user's own arithmetic, by its node.
+
+    Attributes:
+        operator: what the call is, or `Float` for anything.
+    """
 
     node: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    operator: Operator
 
     @property
     def kind(self) -> str:
         return "call"
 
-    @property
-    def arguments(self) -> Arguments:
-        return self.args, self.kwargs
-
 
 @dataclass(frozen=True, kw_only=True)
-class IntegerMove(Instruction):
+class IntegerMove(_OfSeveral):
     """A captured call that only moves values, by its node, on integers.
 
     Attributes:
-        rescaled: of a concatenation, by register, how values of another range become ones of the result's: the numbers
-            that `reference_ops.rescale` takes.
+        operator: what the call is.
+        rescaled: of a concatenation, by id, how values of another range become ones of the result's: the numbers that
+            `reference_ops.rescale` takes.
     """
 
     node: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    operator: Operator
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         return "cat" if self.rescaled else "move"
 
-    @property
-    def arguments(self) -> Arguments:
-        return self.args, self.kwargs
+    def renumbered(self, ids: Mapping[int, int]) -> IntegerMove:
+        rescaled = {ids[value]: numbers for value, numbers in self.rescaled.items()}
+        return replace(super().renumbered(ids), rescaled=rescaled)

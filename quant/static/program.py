@@ -1,10 +1,10 @@
-"""A converted graph as a list of operator calls, and the module that runs it in place of the user's forward."""
+"""A converted program, and the module that runs it in place of the user's forward."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,22 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from quant.arguments import copied
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves, map_leaves
+from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves
+from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.ops.lowering import Context, Kernel
-from quant.ops.operator import ShapeOnly
-from quant.ops.step import Step
-from quant.static import nonfinite, ops
+from quant.static import nonfinite
 from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
 from quant.static.filling import Fill, filler
 from quant.static.instructions import (
     Conversion,
-    Dequantize,
     FloatCall,
     Instruction,
     IntegerMove,
@@ -47,22 +43,28 @@ from quant.static.region import Region
 from quant.static.runner import finished
 from quant.static.single_steps import SingleStep, move, rescaled, single_step
 from quant.static.undo import undone_at_mismatch, written_before_guards
+from quant.static.values import Held, Value, at
 
 
 @dataclass
 class Program:
-    """Instructions in order, the registers that the inputs fill, and the output as a tree of registers.
+    """Instructions in order, the values that they name, and the output as a tree of values.
 
     Attributes:
-        inputs: values of the graph that are given, in float.
-        output: nested, with Ref to registers.
-        drops: per instruction the registers that nobody reads after it.
+        values: by id.
+        inputs: ids of the values that are there before the first instruction, in float.
+        output: nested, with Ref to values.
+        drops: per instruction the values that nobody reads after it.
+        sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
         schedule: the same instructions in native calls; made by `ProgramRunner.schedule`.
     """
 
+    values: tuple[Value, ...]
+    inputs: tuple[int, ...]
     instructions: list[Instruction]
     output: Any
     drops: list[list[int]]
+    sizes: dict[str, int]
     schedule: Schedule | None = field(default=None, repr=False, compare=False)
     _fill: Fill | None = field(default=None, repr=False, compare=False)
 
@@ -73,150 +75,18 @@ class Program:
             fill = self._fill = filler(self.output)
         return fill(registers)
 
+    @functools.cached_property
+    def input_of(self) -> dict[int, int]:
+        """The ids of the inputs, by the values of the graph that they hold."""
+        return {self.values[one].node: one for one in self.inputs}
+
+    def shape(self, value: int) -> tuple[int, ...] | None:
+        """Of a value, as captured; None where it is no tensor."""
+        shape = self.values[value].shape
+        return None if shape is None else tuple(at(size, self.sizes) for size in shape)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fill": None}
-
-
-class OutOfReach(Exception):
-    """A part of the graph needs a value that is made outside of it; the message names it."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where the layer of a weighted step is: its key among the runner's layers, and which of its calls this is."""
-
-    layer: str
-    index: int
-
-
-def assemble(
-    plan: Plan, steps: list[Step], given: set[int], output: Any, context: Context, sites: dict[int, Site]
-) -> Program:
-    """The program of some consecutive steps.
-
-    Args:
-        given: values that are there, in float, before the first step.
-        output: nested, with Ref to values of the graph; wanted in float.
-        sites: of weighted steps, by their output.
-    """
-    made = _Assembler(plan, context, sites, {2 * value for value in given})
-    for step in steps:
-        made.step(step)
-    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    instructions = _live(made.instructions, tree, plan.graph)
-    return Program(instructions, tree, _drops(instructions, tree))
-
-
-class _Assembler:
-    """Emits instructions, with a conversion wherever a value is not there in the form that is wanted."""
-
-    def __init__(self, plan: Plan, context: Context, sites: dict[int, Site], ready: set[int]) -> None:
-        self.plan, self.context, self.sites, self.ready = plan, context, sites, ready
-        self.instructions: list[Instruction] = []
-
-    def emit(self, instruction: Instruction) -> None:
-        self.instructions.append(instruction)
-        self.ready.add(instruction.out)
-
-    def real(self, value: int) -> int:
-        """The float register of a value, filled."""
-        if 2 * value in self.ready:
-            return 2 * value
-        if self.plan.graph.nodes[value].meta is None and 2 * value + 1 in self.ready:
-            # A tuple of parts: what was split is there in integers, and is split as reals once more.
-            self._call(value, self.real, self.plan.graph.nodes[value].label)
-        else:
-            self._convert(Dequantize, value, 2 * value + 1, 2 * value)
-        return 2 * value
-
-    def integer(self, value: int) -> int:
-        """The uint8 register of a value, filled."""
-        if 2 * value + 1 not in self.ready:
-            self._convert(Quantize, value, 2 * value, 2 * value + 1)
-        return 2 * value + 1
-
-    def any_form(self, value: int) -> int:
-        """A register of a value in whichever form it is there."""
-        for register in (2 * value, 2 * value + 1):
-            if register in self.ready:
-                return register
-        raise OutOfReach(self.plan.graph.nodes[value].label)
-
-    def _convert(self, kind: type[Quantize] | type[Dequantize], value: int, source: int, out: int) -> None:
-        if source not in self.ready:
-            raise OutOfReach(self.plan.graph.nodes[value].label)
-        scale, zero_point = self.context.scale(value), self.context.zero_point(value)
-        name = self.plan.slot_of[value]
-        self.emit(kind(out=out, step=name, source=source, scale=scale, zero_point=zero_point))
-
-    def step(self, step: Step) -> None:
-        graph = self.plan.graph
-        if graph.nodes[step.output].kind == "input":
-            return
-        if step.integer:
-            for value in step.inputs:
-                self.integer(value)
-            self._integer_step(step)
-            return
-        for index in step.nodes:
-            self._call(index, self.any_form if isinstance(step.operator, ShapeOnly) else self.real, step.name)
-
-    def _call(self, index: int, form: Callable[[int], int], name: str) -> None:
-        """A node in the user's own arithmetic; `form` gives the register of a value that it reads."""
-        node = self.plan.graph.nodes[index]
-        registers = {value: form(value) for value in node.refs}
-        args, kwargs = _registers(node, registers)
-        self.emit(FloatCall(out=2 * index, step=name, node=index, args=args, kwargs=kwargs))
-
-    def _recurrent_step(self, step: Step) -> None:
-        node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
-        taken = {value: self.integer(value) if value in step.inputs else self.real(value) for value in node.refs}
-        args, kwargs = _registers(node, taken)
-        out = 2 * node.index
-        self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
-        if step.output != node.index:
-            self.emit(TakeSequence(out=2 * step.output + emits, step=step.name, source=out))
-
-    def _integer_step(self, step: Step) -> None:
-        if is_recurrent(step):
-            self._recurrent_step(step)
-            return
-        out = 2 * step.output + self.plan.emits_integers(step)
-        if step.output in self.sites:
-            site = self.sites[step.output]
-            source = 2 * step.inputs[0] + 1
-            self.emit(LayerCall(out=out, step=step.name, source=source, layer=site.layer, site=site.index))
-            return
-        kernel = step.operator.lower(step, self.context)
-        if isinstance(kernel, Kernel):
-            self.emit(KernelCall(out=out, step=step.name, kernel=kernel.name, args=kernel.args, kwargs=kernel.kwargs))
-            return
-        node = self.plan.graph.nodes[step.output]
-        moved = {value: 2 * value + 1 if value in step.inputs else self.any_form(value) for value in node.refs}
-        args, kwargs = _registers(node, moved)
-        rescaled = kernel.rescaled
-        self.emit(IntegerMove(out=out, step=step.name, node=node.index, args=args, kwargs=kwargs, rescaled=rescaled))
-
-
-def _registers(node: Node, registers: dict[int, int]) -> tuple[Any, ...]:
-    """A node's (args, kwargs) with registers in place of values."""
-    moved: tuple[Any, ...] = map_leaves(
-        lambda leaf: Ref(registers[leaf.index]) if isinstance(leaf, Ref) else leaf, (node.args, node.kwargs)
-    )
-    return moved
-
-
-def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[Instruction]:
-    """The instructions that somebody reads, and those that check or may do something besides."""
-    needed = registers_in(output)
-    kept = []
-    for instruction in reversed(instructions):
-        node = graph.nodes[instruction.node] if isinstance(instruction, FloatCall) else None
-        acts = node is not None and (node.writes or node.kind in ("guard", "module"))
-        if acts or instruction.out in needed:
-            kept.append(instruction)
-            needed |= instruction.reads
-    return kept[::-1]
 
 
 def names_more_than_registers(output: Any) -> bool:
@@ -224,7 +94,8 @@ def names_more_than_registers(output: Any) -> bool:
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
-def _drops(instructions: list[Instruction], output: Any) -> list[list[int]]:
+def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
+    """Per instruction, the values that nobody reads after it."""
     kept = registers_in(output)
     drops: list[list[int]] = []
     for instruction in reversed(instructions):
@@ -261,7 +132,7 @@ class ProgramRunner(Programs):
         self.weights: WeightsToRestore | None = None
         self._singles: dict[int, Region | None] = {}
         self._steps_known: dict[int, SingleStep] = {}
-        self._binding = QuickBinding(graph, ranges)
+        self._binding = QuickBinding(graph, ranges, program.input_of)
         self._plain = not names_more_than_registers(program.output)
         self._written = written_before_guards(graph)
         self.origin: Origin | None = None
@@ -271,7 +142,7 @@ class ProgramRunner(Programs):
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
-            registers = {2 * value: given for value, given in values.items()}
+            registers = {self.program.input_of[value]: given for value, given in values.items()}
         if self._written:
             output = self._execute_or_undo(registers)
         else:
@@ -281,7 +152,7 @@ class ProgramRunner(Programs):
     def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
         """The program's output; where it finds out that it does not stand for the call, nothing is written."""
         run = functools.partial(self.execute, self.program, registers)
-        given = {place // 2: value for place, value in registers.items()}
+        given = {self.program.values[place].node: value for place, value in registers.items()}
         return undone_at_mismatch(self._written, self.root, given, run)
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -302,26 +173,26 @@ class ProgramRunner(Programs):
             warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
         return output
 
-    def registers(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
-        """Every register that a call fills, none dropped: value v in float at 2 * v, in uint8 at 2 * v + 1.
+    def held(self, *args: Any, **kwargs: Any) -> Held:
+        """Every value that a call gives, none dropped.
 
-        Each as it was when it was filled: a float step after it may write into the tensor.
+        Each as it was when it was made: a float step after it may write into the tensor.
         """
-        values = bound_values(self.graph, self.root, *copied((args, kwargs)))
-        registers = {2 * value: given for value, given in values.items()}
-        kept = {register: copied(given) for register, given in registers.items()}
-        for instruction in self.program.instructions:
-            self._steps([instruction], [[]], registers)
-            kept[instruction.out] = copied(registers[instruction.out])
-        return kept
+        program, found = self.program, Held()
+        inputs = bound_values(self.graph, self.root, *copied((args, kwargs)))
+        registers = {program.input_of[value]: given for value, given in inputs.items()}
+        for register, given in registers.items():
+            found.keep(program.values[register], copied(given))
+        for instruction in program.instructions:
+            self._steps(program, [instruction], [[]], registers)
+            found.keep(program.values[instruction.out], copied(registers[instruction.out]))
+        return found
 
-    def registers_of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ProgramRunner, dict[int, Any]] | None:
-        """The program that stands for a call, this or a further one, and its registers; None where none does."""
+    def held_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ProgramRunner, Held] | None:
+        """The program that stands for a call, this or a further one, and its values; None where none does."""
         for one in self.programs():
             with contextlib.suppress(CaptureMismatch):
-                return one, one.registers(*args, **kwargs)
+                return one, one.held(*args, **kwargs)
         return None
 
     def float_parameters(self) -> set[str]:
@@ -339,22 +210,22 @@ class ProgramRunner(Programs):
     def schedule(self, program: Program) -> Schedule:
         """A program's instructions in native calls where they have plans."""
         if program.schedule is None:
-            planner = Planner(self.graph, self.root, self.layer)
+            planner = Planner(program, self.graph, self.root, self.layer)
             program.schedule = schedule(program.instructions, program.drops, program.output, planner)
         return program.schedule
 
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        backend = ops.plans(self.backend)
-        if backend is None:
-            self._steps(program.instructions, program.drops, registers)
+        backend = dispatch.current(self.backend)
+        if not backend.plans:
+            self._steps(program, program.instructions, program.drops, registers)
         else:
             planned, given = program.schedule or self.schedule(program), registers.copy()
             try:
-                self._steps(planned.steps, planned.drops, registers, backend)
+                self._steps(program, planned.steps, planned.drops, registers, backend.name)
             except (TypeError, ValueError):
                 # A native call knows its lines, not the user's layers; step by step the error gets a name.
-                self._steps(program.instructions, program.drops, given)
+                self._steps(program, program.instructions, program.drops, given)
                 raise
         if type(program.output) is Ref:
             output = registers[program.output.index]
@@ -364,6 +235,7 @@ class ProgramRunner(Programs):
 
     def _steps(
         self,
+        program: Program,
         steps: Sequence[Instruction | Region],
         drops: list[list[int]],
         registers: dict[int, Any],
@@ -375,43 +247,50 @@ class ProgramRunner(Programs):
             singles: Sequence[Instruction]
             if isinstance(step, Region):
                 if not step.run(registers, self, backend):
-                    self._steps(step.instructions, [[] for _ in step.instructions], registers)
+                    self._steps(program, step.instructions, [[] for _ in step.instructions], registers)
                 singles = step.tail
             else:
                 singles = (step,)
             for instruction in singles:
-                table = table or ops.table(self.backend)
-                registers[instruction.out] = self._execute(instruction, registers, table, bool(backend), eager)
+                table = table or dispatch.current(self.backend).operators
+                registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
             for register in gone:
                 registers.pop(register, None)
 
-    def _native(self, instruction: FloatCall) -> Region | None:
+    def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if ops.compiled(self.backend) is None:
+        if not dispatch.current(self.backend).computes_reals:
             return None
-        if instruction.node not in self._singles:
-            planner = Planner(self.graph, self.root, self.layer)
+        key = id(instruction)
+        if key not in self._singles:
+            planner = Planner(program, self.graph, self.root, self.layer)
             regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
-            self._singles[instruction.node] = regions[0] if regions else None
-        return self._singles[instruction.node]
+            self._singles[key] = regions[0] if regions else None
+        return self._singles[key]
 
     def _execute(
-        self, instruction: Instruction, registers: dict[int, Any], table: OpTable, planned: bool, eager: bool
+        self,
+        program: Program,
+        instruction: Instruction,
+        registers: dict[int, Any],
+        table: OpTable,
+        planned: bool,
+        eager: bool,
     ) -> Any:
         known = self._steps_known if eager else None  # torch.compile follows no table by identity
         step = None if known is None else known.get(id(instruction))
         if step is None or not step.stands():
             if self.origin is not None and self.origin.changed(instruction):
-                return self.origin.run(instruction, registers, self.ranges, table)
+                return self.origin.run(instruction, program.values, registers, self.ranges, table)
             step = single_step(instruction, self.graph, self.root, self.origin)
             if known is not None:
                 known[id(instruction)] = step
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
-            return move(self.graph.nodes[instruction.node], step.args(seen), step.kwargs(seen), self.root)
+            return move(instruction, self.graph, step.args(seen), step.kwargs(seen), self.root)
         if isinstance(instruction, FloatCall):
             node = self.graph.nodes[instruction.node]
-            native = self._native(instruction) if not planned else None
+            native = self._native(program, instruction) if not planned else None
             if native is not None and self._run_native(native, node, registers):
                 return registers[instruction.out]
             return call(node, self.root, step.args(registers), step.kwargs(registers))
@@ -427,11 +306,12 @@ class ProgramRunner(Programs):
         except (TypeError, ValueError) as error:
             raise type(error)(f"layer '{instruction.step}': {error}") from error
         # A kernel may put channels last, where the user's view() would find no view of the float.
-        return found if instruction.gives_integers or not isinstance(found, Tensor) else found.contiguous()
+        real = program.values[instruction.out].qparams is None
+        return found.contiguous() if real and isinstance(found, Tensor) else found
 
     def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
         try:
-            return native.run(registers, self, ops.compiled(self.backend) or "")
+            return native.run(registers, self, dispatch.current(self.backend).name)
         except (TypeError, ValueError) as error:
             raise type(error)(f"'{node.label}': {error}") from error
 
@@ -448,4 +328,4 @@ class ProgramRunner(Programs):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is known of steps holds functions, and is of this object's modules.
-        return {**self.__dict__, "_steps_known": {}}
+        return {**self.__dict__, "_steps_known": {}, "_singles": {}}

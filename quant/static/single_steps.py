@@ -5,15 +5,15 @@ A program that runs step by step spends more time finding out what a step is tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from quant.graph import Node, attribute, call, settle
+from quant.graph import attribute, call, settle
 from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
-from quant.ops.call import what
+from quant.ops.moves import Move
 from quant.static.filling import Fill, filler
 from quant.static.instructions import FloatCall, Instruction, IntegerMove
 
@@ -60,20 +60,14 @@ def _settled(fill: Fill) -> Fill:
     return lambda registers: settle(fill(registers), {})
 
 
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
-            "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach")  # fmt: skip
-"""Calls that change nothing at inference."""
-
-
-def move(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module) -> Any:
+def move(instruction: IntegerMove, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module) -> Any:
     """A call that only moves values, on integers."""
-    name = what(node, root)
-    if name in DROPOUTS:
-        return args[0]
-    if node.kind == "method" and name in ("view", "view_as"):
-        # The integers may lie in another memory format than the reals did, where a view would not be possible.
-        node = replace(node, target="reshape" if name == "view" else "reshape_as")
-    return call(node, root, args, kwargs)
+    node, operator = graph.nodes[instruction.node], instruction.operator
+    if not isinstance(operator, Move):
+        return call(node, root, args, kwargs)
+    if operator.idle:
+        return args[0] if args else kwargs["input"]
+    return call(operator.on_integers(node), root, args, kwargs)
 
 
 def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:

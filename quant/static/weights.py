@@ -62,7 +62,7 @@ def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, T
     it was. Where the gain is 0 the weight is gone, and cannot be had back by them.
     """
     layer = step.weighted
-    only_added = all(one.op == "add" and one.own_sign > 0 for one in layer.affine)
+    only_added = all(one.keeps_weight for one in layer.affine)
     plain = only_added and layer.bias is None and graph.nodes[step.nodes[0]].kind != "module"
     if layer.batch_norm is None and (not layer.affine or plain):
         return None

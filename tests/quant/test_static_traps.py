@@ -14,6 +14,7 @@ from quant.kernels import available
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from quant import leaves as leaf_types
 from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
@@ -24,7 +25,6 @@ from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
-from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 
@@ -207,7 +207,7 @@ class Opaque(nn.Linear):
 
 def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(leaf_types, "_REGISTERED", set())
+    monkeypatch.setattr(leaf_types._REGISTERED, "_known", {})
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Opaque(8, 8), nn.Linear(8, 4)), torch.randn(16, 8)
     register_leaf(Opaque)
     converted = static(model, x)

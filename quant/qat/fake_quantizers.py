@@ -1,4 +1,4 @@
-"""Which fake quantiser stands where: at a value, at several that share a range, at a weight."""
+"""The fake quantiser of a value, of several values that share a range, and of a weight whose scale is learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Slot
 from quant.kernels import QScheme, weight_scheme
-from quant.observers import LEARNED, FakeQuantize, MovingAverageObserver, make_learned, make_observer, trains
+from quant.observers import (
+    AUTO,
+    LEARNED,
+    FakeQuantize,
+    follows_batches,
+    make_learned,
+    make_observer,
+    takes,
+    trains,
+)
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.ops.step import Step
@@ -18,30 +27,30 @@ from quant.prepare import scheme_of
 from quant.recipe import RecipeError
 
 
-def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
+def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
     """The fake quantiser that a slot's QConfig asks for.
 
-    "auto" is a moving average. So is an observer that searches: `prepare_qat` refuses one for a float model, and of a
-    calibrated model it has given the range that training starts from.
+    "auto" is a moving average. So is an observer that searches, which only a calibrated model may have: there its range
+    is where training starts.
 
     Args:
         name: of the layer, for messages.
     """
     scheme, kind, options = scheme_of(slot), slot.qconfig.activation_observer, slot.qconfig.activation_options
-    if kind == "auto" or not trains(kind):
+    if kind == AUTO or not trains(kind):
         kind, options = "moving_average", {}
-    point: FakeQuantizeBase
+    result: FakeQuantizeBase
     if kind in LEARNED:
-        point = _learned(kind, scheme, None, options, name)
-    elif len(slot.observed) + len(slot.inner) > 1 and kind == "moving_average":
-        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), **options)
+        result = _learned(kind, scheme, None, options, name)
+    elif len(slot.observed) + len(slot.inner) > 1 and follows_batches(kind):
+        result = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
     else:
-        point = FakeQuantize(make_observer(kind, scheme, **options))
-    return named(point, name)
+        result = FakeQuantize(make_observer(kind, scheme, **options))
+    return named(result, name)
 
 
-def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
-    """What learns a weight's scale; None where the scale follows from the weight."""
+def weight_quantizer(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
+    """The fake quantiser that learns a weight's scale; None where the scale follows from the weight."""
     assert step.qconfig is not None
     kind, options = step.qconfig.weight_observer, step.qconfig.weight_options
     if kind not in LEARNED:
@@ -54,8 +63,8 @@ def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | Non
 def _learned(
     kind: str, scheme: QScheme, channels: int | None, options: Mapping[str, float], name: str
 ) -> FakeQuantizeBase:
-    settings: dict[str, Any] = {} if kind == "pact" else {"channels": channels}
-    if kind != "pact" and channels is None and scheme.dtype == torch.int8:
+    settings: dict[str, Any] = {"channels": channels} if takes(kind, "channels") else {}
+    if takes(kind, "per_sample") and channels is None and scheme.dtype == torch.int8:
         settings["per_sample"] = False
     try:
         return make_learned(kind, scheme, **settings, **options)
@@ -63,27 +72,27 @@ def _learned(
         raise RecipeError(f"layer '{name}': {error}") from error
 
 
-def named(point: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
-    """The point, with the layer's name in its messages."""
-    for module in point.modules():
+def named(fake_quantizer: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
+    """The fake quantiser, with the layer's name in its messages."""
+    for module in fake_quantizer.modules():
         if isinstance(module, (FakeQuantizeBase, Observer)):
             module.name = name
-    return point
+    return fake_quantizer
 
 
 class JoinedObserver(RangeObserver):
-    """The union of several moving averages, one for each value that has the range.
+    """The union of several ranges that follow batches, one for each value that has the range.
 
     One average over all would be wrong: of two values with ends at 1 and 10 it would swing between them and clamp the
     second to about 5.5.
     """
 
     members: Any
-    """An nn.ModuleList of MovingAverageObserver, one per value."""
+    """An nn.ModuleList of observers, one per value."""
 
-    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
         super().__init__(scheme)
-        self.members = nn.ModuleList(MovingAverageObserver(scheme, **options) for _ in range(members))
+        self.members = nn.ModuleList(make_observer(kind, scheme, **options) for _ in range(members))
         self.turn = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,8 +133,8 @@ class JoinedObserver(RangeObserver):
 class SharedFakeQuantize(FakeQuantize):
     """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
 
-    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
-        super().__init__(JoinedObserver(scheme, members, **options))
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
+        super().__init__(JoinedObserver(scheme, members, kind, **options))
 
     def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round the value number `member`."""
@@ -136,6 +145,6 @@ class SharedFakeQuantize(FakeQuantize):
 
 
 def weight_key(step: Step, plan: Plan) -> str:
-    """Where a step's learned weight scale is kept; steps that share an int8 weight share it."""
+    """The key of a step's learned weight scale; steps that share an int8 weight share it."""
     first = plan.twins(step)[0]
     return (first.name or "weight").replace(".", "/")
