@@ -14,22 +14,12 @@ from quant.kernels import Backend, BackendUnavailable, available, dispatch, regi
 from quant.kernels.per_weight import PerWeight
 from quant.kernels.reference import exact_product
 from quant.observers import OBSERVERS, RangeObserver
-from quant.observers import registry as observer_registry
 from torch import Tensor, nn
 
 import quant
-from quant import Recipe, RecipeError, leaves, quantize_dynamic, quantize_static, summary
-from quant.nn import registry as layer_registry
+from quant import Recipe, RecipeError, quantize_dynamic, quantize_static, summary
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def registries_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry only grows, so each test has copies."""
-    for registry in (dispatch._BACKENDS, observer_registry._REGISTRY, leaves._REGISTERED, layer_registry._LAYERS):
-        monkeypatch.setattr(registry, "_known", dict(registry._known))
-    monkeypatch.setattr(dispatch, "_usable", dict(dispatch._usable))
+pytestmark = pytest.mark.usefixtures("own_registries")
 
 
 @pytest.fixture
