@@ -253,7 +253,7 @@ def _add_unit(
 def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
-    kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
+    kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
@@ -310,7 +310,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
     if not isinstance(instruction, LayerCall):
         return instruction.kind
     layer: nn.Module = runner.layer(instruction.layer)
-    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
+    return layer.product.name if isinstance(layer, StaticLayer) else type(layer).__name__
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:

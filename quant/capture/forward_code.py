@@ -56,7 +56,7 @@ def asks_for_gradients(root: nn.Module) -> bool:
 def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:
     """A module's forward and its helpers, where they are the user's or a library's and no code of torch's."""
     function = function_of(forward)
-    if function is None or function.__module__.partition(".")[0] in FOREIGN:
+    if function is None or (function.__module__ or "").partition(".")[0] in FOREIGN:
         return []
     return [function, *_helpers(module, function)]
 

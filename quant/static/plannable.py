@@ -85,9 +85,9 @@ class Planner:
         raise Unplanned(f"{instruction.kind} has no native kernel")
 
     def _layer(self, instruction: LayerCall) -> Planned:
-        op = self.layer(instruction.layer).op
-        if f"{op}_u8s8_f32" not in plan_check.table():
-            raise Unplanned(f"{op} has no plan")
+        product = self.layer(instruction.layer).product
+        if not product.plans:
+            raise Unplanned(f"{product.name} has no plan")
         self.tensor(Ref(instruction.source))
         return Planned((instruction,))
 

@@ -19,7 +19,7 @@ from quant.nn.base import QuantModule
 from quant.nn.rnn import Direction, _Cell, _Recurrent
 from quant.ops.recurrent import is_cell, product_range, state_range
 from quant.recipe import QConfig
-from quant.static import nonfinite, ops
+from quant.static import nonfinite
 from quant.static.recurrent import Tensors, mode_of, run_cell, run_layers, tensors_of
 from quant.static.weights import dequantized_rows, quantized_rows
 
@@ -65,7 +65,7 @@ class _Static(QuantModule):
         scale, zero_point = self.numbers().input
         if x.dtype != torch.float32:
             raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
-        q: Tensor = ops.table(self.backend)["quantize"](x, scale, zero_point)
+        q: Tensor = dispatch.current(self.backend).operators["quantize"](x, scale, zero_point)
         return q
 
     def call(
