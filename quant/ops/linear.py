@@ -13,8 +13,8 @@ from quant.folding import Transposed, depends_on_nothing, has_parameter, own_sha
 from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
-from quant.ops.registry import Recognised, recognises
 from quant.ops.products import LinearProduct
+from quant.ops.registry import Recognised, recognises
 
 
 @dataclass(frozen=True)

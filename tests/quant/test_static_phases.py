@@ -6,8 +6,8 @@ import pytest
 import torch
 from quant.kernels.reference_ops import OPS
 
-from quant.static.phases import Phases
 from quant.ops.products import TransposedProduct
+from quant.static.phases import Phases
 
 # (kernel, stride, padding, output padding, groups)
 GEOMETRIES: dict[str, tuple[list[int], list[int], list[int], list[int], int]] = {
