@@ -15,7 +15,7 @@ from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
 from quant.capture.numbers import plain_numbers
-from quant.capture.state import modes_of, same_content
+from quant.capture.sameness import same_content
 from quant.capture.surroundings import Chance
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unseen import out_of_sight
@@ -24,6 +24,9 @@ from quant.graph import Node, Region, attribute, leaves
 from quant.leaves import is_leaf
 from quant.names import full_name
 from quant.objects import Given, containers, content
+
+Modes = list[tuple[str, nn.Module, bool]]
+"""Modules by their names, with their modes."""
 
 
 class ModuleCalls:
@@ -35,7 +38,7 @@ class ModuleCalls:
 
     def __init__(self, tape: Tape, results: CallResults, writes: Writes, mode: TorchFunctionMode) -> None:
         self.tape, self.results, self.writes, self.mode = tape, results, writes, mode
-        self._chance = Chance(tape.root)
+        self._chance = Chance(tape.before.generators)
         self._sites: dict[str, int] = {}
         self._set_modes: set[str] = set()
 
@@ -56,7 +59,7 @@ class ModuleCalls:
         seen_through = (
             self.tape.is_recording and name is not None and full_name(self.tape.path, name) not in self.tape.islands
         )
-        if self.tape.is_recording:
+        if self.tape.is_recording and not _is_torch_layer(module):
             self.charge_chance()
         self.tape.outside.enter(module, forward)
         try:
@@ -102,7 +105,7 @@ class ModuleCalls:
         try:
             with self.tape.switched(True), self.noting_errors(name):
                 output = forward_of(module, forward)(*args, **kwargs)
-            self.hold_modes(name, module, modes)
+            self.hold_modes(name, modes)
             self.charge_chance()
             places = self.tape.places(output)
             self.tape.regions.append(Region(name, start, len(self.tape.nodes), arguments, places))
@@ -111,15 +114,15 @@ class ModuleCalls:
             self.tape.owners.pop()
         return output
 
-    def hold_modes(self, name: str, module: nn.Module, modes: dict[str, bool]) -> None:
+    def hold_modes(self, name: str, modes: Modes) -> None:
         """A forward that sets the mode of its parts has to run for it; they keep it after the call."""
-        changed = self._modes_set_since(name, module, modes)
+        changed = self._modes_set_since(name, modes)
         if changed:
             self.tape.problem(name, f"sets the training mode of {changed[0]}")
 
-    def _modes_set_since(self, name: str, module: nn.Module, modes: dict[str, bool]) -> list[str]:
+    def _modes_set_since(self, name: str, modes: Modes) -> list[str]:
         """The parts of a module whose mode is another than it was, but for those that are known to set it."""
-        changed = [full_name(name, path) for path, mode in modes_of(module).items() if modes.get(path, mode) != mode]
+        changed = [full_name(name, path) for path, part, mode in modes if part.training != mode]
         new = [path for path in changed if path not in self._set_modes]
         self._set_modes.update(new)
         return new
@@ -146,7 +149,7 @@ class ModuleCalls:
         modes = modes_of(module)
         with self.writes.of_island(module, name):
             value = self.run_inside(path, module, real_args, real_kwargs, forward)
-        self._modes_set_since(name, module, modes)
+        self._modes_set_since(name, modes)
         self.tape.opaque.append(path)
         if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.tape.problem(self.tape.owner, f"hands an object to {name}, which changes it")
@@ -155,7 +158,7 @@ class ModuleCalls:
         return self._results(node, module, value, known, args, kwargs)
 
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
-        if self.tape.parameters.are_swapped(attribute(self.tape.root, name)):
+        if self.tape.before.are_swapped(attribute(self.tape.root, name)):
             self.tape.problem(self.tape.owner, f"calls {name or 'itself'} with other parameters than its own")
         node = Node(
             len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
@@ -165,7 +168,8 @@ class ModuleCalls:
         return node
 
     def _results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
-        self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
+        if not _is_torch_layer(module):
+            self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
@@ -205,3 +209,13 @@ class ModuleCalls:
         """The module that runs is the one that drew the random numbers since the last call of a submodule."""
         if self._chance.was_drawn_from():
             self.tape.problem(self.tape.owner, "draws random numbers outside of torch")
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    """Whether a call of the module runs no code but torch's, which draws from torch's generators alone."""
+    return type(module).__module__.startswith("torch.nn.modules.") and is_leaf(module)
+
+
+def modes_of(root: nn.Module) -> Modes:
+    """Which modules in a module are in training mode."""
+    return [(path, module, module.training) for path, module in root.named_modules()]

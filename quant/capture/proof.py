@@ -19,6 +19,7 @@ from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
+from quant.capture.snapshot import Snapshot
 from quant.capture.variations import (
     UNCOVER,
     VARY,
@@ -112,35 +113,35 @@ class Proof:
             call = varied(self.recorder.root, self.call, values, limits, step)
         except NoOther:
             return None
-        other = self.recorder.again(training=self.recorder.training)
+        before = self.watched.snapshot()
+        other = self.recorder.again(before, training=self.recorder.training)
         try:
-            return self._is_like(other, call, limits)
+            return self._is_like(other, before, call, limits)
         finally:
             other.forget_values()
 
-    def _is_like(self, other: Recorder, call: Arguments, limits: list[Limit]) -> bool | None:
-        """As `_agrees`, of a call and the recorder that is to record it."""
-        before = self.watched.state()
+    def _is_like(self, other: Recorder, before: Snapshot, call: Arguments, limits: list[Limit]) -> bool | None:
+        """As `_agrees`, of a call and the recorder that is to record it on a model that holds `before`."""
         try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call
-            before()
+            before.put_back()
             return None
-        after = self.watched.state()
+        after = self.watched.snapshot()
         if limits and decides_otherwise(self.recorder, other):
             self._decided = True
             return None
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
         if fault is None:
-            before()
+            before.put_back()
             if _computes(self.recorder, other, call):
-                after()
+                after.put_back()
                 for node, twin in zip(self.recorder.nodes, other.nodes, strict=True):
                     node.note_other_shape(twin)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
-        after()
+        after.put_back()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
 
@@ -177,7 +178,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
 
 def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
     """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
-    again = Recorder(one.root, one.path, one.islands, one.limits)
+    again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
     last.update((leaf.index, len(one.nodes)) for leaf in leaves(one.output) if isinstance(leaf, Ref))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 
 from torch import nn
 
@@ -46,14 +46,14 @@ def record(
     """
     limits: tuple[Limit, ...] = ()
     for _ in range(MOST_PASSES):
-        put_back = watched.snapshot()
+        before = watched.snapshot()
         try:
-            recorder = Recorder(module, path, islands, limits, training=training)
+            recorder = Recorder(module, path, islands, limits, before, training=training)
             try:
                 run(watched, recorder, call)
                 _refuse_shared_memory(recorder, call)
             except Exception as error:
-                put_back()
+                watched.put_back(before)
                 fails = _where_it_fails(recorder, call)
                 if not fails:
                     raise error
@@ -66,13 +66,13 @@ def record(
                     new = (unlike_in_training if training else unlike_with_gradients)(watched, recorder, call)
                 new = {_answerable(recorder, name): reason for name, reason in new.items()}
                 if not new and whole:
-                    new = _undisturbed(watched, recorder, call, put_back)
+                    new = _undisturbed(watched, recorder, call)
                 if not new and whole:
                     return recorder
             elif not new:
                 return recorder
         finally:
-            put_back()
+            watched.put_back(before)
         if new and not watched.has_run:
             # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
             watched.has_run, limits = True, ()
@@ -113,9 +113,9 @@ def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
     return {name: f"its forward cannot be recorded ({said_of(error)})"}
 
 
-def _undisturbed(watched: Watched, recorder: Recorder, call: Arguments, put_back: Callable[[], None]) -> dict[str, str]:
+def _undisturbed(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
     """The module that does something else when it is recorded."""
-    name = disturbed(watched, recorder, call, put_back)
+    name = disturbed(watched, recorder, call)
     if name is None:
         return {}
     return {full_name(recorder.path, name): "its forward does something else when it is recorded"}

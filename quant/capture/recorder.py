@@ -19,10 +19,10 @@ from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.forward_code import named_in
 from quant.capture.function_calls import FunctionCalls
-from quant.capture.module_calls import ModuleCalls
+from quant.capture.module_calls import ModuleCalls, modes_of
 from quant.capture.numbers import NUMBERS, plain_numbers, recorded
 from quant.capture.scalars import NUMBER, Limit, with_numbers
-from quant.capture.state import modes_of
+from quant.capture.snapshot import Snapshot
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unseen import asked, said_of, stand_ins
 from quant.capture.writes import Writes, versions
@@ -50,12 +50,13 @@ class Recorder(Tape, TorchFunctionMode):
         root: nn.Module,
         path: str,
         islands: Mapping[str, str],
-        limits: tuple[Limit, ...] = (),
+        limits: tuple[Limit, ...],
+        before: Snapshot,
         *,
         training: bool = False,
         keeps: bool = False,
     ) -> None:
-        Tape.__init__(self, root, path, islands, limits, keeps=keeps)
+        Tape.__init__(self, root, path, islands, limits, before, keeps=keeps)
         TorchFunctionMode.__init__(self)
         self.training = training
         self.tensors: list[Tensor] = []
@@ -84,13 +85,13 @@ class Recorder(Tape, TorchFunctionMode):
                 modes = modes_of(self.root)
                 with self.switched(True), self._modules.noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
-                self._modules.hold_modes("", self.root, modes)
+                self._modules.hold_modes("", modes)
             self._end()
         self.called.add(self.path)
 
-    def again(self, *, training: bool, keeps: bool = False) -> Recorder:
-        """A recorder of another call of the same kind."""
-        return Recorder(self.root, self.path, self.islands, self.limits, training=training, keeps=keeps)
+    def again(self, before: Snapshot, *, training: bool, keeps: bool = False) -> Recorder:
+        """A recorder of another call of the same kind, on a model that now holds `before`."""
+        return Recorder(self.root, self.path, self.islands, self.limits, before, training=training, keeps=keeps)
 
     def forget_values(self) -> None:
         """Let go of all tensors of the call; with gradients each leads to all that came before it."""

@@ -22,7 +22,7 @@ from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outside import Outside
 from quant.capture.scalars import ROUNDED, Limit, loses
-from quant.capture.surroundings import OwnParameters
+from quant.capture.snapshot import Snapshot
 from quant.capture.unseen import is_transformed
 from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
 from quant.names import full_name
@@ -40,6 +40,8 @@ class Tape:
         root, path: the module, and its dotted name in the model.
         islands: by dotted name, why modules run as they are.
         limits: sizes and numbers that are held to what they were.
+        before: what the model held before the call.
+        parts: the same of the modules in the root, by their names there.
         names: of the modules in the root, by identity.
         attributes: the places of the tensors that modules hold, by identity.
         problems: by dotted name within the model, why a module is to run as it is.
@@ -64,11 +66,23 @@ class Tape:
     """
 
     def __init__(
-        self, root: nn.Module, path: str, islands: Mapping[str, str], limits: tuple[Limit, ...], *, keeps: bool = False
+        self,
+        root: nn.Module,
+        path: str,
+        islands: Mapping[str, str],
+        limits: tuple[Limit, ...],
+        before: Snapshot,
+        *,
+        keeps: bool = False,
     ) -> None:
+        self.before = before
         self.root, self.path, self.islands, self.limits, self.keeps = root, path, islands, limits, keeps
-        self.names = {id(module): name for name, module in root.named_modules()}
-        self.attributes = _attributes(root)
+        self.parts = before.within(root)
+        self.names = {id(part.module): name for name, part in self.parts.items()}
+        self.attributes: dict[int, Attr] = {}
+        for name, part in self.parts.items():
+            for key, tensor in part.tensors:  # the first name counts
+                self.attributes.setdefault(id(tensor), Attr(full_name(name, key)))
         self.problems: dict[str, str] = {}
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
@@ -77,8 +91,7 @@ class Tape:
         self.opaque: list[str] = []
         self.foreign: list[tuple[int, str, Any]] = []
         self.outside = Outside()
-        self.parameters = OwnParameters(root)
-        self.inside = IslandCalls(self.parameters, lambda: self.outside.reached())
+        self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
         self.inputs: list[Tensor] = []
         self.given: dict[int, tuple[Any, Given]] = {}
@@ -195,6 +208,7 @@ class Tape:
             return leaf
         if isinstance(place, Ref) and place.index in self.overwritten:
             self.problem(self.owner, WRITTEN)
+            self.overwritten.discard(place.index)  # who reads it later reads what an island gave
         return place
 
     def follows_from(self, tree: Any) -> int:
@@ -258,6 +272,8 @@ class Tape:
 
         Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
         """
+        if not self._unsure:
+            return
         readers = Counter(ref for node in self.nodes for ref in node.refs)
         readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
         for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
@@ -268,22 +284,6 @@ class Tape:
 def _forget(where: dict[int, Any], key: int, _: Any) -> None:
     """A tensor is gone, and another one may have its identity from now on."""
     where.pop(key, None)
-
-
-def _attributes(root: nn.Module) -> dict[int, Attr]:
-    """The places of the tensors that modules hold, by identity; the first name counts."""
-    found: dict[int, Attr] = {}
-    for attr, tensor in _stored_tensors(root):
-        found.setdefault(id(tensor), attr)
-    return found
-
-
-def _stored_tensors(root: nn.Module) -> Iterator[tuple[Attr, Tensor]]:
-    for path, module in root.named_modules():
-        for store in (module.__dict__.get("_parameters"), module.__dict__.get("_buffers"), module.__dict__):
-            for name, value in (store or {}).items():
-                if isinstance(value, Tensor):
-                    yield Attr(full_name(path, name)), value
 
 
 def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:

@@ -32,11 +32,12 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
 
 def _larger(watched: Watched, recorder: Recorder, call: Arguments) -> list[str]:
     """The layers that get larger values in eval mode than in training, by two recordings that keep all values."""
-    put_back, one = watched.state(), recorder.again(training=recorder.training, keeps=True)
+    before = watched.snapshot()
+    one = recorder.again(before, training=recorder.training, keeps=True)
     try:
         run(watched, one, call)
     finally:
-        put_back()
+        before.put_back()
     other = _recorded_in_training(watched, recorder, call, keeps=True)
     if other is None:
         return []
@@ -73,8 +74,8 @@ def _recorded_with_gradients(
     watched: Watched, recorder: Recorder, call: Arguments, *, training: bool, keeps: bool = False
 ) -> Recorder | None:
     """The same call once more, with gradients; None where the module refuses it so."""
-    other = recorder.again(training=training, keeps=keeps)
-    put_back = watched.state()
+    before = watched.snapshot()
+    other = recorder.again(before, training=training, keeps=keeps)
     try:
         with torch.enable_grad():
             run(watched, other, call)
@@ -83,7 +84,7 @@ def _recorded_with_gradients(
     ):  # batch norms refuse a single value per channel, for one; what refuses gradients is called without
         return None
     finally:
-        put_back()
+        before.put_back()
     if not keeps:
         other.forget_values()
     return other

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
 from quant.capture.calls import share_storage, with_items, write_items
-from quant.capture.state import Snapshot, differs, same_content, state_of, storages_of
+from quant.capture.module_state import Items, ModuleState
+from quant.capture.places import MISSING
+from quant.capture.sameness import same, same_content
+from quant.capture.scripted import ScriptState
+from quant.capture.snapshot import state_of, storages_of
 from quant.capture.tape import Tape
 from quant.graph import Attr, Node, Ref, leaves
 from quant.names import full_name
@@ -23,14 +27,14 @@ class Writes:
 
     def __init__(self, tape: Tape, results: CallResults) -> None:
         self.tape, self.results = tape, results
-        self._state: dict[str, dict[str, Any]] = {}
+        self._state: dict[str, ModuleState | ScriptState] = {}
         self._stored: dict[int, torch.UntypedStorage] = {}
         self._contents: dict[int, Any] = {}
 
     def begin(self) -> None:
         """The call begins: what is held now is what was held before it."""
         self._contents = {key: content(value) for key, (value, _) in self.tape.given.items()}
-        self._state, self._stored = state_of(self.tape.root), storages_of(self.tape.root)
+        self._state, self._stored = dict(self.tape.parts), storages_of(self.tape.parts.values())
 
     def set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
         """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
@@ -94,39 +98,36 @@ class Writes:
                 yield Write(given, (self.tape.places(attributes, own=True), self.tape.places(items, own=True)))
 
     def of_attributes(self) -> Iterator[Write]:
-        """What the call left on modules."""
-        before = self._state
-        for path, attributes in state_of(self.tape.root).items():
-            if path not in before:
-                continue  # a new submodule is a change of its parent's
-            changed = {
-                name
-                for name in {*attributes, *before[path]}
-                # A number that follows from this call's sizes was set in it, though it may be what it was before.
-                if differs(before[path], attributes, name) or self.tape.is_own_number(attributes.get(name))
-            }
-            for name in sorted(changed):
-                value = attributes.get(name)
-                if name not in attributes or isinstance(value, (nn.Module, nn.Parameter, Snapshot)):
+        """What the call left on modules; a new submodule is a change of its parent's."""
+        for path, part in self._state.items():
+            for name, value in sorted(self._written(part).items()):
+                if value is MISSING or isinstance(value, (nn.Module, nn.Parameter, Items)):
                     self.tape.problem(path, f"changes its attribute '{name}'")
                 else:
                     yield Write(full_name(path, name), self.tape.places(value))
 
+    def _written(self, part: ModuleState | ScriptState) -> dict[str, Any]:
+        """What was set on a module, by name; a script module shows nothing of it."""
+        if isinstance(part, ScriptState):
+            return {}
+        # A number that follows from this call's sizes was set in it, though it may be what it was before.
+        return {
+            name: now
+            for name, (before, now) in part.replaced().items()
+            if not same(before, now) or self.tape.is_own_number(now)
+        }
+
     @contextlib.contextmanager
     def of_island(self, module: nn.Module, name: str) -> Iterator[None]:
         """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
-        before = state_of(module)
-        for path, attributes in before.items():
-            known = self._state.get(full_name(name, path), {})
-            if any(differs(known, attributes, one) for one in {*known, *attributes}):
-                self.tape.problem(self.tape.owner, f"writes on {full_name(name, path)} before that runs as it is")
+        for path in (full_name(name, inner) for inner, _ in module.named_modules()):
+            if path not in self._state or self._written(self._state[path]):
+                self.tape.problem(self.tape.owner, f"writes on {path} before that runs as it is")
         yield
-        for path, attributes in state_of(module).items():
-            known = self._state.setdefault(full_name(name, path), {})
-            for one in {*attributes, *before.get(path, {})}:
-                if differs(before.get(path, {}), attributes, one):
-                    known.pop(one, None)
-                    known.update({one: attributes[one]} if one in attributes else {})
+        for inner, part in module.named_modules():
+            path = full_name(name, inner)
+            if path not in self._state or self._written(self._state[path]):
+                self._state[path] = state_of(part)
 
 
 def version_of(tensor: Tensor) -> int:

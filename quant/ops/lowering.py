@@ -20,7 +20,7 @@ class Kernel:
     """A kernel with its arguments.
 
     Attributes:
-        name: in the table of operators (`static/ops.py`).
+        name: in the table of operators (`Backend.operators`).
         args, kwargs: Ref to values of the program (`Context.integers`), or constants.
     """
 

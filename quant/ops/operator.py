@@ -17,6 +17,7 @@ from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, Moved
+    from quant.ops.products import Product
     from quant.ops.step import Step
 
 Interval = tuple[float, float]
@@ -116,9 +117,9 @@ class Weighted(Clampable):
     batch_norm: int | None = None
     affine: tuple[Affine, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
-        """What the int8 layer is told besides its weight: stride, padding, ..."""
-        return {}
+    def int8(self) -> Product:
+        """What the int8 layer multiplies, with its settings."""
+        raise NotImplementedError
 
     @property
     def is_folded(self) -> bool:

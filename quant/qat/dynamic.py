@@ -25,7 +25,7 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
     """The module's own forward, hooks included, on rounded weights.
 
     Args:
-        module: one for which `static.leaves.is_dynamic` holds.
+        module: one for which `leaves.is_dynamic` holds.
 
     Raises:
         ValueError: a weight holds NaN or inf.

@@ -10,12 +10,12 @@ from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
+from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.call_text import call_text
 from quant.static.instructions import FloatCall
-from quant.static.notes import substitute
 from quant.static.prepared import Prepared
 from quant.static.program import ProgramRunner
 from quant.static.replaced import folded_parameters
@@ -30,7 +30,7 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
     """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}{substitute(backend)}"
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -56,7 +56,8 @@ def recurrent_entry(
     x = _ends(ranges[plan.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    steps = interpreted_steps(layer)
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
 
 
 def _ends(qparams: QParams) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from quant.arguments import copied
 from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves
+from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.static import nonfinite, ops
+from quant.static import nonfinite
 from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
@@ -215,13 +216,13 @@ class ProgramRunner(Programs):
 
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        backend = ops.plans(self.backend)
-        if backend is None:
+        backend = dispatch.current(self.backend)
+        if not backend.plans:
             self._steps(program, program.instructions, program.drops, registers)
         else:
             planned, given = program.schedule or self.schedule(program), registers.copy()
             try:
-                self._steps(program, planned.steps, planned.drops, registers, backend)
+                self._steps(program, planned.steps, planned.drops, registers, backend.name)
             except (TypeError, ValueError):
                 # A native call knows its lines, not the user's layers; step by step the error gets a name.
                 self._steps(program, program.instructions, program.drops, given)
@@ -251,14 +252,14 @@ class ProgramRunner(Programs):
             else:
                 singles = (step,)
             for instruction in singles:
-                table = table or ops.table(self.backend)
+                table = table or dispatch.current(self.backend).operators
                 registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
             for register in gone:
                 registers.pop(register, None)
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if ops.compiled(self.backend) is None:
+        if not dispatch.current(self.backend).computes_reals:
             return None
         key = id(instruction)
         if key not in self._singles:
@@ -310,7 +311,7 @@ class ProgramRunner(Programs):
 
     def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
         try:
-            return native.run(registers, self, ops.compiled(self.backend) or "")
+            return native.run(registers, self, dispatch.current(self.backend).name)
         except (TypeError, ValueError) as error:
             raise type(error)(f"'{node.label}': {error}") from error
 

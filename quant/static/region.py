@@ -187,17 +187,17 @@ class _Text:
             "q_weight": self._constant(layer.q_weight),
         }
         settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
-        settings.update(zip(("stride", "padding", "dilation", "groups"), known.places, strict=False))
+        settings.update(layer.product.settings)
         settings["multiplier"] = self._constant(known.multiplier)
         clamp = layer.clamps[site]
         if known.limits is not None:
             low, high = known.limits
             settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(call.out, f"{layer.op}_u8s8_u8", settings))
+            lines.append(Line(call.out, layer.product.integers, settings))
         elif clamp is None:
-            lines.append(Line(call.out, f"{layer.op}_u8s8_f32", settings))
+            lines.append(Line(call.out, layer.product.reals, settings))
         else:
-            lines.append(Line(spare + 1, f"{layer.op}_u8s8_f32", settings))
+            lines.append(Line(spare + 1, layer.product.reals, settings))
             ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
             lines.append(Line(call.out, "clamp", ends))
         return [str(line) for line in lines]
