@@ -67,7 +67,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _methods(kind: type) -> frozenset[str]:
+def _methods(kind: Any) -> frozenset[str]:
     """The names of what objects of a class can be called by; it is asked at every call that is captured."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
