@@ -53,7 +53,8 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
     None where a subclass changes it.
     """
-    replaced = _methods(type(module)).intersection(vars(module))
+    own: Any = type(module)
+    replaced = _methods(own).intersection(vars(module))
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
