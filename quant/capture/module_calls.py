@@ -101,6 +101,7 @@ class ModuleCalls:
         start, end_calls = len(self.tape.nodes), self.tape.given_back.mark()
         arguments = {key: self.tape.places(value) for key, value in bind(module, args, kwargs).items()}
         self.tape.owners.append(name)
+        self.tape.held_for_texts((args, kwargs))
         modes = modes_of(module)
         try:
             with self.tape.switched(True), self.noting_errors(name):

@@ -82,6 +82,7 @@ class Recorder(Tape, TorchFunctionMode):
             if is_leaf(self.root):
                 self.result = self._modules.call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
+                self.held_for_texts((args, kwargs))
                 modes = modes_of(self.root)
                 with self.switched(True), self._modules.noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)
