@@ -214,7 +214,8 @@ def _readers(model: nn.Module) -> dict[str, str]:
 
 def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
     if name in info.islands:
-        return f"an island: {info.islands[name]}; its layers are handled one by one"
+        inside = any(one.startswith(f"{name}." if name else "") for one in info.called if one != name)
+        return f"an island: {info.islands[name]}" + ("; its layers are handled one by one" if inside else "")
     if name in info.called:
         return "its own parameters are used in float"
     if name in readers:
