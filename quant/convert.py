@@ -36,7 +36,7 @@ from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
-from quant.static.program import ProgramRunner
+from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic

@@ -7,15 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Graph, Node, Ref, map_leaves
+from quant.graph import Node, Ref, map_leaves
+from quant.ops.call import what
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import ShapeOnly
 from quant.ops.step import Step
+from quant.static.callee import Callee, Method, Submodule, function
 from quant.static.instructions import (
+    Conversion,
     Dequantize,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     KernelCall,
@@ -23,10 +28,10 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
     TakeSequence,
-    registers_in,
     renumbered,
 )
-from quant.static.program import Program, unread
+from quant.static.program import Program, live, unread
+from quant.static.single_steps import DROPOUTS
 from quant.static.values import Size, Value
 
 
@@ -56,7 +61,7 @@ def assemble(
     for step in steps:
         made.step(step)
     tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, _live(made.instructions, tree, plan.graph), tree)
+    return _numbered(made, live(made.instructions, tree), tree)
 
 
 def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Program:
@@ -100,6 +105,8 @@ class _Assembler:
         return Value(len(self.values), held.label, dtype, context.shapes.shape(node), qparams, node)
 
     def emit(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, Conversion):
+            self.values[instruction.out] = replace(self.values[instruction.out], name=instruction.step)
         self.instructions.append(replace(instruction, modules=self._modules(instruction)))
         self._ready.add(instruction.out)
 
@@ -114,7 +121,7 @@ class _Assembler:
             if index in reads or node.kind == "input":
                 continue
             found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
-            waiting += [] if isinstance(instruction, FloatCall) else node.refs
+            waiting += [] if instruction.own else node.refs
         return tuple(sorted(found - {""}))
 
     def real(self, node: int) -> int:
@@ -169,7 +176,11 @@ class _Assembler:
         """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
-        self.emit(FloatCall(out=out, step=name, node=node.index, args=args, kwargs=kwargs))
+        if node.kind == "guard":
+            self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
+            return
+        how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
+        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
@@ -196,24 +207,29 @@ class _Assembler:
         node = self.plan.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
         args, kwargs = _with_values(node, moved)
-        rescaled = kernel.rescaled
-        self.emit(IntegerMove(out=out, step=step.name, node=node.index, args=args, kwargs=kwargs, rescaled=rescaled))
+        callee = _moving_callee(node, self.context.root)
+        how: Any = {"callee": callee, "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        self.emit(IntegerMove(out=out, step=step.name, **how))
+
+
+def _callee(node: Node) -> Callee:
+    if node.kind == "function":
+        return function(node.target)
+    return Method(node.target) if node.kind == "method" else Submodule(node.target)
+
+
+def _moving_callee(node: Node, root: nn.Module) -> Callee | None:
+    """What a call that only moves values calls where these are integers; None where it gives its input back."""
+    name = what(node, root)
+    if name in DROPOUTS:
+        return None
+    if node.kind == "method" and name in ("view", "view_as"):
+        # The integers may lie in another memory format than the reals did, where a view would not be possible.
+        return Method("reshape" if name == "view" else "reshape_as")
+    return _callee(node)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:
     """A node's (args, kwargs) with values of the program in place of those of the graph."""
     moved: tuple[Any, ...] = renumbered((node.args, node.kwargs), ids)
     return moved
-
-
-def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[Instruction]:
-    """The instructions that somebody reads, and those that check or may do something besides."""
-    needed = registers_in(output)
-    kept = []
-    for instruction in reversed(instructions):
-        node = graph.nodes[instruction.node] if isinstance(instruction, FloatCall) else None
-        acts = node is not None and (node.writes or node.kind in ("guard", "module"))
-        if acts or instruction.out in needed:
-            kept.append(instruction)
-            needed |= instruction.reads
-    return kept[::-1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
+from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
 from quant.static.plannable import Planner
 from quant.static.plannable_moves import Symbol
 from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
@@ -71,7 +71,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             planner.symbols.clear()
             made.steps.append(instruction)
             made.drops.append(drops[index])
-            if not isinstance(instruction, FloatCall):
+            if not instruction.own:
                 made.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(made, registers_in(output))
     planner.symbols.clear()
@@ -124,7 +124,7 @@ class _Part:
     @property
     def only_moves(self) -> bool:
         """Whether it moves reals or looks at a shape, which torch does as well without a copy."""
-        if not isinstance(self.instruction, FloatCall):
+        if not self.instruction.own:
             return False
         if isinstance(self.planned, ModuleCall):
             return not self.inexact
@@ -154,9 +154,7 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(part.pieces for part in inside) < SHORTEST or all(
-            isinstance(part.instruction, FloatCall) for part in inside
-        )
+        short = sum(part.pieces for part in inside) < SHORTEST or all(part.instruction.own for part in inside)
         if short and not any(part.inexact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]

@@ -16,7 +16,7 @@ from quant.kernels.reference_plan import Line, Register
 from quant.ops.call import StaysFloat, reads_only_rank, what
 from quant.ops.pad import Pad
 from quant.ops.registry import recognise
-from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.static.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.static.layers import StaticLayer
 from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
 from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
@@ -49,7 +49,7 @@ class Planner:
         """
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
-        if isinstance(instruction, FloatCall):
+        if isinstance(instruction, (FloatCall, Guard)):
             return self._call(instruction)
         if isinstance(instruction, IntegerMove):
             return self._move(instruction)
@@ -91,9 +91,13 @@ class Planner:
         if value.dtype is None or (value.qparams is None and value.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
 
-    def _pad(self, instruction: FloatCall) -> Line:
+    def _node(self, instruction: Instruction) -> Node:
+        """The captured call that an instruction was made of."""
+        return self.graph.nodes[self.program.values[instruction.out].node]
+
+    def _pad(self, instruction: FloatCall | Guard) -> Line:
         """Reals with zeros around them, which the plan may as well put around the integers."""
-        node = self.graph.nodes[instruction.node]
+        node = self._node(instruction)
         module = self.root.get_submodule(node.target) if node.kind == "module" else None
         if module is not None and (module._forward_hooks or module._forward_pre_hooks):
             raise Unplanned("it has hooks")
@@ -109,7 +113,7 @@ class Planner:
         settings = {"q": Register(source), "widths": pad.widths, "mode": "constant", "fill": 0}
         return Line(instruction.out, "pad", settings)
 
-    def _call(self, instruction: FloatCall) -> list[Line] | ModuleCall | Symbol:
+    def _call(self, instruction: FloatCall | Guard) -> list[Line] | ModuleCall | Symbol:
         """A call in float."""
         if instruction.out in self.rounded:
             with suppress(Unplanned):
@@ -117,7 +121,7 @@ class Planner:
         try:
             return self._symbol(instruction)
         except Unplanned:
-            node, (args, kwargs) = self.graph.nodes[instruction.node], instruction.arguments
+            node, (args, kwargs) = self._node(instruction), instruction.arguments
             name = what(node, self.root)
             moves = self._views_are_safe and name in REAL_MOVES
             if not moves and name not in REALS and node.kind != "module":
@@ -144,9 +148,9 @@ class Planner:
         """Of a value, as captured; None where it is no tensor."""
         return self.program.values[register.index].dtype
 
-    def _symbol(self, instruction: FloatCall) -> Symbol:
+    def _symbol(self, instruction: FloatCall | Guard) -> Symbol:
         """A call that reads a shape, where it costs nothing to know it."""
-        node = self.graph.nodes[instruction.node]
+        node = self._node(instruction)
         args, kwargs = instruction.arguments
         if kwargs or not args or not isinstance(args[0], Ref):
             raise Unplanned("it is computed in float")
@@ -178,7 +182,7 @@ class Planner:
         return Symbol(kind, before.source) if compares or kind == "check" else None
 
     def _move(self, instruction: IntegerMove) -> list[Line] | Symbol:
-        node = self.graph.nodes[instruction.node]
+        node = self._node(instruction)
         args, kwargs = instruction.arguments
         name = what(node, self.root)
         handler = MOVES.get(name)

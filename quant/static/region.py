@@ -5,6 +5,7 @@ The text is made from the layers' numbers when the region first runs, and again 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.static import nonfinite
 from quant.static.exchanged import Origin
-from quant.static.instructions import Instruction, LayerCall, Quantize
+from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
 from quant.static.layers import StaticLayer
 from quant.static.plannable_reals import ModuleCall
 
@@ -85,7 +86,10 @@ class Region:
             nonfinite.note_inputs(inputs, self._quantized(), registers)
             made = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
-            made = _run_of_finite(inputs, text.constants, text.program, backend)
+            try:
+                made = _run_of_finite(inputs, text.constants, text.program, backend)
+            except (TypeError, ValueError) as error:
+                raise type(error)(self._named(str(error), text)) from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -96,6 +100,18 @@ class Region:
         """The places of the inputs that are made integers as they come."""
         read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
+
+    def _named(self, error: str, text: _Text) -> str:
+        """An error of the native call, which names a line of the text, by the instruction that the line is of."""
+        found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
+        made = {one.out: one for one in self.instructions}
+        if found is None:
+            return f"{said_of(self.instructions[0])} to {said_of(self.instructions[-1])}, one native call: {error}"
+        lines = text.program.split("\n")
+        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
+        # What lies between the lines of one instruction has registers of its own; the last line gives its value.
+        outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
+        return f"{said_of(next(made[out] for out in outs if out in made))}: {found[2]}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}

@@ -5,20 +5,19 @@ A program that runs step by step spends more time finding out what a step is tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from quant.graph import Node, attribute, call, settle
+from quant.graph import attribute, settle
 from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
-from quant.ops.call import what
+from quant.static.callee import Submodule
 from quant.static.filling import Fill, filler
-from quant.static.instructions import FloatCall, Instruction, IntegerMove
+from quant.static.instructions import FloatCall, Guard, Instruction, IntegerMove
 
 if TYPE_CHECKING:
-    from quant.graph import Graph
     from quant.static.exchanged import Edge, Origin
 
 
@@ -44,14 +43,15 @@ class SingleStep:
         return True
 
 
-def single_step(instruction: Instruction, graph: Graph, root: nn.Module, origin: Origin | None) -> SingleStep:
+def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None) -> SingleStep:
     """Work out what an instruction needs when it runs by itself."""
     edges = [] if origin is None else origin.edges(instruction)
-    if not isinstance(instruction, (FloatCall, IntegerMove)):
+    if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
         args, kwargs = map(filler, instruction.arguments)
         return SingleStep(instruction, edges, args, kwargs)
     args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.arguments)
-    if graph.nodes[instruction.node].kind == "module" and holds_objects(instruction.arguments):
+    calls_module = not isinstance(instruction, Guard) and isinstance(instruction.callee, Submodule)
+    if calls_module and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)
     return SingleStep(instruction, edges, args, kwargs)
 
@@ -65,15 +65,12 @@ DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "
 """Calls that change nothing at inference."""
 
 
-def move(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module) -> Any:
-    """A call that only moves values, on integers."""
-    name = what(node, root)
-    if name in DROPOUTS:
-        return args[0]
-    if node.kind == "method" and name in ("view", "view_as"):
-        # The integers may lie in another memory format than the reals did, where a view would not be possible.
-        node = replace(node, target="reshape" if name == "view" else "reshape_as")
-    return call(node, root, args, kwargs)
+def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of a call in the user's own arithmetic; `kwargs` may be changed."""
+    if kwargs.get("training") is False and not instruction.frozen:
+        # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
+        kwargs["training"] = attribute(root, instruction.owner).training
+    return instruction.callee.call(root, args, kwargs)
 
 
 def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:

@@ -33,7 +33,7 @@ from quant.nn.base import QuantModule
 from quant.ops.call import what
 from quant.parity import parity
 from quant.static import ops, program, single_steps
-from quant.static.program import ProgramRunner
+from quant.static.program_runner import ProgramRunner
 from quant.static.simulating import simulating
 
 from .random_blocks import Draw
