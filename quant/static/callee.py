@@ -86,6 +86,9 @@ def function(target: Callable[..., Any]) -> Function:
     for space in SPACES:
         if getattr(space, name, None) is target:
             return Function(space.__name__, name, target)
+    for method, found in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
+        if found is target:
+            return Function(torch.__name__, f"Tensor.{method}", target)
     return Function(getattr(target, "__module__", "") or "", getattr(target, "__qualname__", name), target)
 
 

@@ -6,6 +6,7 @@ step, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,9 @@ class Schedule:
     def regions(self) -> list[Region]:
         """The native calls."""
         return [step for step in self.steps if isinstance(step, Region)]
+
+    def __str__(self) -> str:
+        return "\n".join(map(_line, self.steps, self.drops))
 
     def describe(self) -> str:
         """What is computed together, and why the rest is not, for the report."""
@@ -80,6 +84,20 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return made
+
+
+def _line(step: Instruction | Region, drops: list[int]) -> str:
+    """A step of a schedule by the ids of values."""
+
+    def ids(title: str, values: Iterable[int]) -> str:
+        shown = " ".join(f"%{value}" for value in values)
+        return f" {title} {shown}" if shown else ""
+
+    if isinstance(step, Instruction):
+        return f"single %{step.out}{ids('drops', drops)}"
+    made = ids("native", (one.out for one in step.instructions)).strip()
+    tail = ids("tail", (one.out for one in step.tail))
+    return f"{made}{ids('inputs', step.inputs)}{ids('outputs', step.outputs)}{tail}{ids('drops', drops)}"
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import Tensor
 
 from quant.static.filling import Fill, filler
 from quant.static.instructions import Instruction, registers_in
+from quant.static.program_text import program_text
 from quant.static.values import Value, at
 
 if TYPE_CHECKING:
     from quant.static.native import Schedule
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Program:
     """Instructions in order, the values that they name, and the output as a tree of values.
 
@@ -53,6 +60,18 @@ class Program:
         shape = self.values[value].shape
         return None if shape is None else tuple(at(size, self.sizes) for size in shape)
 
+    def __str__(self) -> str:
+        return program_text(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and alike(self._parts, other._parts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.values, self.inputs, self.instructions, self.output, self.sizes
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fill": None}
 
@@ -77,3 +96,30 @@ def live(instructions: list[Instruction], output: Any) -> list[Instruction]:
             kept.append(instruction)
             needed |= instruction.reads
     return kept[::-1]
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two nested values are the same: tensors and arrays by what they hold, and NaN as NaN."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        bits = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
+    if isinstance(one, numpy.ndarray):
+        return one.dtype == other.dtype and numpy.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    if isinstance(one, complex):
+        return alike((one.real, one.imag), (other.real, other.imag))
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, slice):
+        return alike((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+    if is_dataclass(one):
+        names = [item.name for item in fields(one) if item.compare]
+        return all(alike(getattr(one, name), getattr(other, name)) for name in names)
+    return bool(one == other)

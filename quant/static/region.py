@@ -89,7 +89,7 @@ class Region:
             try:
                 made = _run_of_finite(inputs, text.constants, text.program, backend)
             except (TypeError, ValueError) as error:
-                raise type(error)(self._named(str(error), text)) from error
+                raise type(error)(self._named(str(error), text, inputs)) from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -101,12 +101,15 @@ class Region:
         read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
 
-    def _named(self, error: str, text: _Text) -> str:
-        """An error of the native call, which names a line of the text, by the instruction that the line is of."""
+    def _named(self, error: str, text: _Text, inputs: list[Tensor]) -> str:
+        """An error of the native call by the instruction that it is of: the text's line that it names, or an input."""
         found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
         made = {one.out: one for one in self.instructions}
         if found is None:
-            return f"{said_of(self.instructions[0])} to {said_of(self.instructions[-1])}, one native call: {error}"
+            given = zip(self.inputs, inputs, strict=True)
+            wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
+            reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
+            return f"{said_of(reader)}: {error}"
         lines = text.program.split("\n")
         begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
         # What lies between the lines of one instruction has registers of its own; the last line gives its value.
