@@ -26,7 +26,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -132,6 +132,9 @@ build: $(STAMPS)/build ## The compiled kernels, into the checkout
 core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library for C++ programs, kernels/csrc/README.md
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
+
+architecture: ## The packages, their sizes, who imports whom, and what is against the order
+	@$(PYTHON) tests/architecture/run.py $(ARGS)
 
 clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist kernels/_octet.so kernels/_octet.stamp *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -59,8 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--observer",
         default="histogram",
-        choices=[name for name in OBSERVERS if name != "fixed"],
-        help="how ranges of activations are chosen (default: histogram)",
+        type=_observer,
+        metavar="NAME",
+        help="how ranges of activations are chosen (default: histogram): "
+        f"{', '.join(name for name, kind in OBSERVERS.items() if not kind.by_hand)}, or one of an installed package",
     )
     parser.add_argument(
         "--observer-option",
@@ -231,6 +233,17 @@ def _number(text: str) -> float:
         return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+
+
+def _observer(name: str) -> str:
+    try:
+        fits = name in OBSERVERS and not OBSERVERS[name].by_hand
+    except ValueError as error:  # of an installed package, and not to be had
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not fits:
+        known = ", ".join(one for one, kind in OBSERVERS.items() if not kind.by_hand)
+        raise argparse.ArgumentTypeError(f"{name!r} is no observer that chooses a range from data, as {known} do")
+    return name
 
 
 def _option(text: str) -> tuple[str, float]:

@@ -171,7 +171,7 @@ def _kind(observer: Observer) -> str:
     """As recipes call it; "given" where the range is not the observer's choice."""
     names = {kind: name for name, kind in OBSERVERS.items()}
     kind = names.get(type(observer), type(observer).__name__)
-    return kind if observer.given is None or kind == "fixed" else "given"
+    return kind if observer.given is None or observer.by_hand else "given"
 
 
 def _short(value: float) -> float:

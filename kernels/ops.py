@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,10 @@ SCHEMAS = {
 
 WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend" in schema)
 """The operators that a backend computes; the others are the same everywhere, or those of the default backend."""
+
+_TABLE = Path(__file__).resolve().parent / "csrc" / "torch" / "libraries.inc"
+LIBRARIES = tuple(re.findall(r"^OCTET_LIBRARY\((\w+)", _TABLE.read_text(encoding="ascii"), re.MULTILINE))
+"""The backends inside the extension."""
 
 DEFAULT_EXTENSION = Path(__file__).resolve().parent / "_octet.so"
 

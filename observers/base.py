@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams
@@ -43,6 +43,8 @@ class Observer(Stateful, ABC):
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
 
     Attributes:
+        by_hand: whether its options are the range itself, rather than how one is chosen.
+        follows_batches: whether its range is made of batches one after another. A weight is looked at once.
         given: the range (low, high) that somebody gave instead of the one that statistics would choose; None lets
             them. A setting, not a statistic: no part of state_dict.
 
@@ -56,6 +58,8 @@ class Observer(Stateful, ABC):
         ValueError: from `forward`, when the axis is absent or its size changes.
     """
 
+    by_hand: ClassVar[bool] = False
+    follows_batches: ClassVar[bool] = False
     low: Tensor
     high: Tensor
     nan_count: Tensor

@@ -7,6 +7,8 @@ are exactly those.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.observers.base import FiniteRange, Observer
@@ -23,6 +25,8 @@ class FixedObserver(Observer):
         scheme: as for Observer.
         low, high: finite, low <= high.
     """
+
+    by_hand: ClassVar[bool] = True
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8, *, low: float, high: float) -> None:
         super().__init__(scheme)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from quant.artefact_file import ArtefactError, read, write
 from quant.copying import copy_model, settled
-from quant.dynamic_plan import base_type, supported
+from quant.dynamic import stand_in
+from quant.dynamic_plan import base_type
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
@@ -228,7 +229,7 @@ def _describe(module: QuantModule) -> dict[str, Any]:
     return {
         "class": type(module).__name__,
         "inner": {
-            name: {key: getattr(child, key) for key in _SETTINGS if hasattr(child, key)}
+            name: {key: getattr(child, key) for key in (*_SETTINGS, *child.kept_in_files) if hasattr(child, key)}
             for name, child in inner.items()
         },
     }
@@ -266,9 +267,11 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
         )
         return TiedEmbedding(old, weight)
     base = base_type(old)
-    if base is None or base.__name__ != kind:
+    qconfig = QConfig(weight_bits=settings.get("bits", 8), activation_bits=8)
+    made = None if base is None else stand_in(old, base, qconfig)
+    if made is None or type(made).__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return supported()[base](old, QConfig(weight_bits=settings.get("bits", 8), activation_bits=8))
+    return made
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
@@ -23,7 +24,6 @@ from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
-from quant.static.arguments import copied
 from quant.static.binding import bound_values
 from quant.static.instructions import (
     Dequantize,
@@ -254,7 +254,7 @@ def _add_unit(
 def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
-    kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
+    kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
@@ -311,7 +311,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
     if not isinstance(instruction, LayerCall):
         return instruction.kind
     layer: nn.Module = runner.layer(instruction.layer)
-    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
+    return layer.product.name if isinstance(layer, StaticLayer) else type(layer).__name__
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:

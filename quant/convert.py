@@ -20,13 +20,12 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.ops.lowering import Context
 from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.static.as_forward import as_forward
-from quant.static.assembly import assemble
+from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
 from quant.static.entries import Entries, make_report, note_floats, note_programs
@@ -218,7 +217,8 @@ def _convert_unit(
     further = "@" in path  # a further program of a module whose first one is in place
     by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
     emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
-    context = Context(plan.graph, root, by_value, emitted, SymbolicShapes(plan.graph), runner.tables)
+    shapes = SymbolicShapes(plan.graph)
+    context = AssemblyContext(plan.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)

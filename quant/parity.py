@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
 from quant.fuse import is_recurrent
@@ -16,16 +17,15 @@ from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
-from quant.ops.recurrent import Sequence
+from quant.ops.recurrent import Sequence, product_range, state_range
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
-from quant.static.arguments import copied
 from quant.static.binding import bound_values
 from quant.static.instructions import Conversion
 from quant.static.layers import StaticLayer
 from quant.static.program_runner import ProgramRunner
-from quant.static.recurrent import call_of, product_range, state_range
+from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from quant import lasting
+from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
 from quant.capture.unlike_in_training import REASON
@@ -26,15 +27,14 @@ from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
 from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
+from quant.leaves import base_layer, is_dynamic
 from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
-from quant.static.arguments import copied
 from quant.static.beyond import suspects
 from quant.static.examples import encode
-from quant.static.leaves import base_layer, is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 

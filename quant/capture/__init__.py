@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.capture.outside import looks_at_class
-from quant.capture.proof import record
+from quant.arguments import Arguments, bind, copied
+from quant.capture.forward_code import looks_at_class
+from quant.capture.proved_recording import record
 from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unseen import refuse_read_once
 from quant.capture.watched import Watched, watching
 from quant.graph import Graph
 from quant.names import full_name
-from quant.static.arguments import Arguments, bind, copied
 
 
 @dataclass

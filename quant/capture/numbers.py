@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quant.graph import leaves, map_leaves
+
 if TYPE_CHECKING:
-    from quant.capture.recorder import Recorder
+    from quant.capture.tape import Tape
 
 
 class RecordedInt(int):
@@ -30,7 +32,7 @@ class RecordedInt(int):
         static: whether it follows from shapes and given numbers alone, so that a decision by it can be guarded.
     """
 
-    recorder: Recorder
+    recorder: Tape
     index: int
     static: bool
 
@@ -41,7 +43,7 @@ class RecordedInt(int):
 class RecordedFloat(float):
     """A float of a recording; as `RecordedInt`."""
 
-    recorder: Recorder
+    recorder: Tape
     index: int
     static: bool
 
@@ -54,7 +56,7 @@ SEQUENCES = (list, tuple, str, bytes, bytearray)
 COMPUTES = "computes in Python with"
 
 
-def recorded(value: Any, recorder: Recorder, index: int, static: bool) -> Any:
+def recorded(value: Any, recorder: Tape, index: int, static: bool) -> Any:
     """A number as the value of node `index`; a bool is itself, since nothing else can be one."""
     if type(value) is int or type(value) is RecordedInt:
         found: Any = int.__new__(RecordedInt, plain(value))
@@ -71,6 +73,13 @@ def plain(value: Any) -> Any:
     if type(value) is RecordedInt:
         return int.__int__(value)
     return float.__float__(value) if type(value) is RecordedFloat else value
+
+
+def plain_numbers(tree: Any) -> Any:
+    """Arguments with numbers in place of recorded ones; the same objects where none is there."""
+    if any(type(leaf) in NUMBERS for leaf in leaves(tree)):
+        return map_leaves(plain, tree)
+    return tree
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)

@@ -20,7 +20,7 @@ from torch.overrides import (
     _push_mode,
 )
 
-from quant.static.arguments import copyable
+from quant.arguments import copyable
 
 
 @contextlib.contextmanager

@@ -7,27 +7,17 @@ other threads notice nothing.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import random
 import sys
 import types
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from quant.capture.attention import stop_nesting
 from quant.capture.outside import Outside
-from quant.capture.scripted import ScriptState
-from quant.capture.state import same_content
-from quant.capture.surroundings import generator_states
-from quant.names import full_name
-from quant.objects import OPAQUE, attributes_of, content, fill
-from quant.static.arguments import copyable
-from quant.static.attention import stop_nesting
+from quant.capture.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
@@ -55,21 +45,21 @@ class Watched:
         self.unlike_in_training: set[str] = set()
         self.has_run = False
         self.outside = Outside()
+        self._last: Snapshot | None = None
 
     def has_hooks_in(self, module: nn.Module) -> bool:
         """Whether hooks that belong to the model are on modules inside of a module."""
         inside = [part for part in module.modules() if part is not module]
         return any(part.__dict__.get(name) for part in inside for name in HOOKS)
 
-    def snapshot(self) -> Callable[[], None]:
-        """What puts the model's state back to what it is now, and notes what had changed."""
-        put_back = self.state()
-        return lambda: self.changed.update(put_back())
+    def snapshot(self) -> Snapshot:
+        """What the model holds now."""
+        self._last = Snapshot(self.model, self.outside, self._last)
+        return self._last
 
-    def state(self) -> Callable[[], set[str]]:
-        """As `snapshot`, for a change that is none of the model's: it is told, and not noted."""
-        put_back, outside = snapshot(self.model), self.outside.snapshot()
-        return lambda: put_back() | outside()
+    def put_back(self, before: Snapshot) -> None:
+        """Let the model hold what it held, and note what had changed."""
+        self.changed |= before.put_back()
 
     @contextlib.contextmanager
     def telling(self, recorder: Recorder | Listener) -> Iterator[None]:
@@ -130,7 +120,6 @@ def watching(model: nn.Module) -> Iterator[Watched]:
         forwards = [(module, module.forward) for module in model.modules()]
         for module, forward in forwards:
             module.__dict__["forward"] = WatchedForward(watched, module, forward)
-        watched.outside.keep_attributes(model)
         yield watched
 
 
@@ -164,122 +153,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _keeping(model: nn.Module) -> Iterator[None]:
     """Put attributes, buffers and the state of random numbers back to what they were."""
-    put_back = snapshot(model)
+    before = Snapshot(model, Outside())
     try:
         yield
     finally:
-        put_back()
-
-
-STORES = ("_parameters", "_buffers", "_modules")
-_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
-"""Classes of what cannot be changed."""
-
-
-def snapshot(model: nn.Module) -> Callable[[], set[str]]:
-    """What puts a model's state, and that of random numbers, back to what it is now, and says what differed."""
-    kept = [ScriptState(name, module) if isinstance(module, torch.jit.ScriptModule) else _ModuleState(name, module)
-            for name, module in model.named_modules()]  # fmt: skip
-    chance, own_chance = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()), generator_states(model)
-
-    def put_back() -> set[str]:
-        changed = {name for state in kept for name in state.put_back()}
-        torch.set_rng_state(chance[0])
-        random.setstate(chance[1])
-        numpy.random.set_state(chance[2])
-        own_chance()
-        return changed
-
-    return put_back
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values; NaN is NaN."""
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def _own_objects(value: Any) -> list[Any]:
-    """An object that a module keeps state in, and the lists, dicts and queues right in it; not what lies deeper."""
-    if isinstance(value, (OPAQUE, list, dict, set)) or not (isinstance(value, deque) or hasattr(value, "__dict__")):
-        return []
-    return [value, *(part for part in attributes_of(value).values() if isinstance(part, (list, dict, deque)))]
-
-
-def _is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator (no generator) whose place in what it goes through can be kept."""
-    if isinstance(value, OPAQUE) or not (hasattr(value, "__next__") and hasattr(value, "__iter__")):
-        return False
-    return copyable(value)
-
-
-def _has_version(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.is_inference())
-
-
-def _copied(value: Any) -> Any:
-    """A shallow copy; those of plain types are made directly, as every module has ten empty ones for its hooks."""
-    return value.copy() if type(value) in (list, dict, set, OrderedDict) else copy.copy(value)
-
-
-class _ModuleState:
-    """The attributes of one module, what lists, dicts and sets among them hold, and the values of its buffers."""
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.name, self.module = name, module
-        self.attributes = {key: value for key, value in vars(module).items() if key not in STORES}
-        self.stores = {key: dict(vars(module)[key]) for key in STORES}
-        self.held: dict[str, tuple[Any, Any]] = {}
-        self.iterators: dict[str, Any] = {}
-        self.objects: list[tuple[str, Any, Any]] = []
-        self.tensors: dict[str, tuple[Tensor, int, Tensor]] = {}
-        # By version and memory alone: copies of all weights in every recording would be too much.
-        self.parameters = {key: (one, one.data_ptr(), one._version)
-                           for key, one in self.stores["_parameters"].items() if _has_version(one)}  # fmt: skip
-        # Most of a module's attributes are plain values and empty tables of hooks: this is asked of them first, because
-        # a capture takes many snapshots.
-        for key, value in {**self.attributes, **self.stores["_buffers"]}.items():
-            if type(value) in _VALUES:
-                continue
-            if isinstance(value, (list, dict, set)):
-                if key in self.attributes:
-                    self.held[key] = (value, _copied(value) if value else ())
-            elif isinstance(value, Tensor):
-                if _has_version(value):
-                    self.tensors[key] = (value, value._version, value.detach().clone())
-            elif _is_iterator(value):
-                self.iterators[key] = copy.copy(value)
-            else:
-                self.objects += [(key, one, content(one)) for one in _own_objects(value)]
-
-    def put_back(self) -> list[str]:
-        own = vars(self.module)
-        now = {**{key: value for key, value in own.items() if key not in STORES}, **own["_buffers"]}
-        before = {**self.attributes, **self.stores["_buffers"]}
-        changed = {key for key in {*now, *before} if now.get(key, self) is not before.get(key, self)}
-        for key in set(own) - set(STORES) - set(self.attributes):
-            del own[key]
-        own.update(self.attributes)
-        for key, stored in self.stores.items():
-            own[key].clear()
-            own[key].update(stored)
-        for key, (held, items) in self.held.items():
-            if (held or items) and (held != items or list(map(id, held)) != list(map(id, items))):
-                changed.add(key)
-                held.clear()
-                held.extend(items) if isinstance(held, list) else held.update(items)
-        for key, one, (attributes, items) in self.objects:
-            if not same_content(content(one), (attributes, items)):
-                changed.add(key)
-                fill(one, attributes, items)
-        for key, iterator in self.iterators.items():
-            own[key] = copy.copy(iterator)
-        for key, (parameter, place, version) in self.parameters.items():
-            if parameter._version != version or parameter.data_ptr() != place:
-                changed.add(key)
-        for key, (tensor, version, values) in self.tensors.items():
-            # Batch norms update their statistics without a new version.
-            if tensor._version != version or not _are_equal(tensor, values):
-                changed.add(key)
-                with torch.no_grad():
-                    tensor.copy_(values)
-        return [full_name(self.name, key) for key in changed - {"forward", "training"}]
+        before.put_back()

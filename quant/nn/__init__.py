@@ -4,6 +4,7 @@ from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.nn.linear import Conv1D, Linear
+from quant.nn.registry import register_int8
 from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "QuantModule",
     "RNNCell",
     "TiedEmbedding",
+    "register_int8",
 ]

@@ -13,7 +13,6 @@ from quant.graph import Graph, Ref, map_leaves
 from quant.kernels import QParams
 from quant.ops.operator import Interval
 from quant.ops.step import Step
-from quant.static.symbolic_shapes import SymbolicShapes
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Kernel:
     """A kernel with its arguments.
 
     Attributes:
-        name: in the table of operators (`static/ops.py`).
+        name: in the table of operators (`Backend.operators`).
         args, kwargs: Ref to values of the program (`Context.integers`), or constants.
     """
 
@@ -60,7 +59,6 @@ class Context:
         graph, root: what was captured.
         ranges: of the values that are uint8 for some reader.
         emitted: those of them that the step which makes them gives in uint8.
-        shapes: of the graph's values.
         tables: look-up tables that are known, by step; the others are computed from the step's own function.
         forms: the program that the step becomes a part of; set by what assembles it.
     """
@@ -69,7 +67,6 @@ class Context:
     root: nn.Module
     ranges: Mapping[int, QParams]
     emitted: Collection[int]
-    shapes: SymbolicShapes
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     forms: Forms | None = None
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from quant.folding import Transposed, depends_on_nothing
 from quant.ops.call import Call, StaysFloat
 from quant.ops.linear import Linear, outputs_of
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Transposed, depends_on_nothing
 
 
 @dataclass(frozen=True)

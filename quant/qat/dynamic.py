@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import quantize_weight, tables
+from quant.leaves import base_layer
 from quant.qat.weights import straight_through
 from quant.recipe import QConfig
-from quant.static.leaves import base_layer
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from quant.fuse import Plan, Slot
 from quant.kernels import QScheme, weight_scheme
-from quant.observers import LEARNED, FakeQuantize, MovingAverageObserver, make_learned, make_observer, trains
+from quant.observers import (
+    AUTO,
+    LEARNED,
+    FakeQuantize,
+    follows_batches,
+    make_learned,
+    make_observer,
+    takes,
+    trains,
+)
 from quant.observers.base import Observer, RangeObserver
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.ops.step import Step
@@ -28,13 +37,13 @@ def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
         name: of the layer, for messages.
     """
     scheme, kind, options = scheme_of(slot), slot.qconfig.activation_observer, slot.qconfig.activation_options
-    if kind == "auto" or not trains(kind):
+    if kind == AUTO or not trains(kind):
         kind, options = "moving_average", {}
     point: FakeQuantizeBase
     if kind in LEARNED:
         point = _learned(kind, scheme, None, options, name)
-    elif len(slot.observed) + len(slot.inner) > 1 and kind == "moving_average":
-        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), **options)
+    elif len(slot.observed) + len(slot.inner) > 1 and follows_batches(kind):
+        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
     else:
         point = FakeQuantize(make_observer(kind, scheme, **options))
     return named(point, name)
@@ -54,8 +63,8 @@ def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | Non
 def _learned(
     kind: str, scheme: QScheme, channels: int | None, options: Mapping[str, float], name: str
 ) -> FakeQuantizeBase:
-    settings: dict[str, Any] = {} if kind == "pact" else {"channels": channels}
-    if kind != "pact" and channels is None and scheme.dtype == torch.int8:
+    settings: dict[str, Any] = {"channels": channels} if takes(kind, "channels") else {}
+    if takes(kind, "per_sample") and channels is None and scheme.dtype == torch.int8:
         settings["per_sample"] = False
     try:
         return make_learned(kind, scheme, **settings, **options)
@@ -72,18 +81,18 @@ def named(point: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
 
 
 class JoinedObserver(RangeObserver):
-    """The union of several moving averages, one for each value that has the range.
+    """The union of several ranges that follow batches, one for each value that has the range.
 
     One average over all would be wrong: of two values with ends at 1 and 10 it would swing between them and clamp the
     second to about 5.5.
     """
 
     members: Any
-    """An nn.ModuleList of MovingAverageObserver, one per value."""
+    """An nn.ModuleList of observers, one per value."""
 
-    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
         super().__init__(scheme)
-        self.members = nn.ModuleList(MovingAverageObserver(scheme, **options) for _ in range(members))
+        self.members = nn.ModuleList(make_observer(kind, scheme, **options) for _ in range(members))
         self.turn = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,8 +133,8 @@ class JoinedObserver(RangeObserver):
 class SharedFakeQuantize(FakeQuantize):
     """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
 
-    def __init__(self, scheme: QScheme, members: int, **options: Any) -> None:
-        super().__init__(JoinedObserver(scheme, members, **options))
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
+        super().__init__(JoinedObserver(scheme, members, kind, **options))
 
     def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round the value number `member`."""

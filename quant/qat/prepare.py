@@ -13,6 +13,7 @@ from quant.copying import copy_model
 from quant.further import Extender
 from quant.fuse import Plan
 from quant.graph import Attr, attribute
+from quant.leaves import is_dynamic
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
@@ -22,7 +23,6 @@ from quant.prepare import Prepared, checked
 from quant.qat.points import activation_point, weight_key, weight_point
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
-from quant.static.leaves import is_dynamic
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded
 

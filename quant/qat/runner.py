@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.folding import is_own_norm, norm_of
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
@@ -25,7 +26,6 @@ from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.static.binding import bound_values
 from quant.static.fallback import UncapturedCall
-from quant.static.folding import is_own_norm, norm_of
 from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
 from quant.static.undo import undone_at_mismatch
 from quant.static.weights import folded, row_scale

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, Ref, map_leaves
-from quant.ops.call import what
 from quant.ops.lowering import Context, Kernel
-from quant.ops.operator import ShapeOnly
-from quant.ops.step import Step
+from quant.ops.moves import Move
+from quant.ops.operator import Operator, ShapeOnly
+from quant.ops.step import Step, operator_of
 from quant.static.callee import Callee, Method, Submodule, function
 from quant.static.instructions import (
     Conversion,
@@ -31,12 +30,23 @@ from quant.static.instructions import (
     renumbered,
 )
 from quant.static.program import Program, live, unread
-from quant.static.single_steps import DROPOUTS
+from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.values import Size, Value
 
 
 class OutOfReach(Exception):
     """A part of the graph needs a value that is made outside of it; the message names it."""
+
+
+@dataclass(kw_only=True)
+class AssemblyContext(Context):
+    """What assembling a program needs to know besides.
+
+    Attributes:
+        shapes: of the graph's values.
+    """
+
+    shapes: SymbolicShapes
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Site:
 
 
 def assemble(
-    plan: Plan, steps: list[Step], given: set[int], output: Any, context: Context, sites: dict[int, Site]
+    plan: Plan, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
 ) -> Program:
     """The program of some consecutive steps.
 
@@ -71,7 +81,9 @@ def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) ->
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
     sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    return Program(values, tuple(ids[one] for one in made.given), numbered, tree, unread(numbered, tree), sizes)
+    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in made.given)
+    return Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, operators)
 
 
 class _Assembler:
@@ -79,13 +91,15 @@ class _Assembler:
 
     Attributes:
         given: ids of the values that are there at the beginning.
+        operators: what calls of the user's are, by id.
     """
 
-    def __init__(self, plan: Plan, context: Context, sites: dict[int, Site], given: list[int]) -> None:
+    def __init__(self, plan: Plan, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
         self.plan, self.sites = plan, sites
         self.context = replace(context, forms=self)
         self.values: list[Value] = []
         self.instructions: list[Instruction] = []
+        self.operators: dict[int, Operator] = {}
         self._ids: dict[tuple[int, bool], int] = {}
         self.given = [self._id(node, quantized=False) for node in given]
         self._ready = set(self.given)
@@ -132,7 +146,8 @@ class _Assembler:
         held = self.plan.graph.nodes[node]
         if held.meta is None and self._ids.get((node, True)) in self._ready:
             # A tuple of parts: what was split is there in integers, and is split as reals once more.
-            self._call(held, self.real, held.label)
+            [operator] = [step.operator for step in self.plan.steps if step.output == node]
+            self._call(held, self.real, held.label, operator)
         else:
             self._convert(Dequantize, node)
         return value
@@ -169,13 +184,15 @@ class _Assembler:
                 self.integer(value)
             self._integer_step(step)
             return
+        form = self.any_form if isinstance(step.operator, ShapeOnly) else self.real
         for index in step.nodes:
-            self._call(nodes[index], self.any_form if isinstance(step.operator, ShapeOnly) else self.real, step.name)
+            self._call(nodes[index], form, step.name, operator_of(step))
 
-    def _call(self, node: Node, form: Callable[[int], int], name: str) -> None:
+    def _call(self, node: Node, form: Callable[[int], int], name: str, operator: Operator) -> None:
         """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
+        self.operators[out] = operator
         if node.kind == "guard":
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
@@ -207,7 +224,8 @@ class _Assembler:
         node = self.plan.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
         args, kwargs = _with_values(node, moved)
-        callee = _moving_callee(node, self.context.root)
+        self.operators[out] = step.operator
+        callee = _moving_callee(node, step.operator)
         how: Any = {"callee": callee, "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
@@ -218,15 +236,11 @@ def _callee(node: Node) -> Callee:
     return Method(node.target) if node.kind == "method" else Submodule(node.target)
 
 
-def _moving_callee(node: Node, root: nn.Module) -> Callee | None:
+def _moving_callee(node: Node, operator: Operator) -> Callee | None:
     """What a call that only moves values calls where these are integers; None where it gives its input back."""
-    name = what(node, root)
-    if name in DROPOUTS:
-        return None
-    if node.kind == "method" and name in ("view", "view_as"):
-        # The integers may lie in another memory format than the reals did, where a view would not be possible.
-        return Method("reshape" if name == "view" else "reshape_as")
-    return _callee(node)
+    if not isinstance(operator, Move):
+        return _callee(node)
+    return None if operator.idle else _callee(operator.on_integers(node))
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:

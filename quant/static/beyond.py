@@ -38,7 +38,7 @@ from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from quant.ops.call import what
+from quant.ops.call import is_call_of
 from quant.ops.conv import Conv
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
@@ -59,7 +59,10 @@ SMALL = 4 * CREST / (12 * 255**2) / (1 / LOWEST_COSINE**2 - 1)
 VANISHED = 0.25
 """Share of values under half a step from which their logarithm is lost."""
 
-LOGARITHMS = {"log", "log2", "log10", "log_", "log2_", "log10_", "logit"}
+LOGARITHMS = frozenset({
+    torch.log, torch.log2, torch.log10, torch.log_, torch.log2_, torch.log10_, torch.logit, "log", "log2", "log10",
+    "log_", "log2_", "log10_", "logit",
+})  # fmt: skip
 
 
 def column_is_lost(rows: Tensor) -> bool:
@@ -111,7 +114,7 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
-    has_logarithms = any(what(node, runner.root) in LOGARITHMS for node in runner.graph.nodes)
+    has_logarithms = any(is_call_of(node, LOGARITHMS) for node in runner.graph.nodes)
     for step in runner.plan.steps:
         if not (step.operator.anchor) or is_recurrent(step):
             continue
@@ -180,7 +183,7 @@ def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weight
 
 
 def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
-    if not any(what(node, runner.root) in LOGARITHMS for node in _followers(step, runner.plan)):
+    if not any(is_call_of(node, LOGARITHMS) for node in _followers(step, runner.plan)):
         return ""
     shares = [vanishing(runner, runner.plan.slot_of[value]) for value in step.inputs]
     share = max(shares)

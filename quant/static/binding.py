@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import ONE_MEMORY, bind, places_of, share_memory
 from quant.graph import CaptureMismatch, Graph, Ref, is_plain, match_arguments, said
-from quant.static.arguments import ONE_MEMORY, bind, places_of, share_memory
 
 
 def bound_values(

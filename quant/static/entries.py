@@ -17,7 +17,6 @@ from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.call_text import call_text
 from quant.static.callee import Submodule
 from quant.static.instructions import FloatCall
-from quant.static.notes import substitute
 from quant.static.program_runner import ProgramRunner
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
@@ -31,7 +30,7 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
     """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}{substitute(backend)}"
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:

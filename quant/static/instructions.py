@@ -134,7 +134,7 @@ class Dequantize(Conversion):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall(_OfSeveral):
-    """A kernel without weights, by its name in the table of operators (`static/ops.py`)."""
+    """A kernel without weights, by its name in the table of operators (`Backend.operators`)."""
 
     kernel: str
 

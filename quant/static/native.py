@@ -6,7 +6,7 @@ step, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from quant.kernels.reference_plan import Constant, Line, Register
+from quant.ops.planning import ModuleCall, RankCheck, Unplanned
 from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
-from quant.static.plannable import Planner
-from quant.static.plannable_moves import Symbol
-from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
+from quant.static.plannable import Piece, Planned, Planner
 from quant.static.region import Region
 
 SHORTEST = 2
@@ -123,35 +122,7 @@ class _Part:
 
     instruction: Instruction
     drops: list[int]
-    planned: list[Line] | LayerCall | ModuleCall | Symbol
-
-    @property
-    def pieces(self) -> int:
-        """How many lines of text it becomes, those of a layer as one."""
-        if isinstance(self.planned, Symbol):
-            return 0
-        return len(self.planned) if isinstance(self.planned, list) else 1
-
-    @property
-    def inexact(self) -> bool:
-        """Whether its last bits are not torch's, so that it is native wherever it can be."""
-        if isinstance(self.planned, ModuleCall):
-            return self.planned.op in INEXACT
-        return isinstance(self.planned, list) and any(line.op in INEXACT for line in self.planned)
-
-    @property
-    def only_moves(self) -> bool:
-        """Whether it moves reals or looks at a shape, which torch does as well without a copy."""
-        if not self.instruction.own:
-            return False
-        if isinstance(self.planned, ModuleCall):
-            return not self.inexact
-        return isinstance(self.planned, Symbol) or (
-            isinstance(self.planned, list) and all(line.op in VIEWS for line in self.planned)
-        )
-
-
-VIEWS = ("reshape", "flatten", "permute", "transpose", "unsqueeze", "squeeze", "slice", "select", "chunk", "same")
+    planned: Planned
 
 
 class _Run:
@@ -172,8 +143,8 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(part.pieces for part in inside) < SHORTEST or all(part.instruction.own for part in inside)
-        if short and not any(part.inexact for part in inside):
+        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
+        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         if inside:
@@ -193,13 +164,13 @@ class _Run:
         """Where what is more than moves begins and ends; shapes that are read there stay with it."""
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
-            if not part.only_moves:
+            if not part.planned.moves_reals:
                 break
-            begin = begin if isinstance(part.planned, Symbol) else place + 1
+            begin = begin if part.planned.symbol is not None else place + 1
         for place in range(len(self.parts) - 1, begin - 1, -1):
-            if not self.parts[place].only_moves:
+            if not self.parts[place].planned.moves_reals:
                 break
-            end = end if isinstance(self.parts[place].planned, Symbol) else place
+            end = end if self.parts[place].planned.symbol is not None else place
         return begin, end
 
 
@@ -214,20 +185,18 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     constants: list[Tensor] = []
     inputs: dict[int, None] = {}
     known: set[int] = set()
-    symbolic = {part.instruction.out: part.instruction for part in parts if isinstance(part.planned, Symbol)}
+    symbolic = {part.instruction.out: part.instruction for part in parts if part.planned.symbol is not None}
     for part in parts:
-        if isinstance(part.planned, list):
-            pieces += [str(_with_constants(line, constants)) for line in part.planned]
-        elif not isinstance(part.planned, Symbol):
-            pieces.append(part.planned)
-        inputs.update(dict.fromkeys(register for register in _tensors(part.planned) if register not in known))
+        planned = part.planned.pieces
+        pieces += [str(_with_constants(one, constants)) if isinstance(one, Line) else one for one in planned]
+        inputs.update(dict.fromkeys(register for register in _tensors(planned) if register not in known))
         known.add(part.instruction.out)
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
     held = {*inputs, *outputs, *(one.out for one in tail)}
     drops = sorted({register for part in parts for register in part.drops} & held)
-    checks = any(isinstance(part.planned, Symbol) and part.planned.kind == "check" for part in parts)
+    checks = any(isinstance(part.planned.symbol, RankCheck) for part in parts)
     return Region(
         pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions, ranks=[] if checks else None
     )
@@ -253,18 +222,17 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
     return tail, wanted
 
 
-def _tensors(planned: list[Line] | LayerCall | ModuleCall | Symbol) -> list[int]:
+def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
-    if isinstance(planned, Symbol):
-        return []
-    if isinstance(planned, ModuleCall):
-        return [planned.source] if planned.line is None else _tensors([planned.line])
-    if isinstance(planned, LayerCall):
-        return [planned.source]
     found: list[int] = []
-    own = {line.out for line in planned}
-    for line in planned:
-        for value in line.settings.values():
-            parts = value if isinstance(value, (tuple, list)) else (value,)
-            found += [part.index for part in parts if isinstance(part, Register) and part.index not in own]
-    return found
+    own = {piece.out for piece in pieces}
+    for piece in pieces:
+        if isinstance(piece, ModuleCall):
+            found += piece.reads
+        elif isinstance(piece, LayerCall):
+            found.append(piece.source)
+        else:
+            for value in piece.settings.values():
+                parts = value if isinstance(value, (tuple, list)) else (value,)
+                found += [part.index for part in parts if isinstance(part, Register)]
+    return [register for register in found if register not in own]

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
-from quant.ops.lowering import Context
-from quant.static.arguments import bind
-from quant.static.assembly import OutOfReach, Site, assemble
+from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
 from quant.static.instructions import registers_in
 from quant.static.own_forward import is_falling_back
 from quant.static.program import Program
@@ -57,7 +56,9 @@ class Part:
         return settle(self.runner.execute(self.program, registers), bound)
 
 
-def add_parts(root: nn.Module, plan: Plan, context: Context, sites: dict[int, Site], runner: ProgramRunner) -> None:
+def add_parts(
+    root: nn.Module, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+) -> None:
     """Give every submodule that was seen through a forward of its own stretch of the program."""
     done: set[int] = set()
     for region in sorted(plan.graph.regions, key=lambda region: region.start):
@@ -68,7 +69,7 @@ def add_parts(root: nn.Module, plan: Plan, context: Context, sites: dict[int, Si
             module.__dict__["forward"] = part.run
 
 
-def _program(region: Region, plan: Plan, context: Context, sites: dict[int, Site]) -> Program | str:
+def _program(region: Region, plan: Plan, context: AssemblyContext, sites: dict[int, Site]) -> Program | str:
     inside = range(region.start, region.end)
     steps = [step for step in plan.steps if all(index in inside for index in step.nodes)]
     given = {leaf.index for leaf in _refs(region.arguments)}

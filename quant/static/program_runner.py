@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.graph import Attr, CaptureMismatch, Graph, Ref, check_guard, leaves
+from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.static import nonfinite, ops
-from quant.static.arguments import copied
+from quant.static import nonfinite
 from quant.static.binding import QuickBinding, bound_values
 from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore, warn_once
@@ -40,7 +41,7 @@ from quant.static.program import Program
 from quant.static.programs import Programs
 from quant.static.region import Region
 from quant.static.runner import finished
-from quant.static.single_steps import SingleStep, call, rescaled, single_step
+from quant.static.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.static.undo import undone_at_mismatch, written_before_guards
 from quant.static.values import Held
 
@@ -160,12 +161,12 @@ class ProgramRunner(Programs):
 
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        backend = ops.plans(self.backend)
-        if backend is None:
+        backend = dispatch.current(self.backend)
+        if not backend.plans:
             self._steps(program, program.instructions, program.drops, registers)
         else:
             planned = program.schedule or self.schedule(program)
-            self._steps(program, planned.steps, planned.drops, registers, backend)
+            self._steps(program, planned.steps, planned.drops, registers, backend.name)
         if type(program.output) is Ref:
             output = registers[program.output.index]
         else:
@@ -191,14 +192,14 @@ class ProgramRunner(Programs):
             else:
                 singles = (step,)
             for instruction in singles:
-                table = table or ops.table(self.backend)
+                table = table or dispatch.current(self.backend).operators
                 registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
             for register in gone:
                 registers.pop(register, None)
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if ops.compiled(self.backend) is None:
+        if not dispatch.current(self.backend).computes_reals:
             return None
         key = id(instruction)
         if key not in self._singles:
@@ -226,11 +227,10 @@ class ProgramRunner(Programs):
                 known[id(instruction)] = step
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
-            args, kwargs = step.args(seen), step.kwargs(seen)
-            return args[0] if instruction.callee is None else instruction.callee.call(self.root, args, kwargs)
+            return move(instruction, self.root, step.args(seen), step.kwargs(seen))
         if isinstance(instruction, FloatCall):
             native = self._native(program, instruction) if not planned else None
-            if native is not None and native.run(registers, self, ops.compiled(self.backend) or ""):
+            if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
                 return registers[instruction.out]
             return call(instruction, self.root, step.args(registers), step.kwargs(registers))
         args, kwargs = step.args(registers), step.kwargs(registers)

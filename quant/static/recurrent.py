@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.kernels.reference_rnn import input_bias, run_steps
-
-CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+from quant.ops.recurrent import is_cell, product_range, state_range
 
 Run = Callable[[int, bool, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
 """(layer, reverse, x, batch_sizes, h, c) -> (y, h, c), as `reference_rnn.rnn_layer`; x is time-major."""
@@ -50,36 +49,11 @@ class Tensors:
     weight_hr: Tensor | None = None
 
 
-def state_range(layer: int) -> str:
-    """The name of the range that the states of a layer have, of both directions, as the next layer reads both."""
-    return f"h_l{layer}"
-
-
-def product_range(layer: int) -> str:
-    """The name of the range of o * tanh(c), which an LSTM's projection reads."""
-    return f"m_l{layer}"
-
-
-def is_cell(module: nn.Module) -> bool:
-    """Whether a recurrent layer is one step and not a sequence; its own forward may be a runner's."""
-    return isinstance(module, CELLS)
-
-
 def mode_of(module: nn.Module) -> str:
     """lstm, gru, rnn_tanh or rnn_relu."""
     if isinstance(module, (nn.RNN, nn.RNNCell)):
         return f"rnn_{module.nonlinearity}"
     return "lstm" if isinstance(module, (nn.LSTM, nn.LSTMCell)) else "gru"
-
-
-def range_names(module: nn.Module) -> list[str]:
-    """The ranges inside of a float recurrent layer; the last state's is the output's."""
-    if is_cell(module):
-        return [state_range(0)]
-    assert isinstance(module, nn.RNNBase)
-    layers = range(module.num_layers)
-    projected = [product_range(layer) for layer in layers] if module.proj_size else []
-    return [*projected, *(state_range(layer) for layer in layers)]
 
 
 def tensors_of(module: nn.Module, layer: int, reverse: bool) -> Tensors:

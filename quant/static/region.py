@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.ops.planning import ModuleCall
 from quant.static import nonfinite
 from quant.static.exchanged import Origin
 from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
 from quant.static.layers import StaticLayer
-from quant.static.plannable_reals import ModuleCall
 
 
 class Home(Protocol):
@@ -178,7 +178,7 @@ class _Text:
         self.members = members
         self.constants = list(region.constants)
         self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
-        self.norms: list[tuple[Any, Tensor | None, Tensor | None, float]] = []
+        self.numbers: list[tuple[dict[str, Any], str, Any]] = []
         modules = iter(module for _, module in members.calls)
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
         for piece in region.pieces:
@@ -206,32 +206,25 @@ class _Text:
             "q_weight": self._constant(layer.q_weight),
         }
         settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
-        settings.update(zip(("stride", "padding", "dilation", "groups"), known.places, strict=False))
+        settings.update(layer.product.settings)
         settings["multiplier"] = self._constant(known.multiplier)
         clamp = layer.clamps[site]
         if known.limits is not None:
             low, high = known.limits
             settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(call.out, f"{layer.op}_u8s8_u8", settings))
+            lines.append(Line(call.out, layer.product.integers, settings))
         elif clamp is None:
-            lines.append(Line(call.out, f"{layer.op}_u8s8_f32", settings))
+            lines.append(Line(call.out, layer.product.reals, settings))
         else:
-            lines.append(Line(spare + 1, f"{layer.op}_u8s8_f32", settings))
+            lines.append(Line(spare + 1, layer.product.reals, settings))
             ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
             lines.append(Line(call.out, "clamp", ends))
         return [str(line) for line in lines]
 
     def _module(self, call: ModuleCall, module: Any) -> str:
         """The line that does what a float module does."""
-        if call.line is not None:
-            return str(call.line)
-        x = Register(call.source)
-        if call.op == "same":
-            return str(Line(call.out, "same", {"x": x}))
-        tensors = module._parameters["weight"], module._parameters["bias"]
-        self.norms.append((module, *tensors, module.eps))
-        weight, bias = (None if one is None else self._constant(one) for one in tensors)
-        return str(Line(call.out, "layer_norm", {"x": x, "weight": weight, "bias": bias, "eps": module.eps}))
+        self.numbers += [(store, name, store[name]) for store, name in call.numbers(module)]
+        return str(call.line(module, self._constant))
 
     def _constant(self, tensor: Tensor) -> Constant:
         self.constants.append(tensor)
@@ -239,9 +232,8 @@ class _Text:
 
     def current(self) -> bool:
         """Whether the numbers of the modules are still those that the text was made from."""
-        for norm, weight, bias, eps in self.norms:
-            parameters = norm._parameters
-            if parameters["weight"] is not weight or parameters["bias"] is not bias or norm.eps != eps:
+        for store, name, value in self.numbers:
+            if store.get(name) is not value:
                 return False
         for layer, site, known, weight in self.sources:
             if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:

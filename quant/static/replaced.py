@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from quant.folding import norm_arguments
 from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
 from quant.ops.operator import Weighted
 from quant.static.assembly import Site
-from quant.static.folding import norm_arguments
 from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.program_runner import ProgramRunner
 

@@ -17,18 +17,10 @@ from torch.nn.utils.rnn import PackedSequence
 from quant.kernels import QParams, dispatch
 from quant.nn.base import QuantModule
 from quant.nn.rnn import Direction, _Cell, _Recurrent
+from quant.ops.recurrent import is_cell, product_range, state_range
 from quant.recipe import QConfig
-from quant.static import nonfinite, ops
-from quant.static.recurrent import (
-    Tensors,
-    is_cell,
-    mode_of,
-    product_range,
-    run_cell,
-    run_layers,
-    state_range,
-    tensors_of,
-)
+from quant.static import nonfinite
+from quant.static.recurrent import Tensors, mode_of, run_cell, run_layers, tensors_of
 from quant.static.weights import dequantized_rows, quantized_rows
 
 
@@ -46,7 +38,7 @@ class _Static(QuantModule):
     _numbers: _Numbers | None
 
     def take_ranges(self, layers: int, projected: bool, x: QParams, inner: Mapping[str, QParams]) -> None:
-        """Make the buffers; `inner` by the names of `recurrent.range_names`."""
+        """Make the buffers; `inner` by the names of `ops.recurrent.range_names`."""
         states = [inner[state_range(layer)] for layer in range(layers)]
         products = [inner[product_range(layer)] for layer in range(layers)] if projected else []
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
@@ -73,7 +65,7 @@ class _Static(QuantModule):
         scale, zero_point = self.numbers().input
         if x.dtype != torch.float32:
             raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
-        q: Tensor = ops.table(self.backend)["quantize"](x, scale, zero_point)
+        q: Tensor = dispatch.current(self.backend).operators["quantize"](x, scale, zero_point)
         return q
 
     def call(
@@ -212,7 +204,7 @@ def static_recurrent(
 
     Args:
         x: the range of its input.
-        inner: those of `recurrent.range_names`.
+        inner: those of `ops.recurrent.range_names`.
     """
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):

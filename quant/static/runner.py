@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import bind
+from quant.dead_calls import last_uses
 from quant.fuse import Plan, is_recurrent
 from quant.graph import (
     Attr,
@@ -34,10 +36,8 @@ from quant.names import child_of
 from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
-from quant.static.arguments import bind
 from quant.static.as_forward import as_forward
 from quant.static.binding import bound_values
-from quant.static.dead import last_uses
 from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
 from quant.static.programs import Programs

@@ -97,7 +97,7 @@ def simulated_recurrent(
 
     Args:
         value: as in `simulated`.
-        inner: by the names of `recurrent.range_names`, how values of that range are rounded.
+        inner: by the names of `ops.recurrent.range_names`, how values of that range are rounded.
     """
     assert step.qconfig is not None
     node = graph.nodes[step.nodes[0]]

@@ -60,16 +60,18 @@ def _settled(fill: Fill) -> Fill:
     return lambda registers: settle(fill(registers), {})
 
 
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "Dropout", "Dropout1d", "Dropout2d",
-            "Dropout3d", "AlphaDropout", "Identity", "contiguous", "detach")  # fmt: skip
-"""Calls that change nothing at inference."""
-
-
 def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call in the user's own arithmetic; `kwargs` may be changed."""
     if kwargs.get("training") is False and not instruction.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, instruction.owner).training
+    return instruction.callee.call(root, args, kwargs)
+
+
+def move(instruction: IntegerMove, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that only moves values, on integers."""
+    if instruction.callee is None:
+        return args[0] if args else kwargs["input"]
     return instruction.callee.call(root, args, kwargs)
 
 

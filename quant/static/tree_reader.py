@@ -294,7 +294,7 @@ _BUILTINS = frozenset(
 )  # fmt: skip
 _OURS = frozenset((
     ("quant.capture.calls", "with_items"), ("quant.capture.calls", "write_items"),
-    ("quant.static.attention", "attend"), ("quant.static.attention", "attention_weights"),
+    ("quant.capture.attention", "attend"), ("quant.capture.attention", "attention_weights"),
 ))  # fmt: skip
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
 from quant.static.program import Program
+from quant.static.program_runner import ProgramRunner
 
 NAME = "largest_of_two"
 
@@ -96,6 +100,58 @@ def test_a_new_operator_trains_for_int8() -> None:
 def test_without_it_the_call_stays_float() -> None:
     q = quant.quantize_static(Maxout().eval(), [images()], progress=False)
     assert "call" in [one.kind for one in program_of(q).instructions]
+
+
+@pytest.fixture
+def added_view() -> Iterator[dict[str, Any]]:
+    with mock.patch.dict(registry._FUNCTIONS):
+        yield runpy.run_path(str(Path(__file__).with_name("added_view.py")))
+
+
+class Columns(nn.Module):
+    """Channels moved to the end for a linear layer, between integers and, `halfway`, between reals."""
+
+    def __init__(self, *, halfway: bool) -> None:
+        super().__init__()
+        self.halfway = halfway
+        self.one, self.norm, self.two = nn.Conv2d(3, 6, 3), nn.LayerNorm(6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.moveaxis(self.one(x), 1, -1)
+        return self.two(self.norm(y) if self.halfway else y)
+
+
+def naming(word: str) -> list[Path]:
+    """The files of the package that have a word in them."""
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("quant", "kernels") for path in (root / folder).rglob("*.*")]
+    files = [path for path in files if path.suffix in (".py", ".cpp", ".h", ".inc")]
+    return [path for path in files if word in path.read_text().lower()]
+
+
+@pytest.mark.parametrize("halfway", [False, True], ids=["between integers", "before a norm"])
+def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool) -> None:
+    torch.manual_seed(0)
+    model = Columns(halfway=halfway).eval()
+    q = quant.quantize_static(model, [images()], progress=False)
+    [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
+    with torch.no_grad():
+        error = (q(images()) - model(images())).square().sum() / model(images()).square().sum()
+        stepwise = runner.held(images()).of(runner.program.values[runner.program.output.index])
+        assert torch.equal(q(images()), stepwise)
+    assert error < 1e-3
+    schedule = runner.schedule(runner.program)
+    assert not schedule.reasons
+    [region] = schedule.regions
+    moves = [str(piece).split(" = ")[1] for piece in region.pieces if "transpose" in str(piece)]
+    assert [move.partition("dim0")[2] for move in moves] == ["=1 dim1=2", "=2 dim1=3"]
+    assert naming("swapaxes")
+    assert not naming("moveaxis")
+
+
+def test_without_it_the_view_is_a_float_call() -> None:
+    q = quant.quantize_static(Columns(halfway=False).eval(), [images()], progress=False)
+    assert [one.kind for one in program_of(q).instructions] == ["quantize", "layer", "call", "quantize", "layer"]
 
 
 def test_two_functions_for_one_call_are_refused() -> None:

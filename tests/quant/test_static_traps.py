@@ -19,13 +19,13 @@ from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
 from quant.graph import leaves
+from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
-from quant.static.leaves import register_leaf
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
@@ -207,7 +207,7 @@ class Opaque(nn.Linear):
 
 def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(leaf_types, "_REGISTERED", set())
+    monkeypatch.setattr(leaf_types._REGISTERED, "_known", {})
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Opaque(8, 8), nn.Linear(8, 4)), torch.randn(16, 8)
     register_leaf(Opaque)
     converted = static(model, x)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.ops.call import what
+from quant.ops.call import called
 from quant.static.instructions import Instruction
 from quant.static.program_runner import ProgramRunner
 from quant.static.region import Region
@@ -249,7 +249,7 @@ def _kind(step: Instruction, runner: ProgramRunner) -> str:
     node = runner.graph.nodes[runner.program.values[step.out].node]
     if node.kind == "module":
         return type(runner.root.get_submodule(node.target)).__name__
-    name = node.kind if node.kind == "guard" else what(node, runner.root)
+    name = node.kind if node.kind == "guard" else called(node, runner.root)
     return "sizes" if name in SIZES and node.meta is None else name
 
 

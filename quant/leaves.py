@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import nn
+
+from quant.kernels.registry import ClassRegistry, described, full_name_of
 
 COMPOSITE = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
              nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
@@ -18,21 +21,36 @@ DYNAMIC = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.Mult
            nn.EmbeddingBag)  # fmt: skip
 """Layers whose int8 form needs no ranges: convert makes those dynamic that it finds no static form for."""
 
-_REGISTERED: set[type[nn.Module]] = set()
+
+def _as_leaf(kind: type, value: Any) -> type[nn.Module]:
+    """What was registered, as the class that is meant."""
+    if value is not kind:
+        raise ValueError(f"leaf {full_name_of(kind)}: expected that class, got {described(value)}")
+    if not issubclass(kind, nn.Module):
+        raise TypeError(f"leaf {full_name_of(kind)}: expected a subclass of torch.nn.Module")
+    return kind  # type: ignore[no-any-return]
+
+
+_REGISTERED: ClassRegistry[type[nn.Module]] = ClassRegistry("leaf", "octet.leaves", {}, _as_leaf)
 
 
 def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
     """Take modules of this class as one opaque float call, as a decorator or a line of its own.
 
-    For a layer whose forward can be captured but should not be: it runs as it is, in float.
+    For a layer whose forward can be captured but should not be: it runs as it is, in float. A package that is installed
+    needs no call: an entry point of the group "octet.leaves", named as the class is in full, is the class.
+
+    Raises:
+        TypeError: it is no class of modules.
     """
-    _REGISTERED.add(kind)
-    return kind
+    if not isinstance(kind, type):
+        raise TypeError(f"register_leaf: expected a class, got an object of {described(kind)}")
+    return _REGISTERED.add(kind, kind)
 
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
     """The class of torch.nn whose computation the module does, unchanged; None where a subclass changes it."""
-    replaced = [name for name in vars(module) if callable(getattr(type(module), name, None))]
+    replaced = _methods(type(module)).intersection(vars(module))
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
@@ -45,6 +63,12 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _methods(kind: type) -> frozenset[str]:
+    """The names of what objects of a class can be called by; it is asked at every call that is captured."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+
+
 def _harmless(kind: type) -> bool:
     parents = kind.__mro__[1:]
     changed = [name for name in vars(kind) if name not in HARMLESS]
@@ -53,8 +77,8 @@ def _harmless(kind: type) -> bool:
 
 
 def is_registered(module: nn.Module) -> bool:
-    """Whether `register_leaf` was told of the module's class or of one above it."""
-    return isinstance(module, tuple(_REGISTERED))
+    """Whether the module's class or one above it is registered as a leaf."""
+    return any(_REGISTERED.get(kind) is not None for kind in type(module).__mro__)
 
 
 def is_dynamic(module: nn.Module) -> bool:
@@ -75,7 +99,9 @@ def is_leaf(module: nn.Module) -> bool:
     if is_registered(module):
         return True
     base = base_layer(module)
-    if base is None or issubclass(base, COMPOSITE) or base is nn.Module or is_attention(module):
+    if base is None or issubclass(base, COMPOSITE) or base is nn.Module:
+        return False
+    if base is nn.MultiheadAttention and is_attention(module):
         return False
     if "parametrizations" in module._modules:
         return False

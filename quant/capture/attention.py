@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from quant.static.leaves import base_layer, is_attention
+from quant.leaves import base_layer, is_attention
 
 HINTS: dict[type[nn.Module] | None, str] = {nn.TransformerEncoder: "is_causal", nn.TransformerDecoder: "tgt_is_causal"}
 """Arguments that say whether a mask is causal, which changes no result; None makes torch compare the mask's values."""

@@ -25,36 +25,62 @@ NORM_DEFAULTS = {"momentum": 0.1, "eps": 1e-5}
 
 @dataclass(frozen=True)
 class Affine:
-    """A product with, or a sum of, one number per channel that is the model's own: y = gain x + shift.
+    """y = gain x + shift with one number per channel that is the model's own: a `ChannelFactor` or a `ChannelShift`.
 
     Attributes:
-        op: "add" or "mul".
         constant: the numbers: an Attr, a Ref to what follows from parameters alone, or a tensor.
         axis: of x along which they lie, 1 or -1; 0 for one number for all.
-        sign: of the constant, and `own_sign` of x, in a sum.
     """
 
-    op: str
     constant: Any
     axis: int
-    sign: int = 1
-    own_sign: int = 1
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether a weight that it is folded into stays as it is, so that the bias alone changes."""
+        return False
 
     def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight, output channels first, and bias of a layer that has it inside."""
-        numbers = constant.reshape(-1).to(rows.dtype).expand(rows.shape[0])
-        if self.op == "mul":
-            return rows * numbers.reshape(-1, *[1] * (rows.dim() - 1)), None if bias is None else bias * numbers
-        if self.own_sign < 0:
-            rows, bias = -rows, None if bias is None else -bias
-        shift = self.sign * numbers
-        return rows, shift if bias is None else bias + shift
+        raise NotImplementedError
 
     def after(self, gain: Tensor, shift: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
         """Gain and shift of what it makes of gain x + shift, one number per channel each."""
         rows, moved = self.fold(gain, shift, constant)
         assert moved is not None
         return rows, moved
+
+
+@dataclass(frozen=True)
+class ChannelFactor(Affine):
+    """y = constant x."""
+
+    def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
+        numbers = _per_row(constant, rows)
+        return rows * numbers.reshape(-1, *[1] * (rows.dim() - 1)), None if bias is None else bias * numbers
+
+
+@dataclass(frozen=True)
+class ChannelShift(Affine):
+    """y = own_sign x + sign constant."""
+
+    sign: int = 1
+    own_sign: int = 1
+
+    @property
+    def keeps_weight(self) -> bool:
+        return self.own_sign > 0
+
+    def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.own_sign < 0:
+            rows, bias = -rows, None if bias is None else -bias
+        shift = self.sign * _per_row(constant, rows)
+        return rows, shift if bias is None else bias + shift
+
+
+def _per_row(constant: Tensor, rows: Tensor) -> Tensor:
+    """The constant's numbers, one for each row of a weight."""
+    return constant.reshape(-1).to(rows.dtype).expand(rows.shape[0])
 
 
 @dataclass(frozen=True)
