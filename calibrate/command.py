@@ -70,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=NUMBER",
         action="append",
         default=[],
-        help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be given several "
-        "times",
+        help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be repeated",
     )
     parser.add_argument("--save-ranges", metavar="FILE", help="write every range there, as JSON to look at and to edit")
     parser.add_argument(
@@ -187,7 +186,7 @@ def example(model: nn.Module, options: argparse.Namespace, batches: Iterable[Any
 
 
 class _Peeked:
-    """An iterable whose first batch was taken, whole again: what is behind it may be a generator. Readable once."""
+    """An iterable with its first batch, which was read already, put back in front. Readable once."""
 
     def __init__(self, first: Any, rest: Iterator[Any], whole: Iterable[Any]) -> None:
         self.first, self.rest, self.whole = first, rest, whole

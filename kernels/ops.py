@@ -26,6 +26,7 @@ from quant.kernels import (
     reference_training,
     tables,
 )
+from quant.kernels.recurrent.kind import find
 from torch import Tensor
 
 _CONV = (
@@ -348,7 +349,7 @@ def _fake_rnn_layer_static(
 
 
 def _fake_cell(h: Tensor, c: Tensor | None, mode: str) -> Tensor:
-    if c is None or mode != "lstm":
+    if c is None or not find(mode).has_cell:
         return h.new_empty((0,))
     return torch.empty_like(c, memory_format=torch.contiguous_format)
 

@@ -26,8 +26,8 @@ from quant.names import full_name
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
+from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, interpreted_steps
 from quant.nn.registry import is_own, maker
-from quant.nn.rnn import Direction
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 
@@ -200,7 +200,7 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     if isinstance(module, TiedEmbedding):
         return f"int{bits}", "reads int8 rows"
     routes = sorted({used.route(weight) for weight in _weights(module)})
-    if not is_own(module):
+    if not (is_own(module) or isinstance(module, (RecurrentSequence, RecurrentCell))):
         by = f"{used.name} ({', '.join(routes)})" if routes else "no product of a backend's"
         return f"int{bits}", "; ".join(filter(None, [f"{described(module)}, {by}", getattr(module, "described", "")]))
     ranges = "per row" if qconfig is None or qconfig.ranges_per_row else "per tensor"
@@ -213,7 +213,8 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     ]
     if isinstance(module, Linear) and module.described:
         unusual.append(module.described)
-    return f"int{bits}", "; ".join([text, *unusual])
+    unusual.append(interpreted_steps(module))
+    return f"int{bits}", "; ".join([text, *filter(None, unusual)])
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

@@ -19,12 +19,13 @@ from quant.nn import QuantModule
 from quant.nn.base import HALVES
 from quant.nn.registry import maker, supported
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
+from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
-PARAMETERS = ("weight", "bias", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "in_proj_weight", "in_proj_bias")
-"""What the supported types call their parameters; sequences number theirs (`_flat_weights_names`)."""
+PARAMETERS = ("weight", "bias", "in_proj_weight", "in_proj_bias")
+"""What the supported types call their parameters, but for recurrent ones."""
 
 
 class NothingQuantized(ValueError):
@@ -112,7 +113,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    names = getattr(module, "_flat_weights_names", PARAMETERS)
+    names = parameter_names(module) if is_recurrent_layer(module) else PARAMETERS
     settled = {name_of(hook) for _, hook in hooks_of(module)}  # what torch's own hooks compute becomes a parameter
     if any(isinstance(module.__dict__.get(name), Tensor) and name not in settled for name in names):
         return "a hook of yours computes its weight at every call; make it an ordinary parameter first"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from quant.kernels.registry import ClassRegistry, described, full_name_of
+from quant.recurrent_layers import is_recurrent_class
 
 COMPOSITE = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
              nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
@@ -17,9 +18,8 @@ HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "_get_name
             "_load_from_state_dict", "_save_to_state_dict", "train", "eval"}  # fmt: skip
 """What a subclass may define without changing what its layer computes."""
 
-DYNAMIC = (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.MultiheadAttention, nn.Embedding,
-           nn.EmbeddingBag)  # fmt: skip
-"""Layers whose int8 form needs no ranges: convert makes those dynamic that it finds no static form for."""
+DYNAMIC = (nn.MultiheadAttention, nn.Embedding, nn.EmbeddingBag)
+"""Layers whose int8 form needs no ranges, as recurrent ones: convert makes those dynamic that have no static form."""
 
 
 def _as_leaf(kind: type, value: Any) -> type[nn.Module]:
@@ -49,12 +49,15 @@ def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
-    """The class of torch.nn whose computation the module does, unchanged; None where a subclass changes it."""
+    """The class of torch.nn, or the registered recurrent one, whose computation the module does, unchanged.
+
+    None where a subclass changes it.
+    """
     replaced = _methods(type(module)).intersection(vars(module))
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
-        if kind.__module__.startswith("torch.nn.modules"):
+        if kind.__module__.startswith("torch.nn.modules") or is_recurrent_class(kind):
             return kind
         if kind.__module__ == "torch.nn.utils.parametrize":
             return None
@@ -83,7 +86,8 @@ def is_registered(module: nn.Module) -> bool:
 
 def is_dynamic(module: nn.Module) -> bool:
     """Whether convert leaves the module to dynamic quantisation."""
-    return base_layer(module) in DYNAMIC and not is_registered(module)
+    base = base_layer(module)
+    return base is not None and (base in DYNAMIC or is_recurrent_class(base)) and not is_registered(module)
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -4,8 +4,8 @@ from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.nn.linear import Conv1D, Linear
+from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from quant.nn.registry import register_int8
-from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "GRU",

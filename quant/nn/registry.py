@@ -13,8 +13,8 @@ from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.nn.linear import Conv1D, Linear
-from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from quant.recipe import QConfig
+from quant.recurrent_layers import recurrent_class, recurrent_classes
 
 Maker: TypeAlias = "Callable[[Any, QConfig], QuantModule]"
 """(float module, its settings) -> the int8 module that stands in for it."""
@@ -23,17 +23,11 @@ M = TypeVar("M", bound="type[QuantModule] | Maker")
 
 SUPPORTED: dict[type[nn.Module], Maker] = {
     nn.Linear: Linear.from_float,
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNN: RNN,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
-    nn.RNNCell: RNNCell,
     nn.MultiheadAttention: MultiheadAttention,
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
 }
-"""Those of torch.nn."""
+"""Those of torch.nn, but for recurrent ones (`quant.recurrent_layers`)."""
 
 
 def _as_maker(kind: type, value: Any) -> Maker:
@@ -74,13 +68,14 @@ def maker(kind: type) -> Maker | None:
     """What makes the int8 stand-in of modules of this very class; None where nothing does."""
     if kind is _imported_conv1d():
         return Conv1D.from_float
-    return _LAYERS.get(kind)
+    known, recurrent = _LAYERS.get(kind), recurrent_class(kind)
+    return known if recurrent is None or known is not None else recurrent.stand_in
 
 
 def supported() -> list[type[nn.Module]]:
     """The float classes with an int8 layer, as far as they are imported."""
     conv1d = _imported_conv1d()
-    return [*_LAYERS, *([] if conv1d is None else [conv1d])]
+    return [*_LAYERS, *recurrent_classes(), *([] if conv1d is None else [conv1d])]
 
 
 def is_own(module: QuantModule) -> bool:

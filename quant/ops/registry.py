@@ -31,6 +31,7 @@ Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
 R = TypeVar("R", bound=Recogniser)
 
 _MODULES: dict[type[nn.Module], Recogniser] = {}
+_FAMILIES: list[tuple[Callable[[type[nn.Module]], bool], Recogniser]] = []
 _FUNCTIONS: dict[Callable[..., Any], Recogniser] = {}
 _METHODS: dict[str, Recogniser] = {}
 
@@ -69,6 +70,20 @@ def recognises(*targets: Target) -> Callable[[R], R]:
             table = _table(target)
             if table.setdefault(target, recogniser) is not recogniser:
                 raise ValueError(f"{target}: expected one function to recognise it, {table[target].__module__} does")
+        return recogniser
+
+    return register
+
+
+def recognises_family(belongs: Callable[[type[nn.Module]], bool]) -> Callable[[R], R]:
+    """A decorator for the function that reads calls of layers whose classes others may add to.
+
+    Args:
+        belongs: whether a class is one of them.
+    """
+
+    def register(recogniser: R) -> R:
+        _FAMILIES.append((belongs, recogniser))
         return recogniser
 
     return register
@@ -131,4 +146,6 @@ def _recogniser(call: Call) -> Recogniser | None:
     if is_registered(call.module):
         raise StaysFloat("registered as a layer of its own; it runs as it is")
     base = base_layer(call.module)
-    return None if base is None else _MODULES.get(base)
+    if base is None or base in _MODULES:
+        return None if base is None else _MODULES[base]
+    return next((recogniser for belongs, recogniser in _FAMILIES if belongs(base)), None)

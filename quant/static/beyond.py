@@ -43,7 +43,7 @@ from quant.ops.conv import Conv
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
-from quant.static.recurrent import tensors_of
+from quant.recurrent_layers import sizes_of, tensors_of
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded
 
@@ -138,8 +138,8 @@ def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
 
 
 def _lost_inputs(module: nn.Module, point: nn.Module) -> str:
-    ways = (False, True) if getattr(module, "bidirectional", False) else (False,)
-    if any(loses_columns(tensors_of(module, 0, reverse).weight_ih.detach().to(torch.float32)) for reverse in ways):
+    first = [tensors_of(module, 0, reverse).weight_ih for reverse in sizes_of(module).directions]
+    if any(loses_columns(weight.detach().to(torch.float32)) for weight in first):
         return "its input weights differ so much by column that one range for all features would lose some"
     share = lost_share(point) if isinstance(point, Observer) else 0.0
     return f"{share:.0%} of its input would round to zero in one fixed range" if share else ""

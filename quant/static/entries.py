@@ -10,6 +10,7 @@ from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
+from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
 from quant.prepare import Prepared
@@ -56,7 +57,8 @@ def recurrent_entry(
     x = _ends(ranges[plan.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    steps = interpreted_steps(layer)
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
 
 
 def _ends(qparams: QParams) -> str:

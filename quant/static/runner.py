@@ -42,7 +42,7 @@ from quant.static.fallback import warn_once
 from quant.static.own_forward import run_own_forward
 from quant.static.programs import Programs
 from quant.static.ranges import Ranges, key_of
-from quant.static.recurrent import observe
+from quant.static.recurrent_float import observe
 from quant.static.simulate import simulated, simulated_recurrent
 from quant.static.undo import undone_at_mismatch, written_before_guards
 

@@ -15,7 +15,8 @@ from quant.ops.lowering import clamp_limits
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.static import weights
-from quant.static.recurrent import Run, call_of, float_run, run_float
+from quant.static.recurrent import Run, call_of
+from quant.static.recurrent_float import float_run, run_float
 from quant.static.rnn import rounded
 from quant.static.weights import QWeight
 

@@ -16,6 +16,7 @@ ORDER = (
     "calibrate",
     # What every part of `quant` speaks of.
     "quant.names",
+    "quant.recurrent_layers",
     "quant.objects",
     "quant.graph",
     "quant.arguments",

@@ -131,3 +131,15 @@ def reachable(unit: str, follows: dict[str, set[str]]) -> set[str]:
                 result.add(other)
                 waiting.append(other)
     return result
+
+
+def link(checkout: Path, site: Path) -> None:
+    """Make the folders of a checkout importable as one package, as an editable install does."""
+    for package, folder in FOLDERS.items():
+        target = site.joinpath(*package.split("."))
+        if package == "quant":
+            target.mkdir()
+            for entry in (checkout / folder).resolve().iterdir():
+                (target / entry.name).symlink_to(entry)
+        else:
+            target.symlink_to((checkout / folder).resolve())

@@ -18,9 +18,8 @@ from quant.observers import registry as observer_registry
 from torch import Tensor, nn
 
 import quant
-from quant import Recipe, RecipeError, quantize_dynamic, quantize_static, summary
+from quant import Recipe, RecipeError, leaves, quantize_dynamic, quantize_static, summary
 from quant.nn import registry as layer_registry
-from quant.static import leaves
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import quant
 from quant import QConfig, Recipe, RecipeError
-from quant.qat.points import JoinedObserver
+from quant.qat.fake_quantizers import JoinedObserver
 from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import runners
 

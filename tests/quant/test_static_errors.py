@@ -144,7 +144,7 @@ def test_a_batch_that_was_cut_like_a_labelled_one_is_a_warning_that_says_so() ->
     with pytest.warns(CalibrationWarning) as said:
         quant.calibrate.run(prepared, [(X, X)], progress=False)
     assert any(
-        "the rest is taken for labels" in str(one.message)
+        "the rest counts as labels" in str(one.message)
         and "meant for shift, give dicts or forward=" in str(one.message)
         for one in said
     )

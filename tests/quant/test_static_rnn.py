@@ -20,7 +20,7 @@ from quant.graph import leaves
 from quant.ops.recurrent import range_names
 from quant.parity import parity
 from quant.recipe import QConfig
-from quant.static.recurrent import observe, run_float
+from quant.static.recurrent_float import observe, run_float
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners
 from quant.static.simulating import simulating

@@ -14,6 +14,7 @@ from quant.kernels import available
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from quant import leaves as leaf_types
 from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
@@ -24,7 +25,6 @@ from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
-from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 

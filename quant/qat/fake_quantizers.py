@@ -1,4 +1,4 @@
-"""Which fake quantiser stands where: at a value, at several that share a range, at a weight."""
+"""The fake quantiser of a value, of several values that share a range, and of a weight whose scale is learned."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from quant.prepare import scheme_of
 from quant.recipe import RecipeError
 
 
-def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
+def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
     """The fake quantiser that a slot's QConfig asks for.
 
-    "auto" is a moving average. So is an observer that searches: `prepare_qat` refuses one for a float model, and of a
-    calibrated model it has given the range that training starts from.
+    "auto" is a moving average. So is an observer that searches, which only a calibrated model may have: there its range
+    is where training starts.
 
     Args:
         name: of the layer, for messages.
@@ -39,18 +39,18 @@ def activation_point(slot: Slot, name: str) -> FakeQuantizeBase:
     scheme, kind, options = scheme_of(slot), slot.qconfig.activation_observer, slot.qconfig.activation_options
     if kind == AUTO or not trains(kind):
         kind, options = "moving_average", {}
-    point: FakeQuantizeBase
+    result: FakeQuantizeBase
     if kind in LEARNED:
-        point = _learned(kind, scheme, None, options, name)
+        result = _learned(kind, scheme, None, options, name)
     elif len(slot.observed) + len(slot.inner) > 1 and follows_batches(kind):
-        point = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
+        result = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
     else:
-        point = FakeQuantize(make_observer(kind, scheme, **options))
-    return named(point, name)
+        result = FakeQuantize(make_observer(kind, scheme, **options))
+    return named(result, name)
 
 
-def weight_point(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
-    """What learns a weight's scale; None where the scale follows from the weight."""
+def weight_quantizer(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
+    """The fake quantiser that learns a weight's scale; None where the scale follows from the weight."""
     assert step.qconfig is not None
     kind, options = step.qconfig.weight_observer, step.qconfig.weight_options
     if kind not in LEARNED:
@@ -72,12 +72,12 @@ def _learned(
         raise RecipeError(f"layer '{name}': {error}") from error
 
 
-def named(point: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
-    """The point, with the layer's name in its messages."""
-    for module in point.modules():
+def named(fake_quantizer: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
+    """The fake quantiser, with the layer's name in its messages."""
+    for module in fake_quantizer.modules():
         if isinstance(module, (FakeQuantizeBase, Observer)):
             module.name = name
-    return point
+    return fake_quantizer
 
 
 class JoinedObserver(RangeObserver):
@@ -145,6 +145,6 @@ class SharedFakeQuantize(FakeQuantize):
 
 
 def weight_key(step: Step, plan: Plan) -> str:
-    """Where a step's learned weight scale is kept; steps that share an int8 weight share it."""
+    """The key of a step's learned weight scale; steps that share an int8 weight share it."""
     first = plan.twins(step)[0]
     return (first.name or "weight").replace(".", "/")

@@ -1,4 +1,4 @@
-"""The four phases of training, by hand; QATSchedule calls these by the number of steps."""
+"""The switches of a model that trains: rounding, observing, frozen ranges and norms. QATSchedule sets them in turn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from torch import nn
 
 from quant.observers.fake_quantize import FakeQuantizeBase
-from quant.qat.ranks import sync_point
+from quant.qat.ranks import sync_range
 from quant.qat.runner import TrainingRunner
 from quant.static.runner import runners
 
 
 def observe_only(prepared: nn.Module) -> None:
-    """Train in float and only watch, so that ranges are known before anything is rounded by them."""
+    """Train in float and only observe, so that ranges are known before anything is rounded by them."""
     _switch(prepared, rounding=False, observing=True)
 
 
@@ -28,8 +28,8 @@ def freeze_ranges(prepared: nn.Module, frozen: bool = True) -> None:
     Warns:
         UserWarning: a range that is frozen is empty, with the layer's name.
     """
-    for point in points(prepared):
-        point.set_observing(not frozen)
+    for one in fake_quantizers(prepared):
+        one.set_observing(not frozen)
 
 
 def freeze_norms(prepared: nn.Module, frozen: bool = True) -> None:
@@ -39,7 +39,7 @@ def freeze_norms(prepared: nn.Module, frozen: bool = True) -> None:
 
 
 def sync_ranges(prepared: nn.Module, on: bool = True) -> None:
-    """Find ranges of the joint batch of all ranks of the default process group; QATSchedule does so by itself.
+    """Take ranges of the joint batch of all ranks of the default process group; QATSchedule does so by itself.
 
     From then on a forward in training mode is a collective while ranges follow the data (where they are learned: the
     first that rounds), so that all ranks must run it, as DistributedDataParallel wants anyway. Without a process group
@@ -52,33 +52,33 @@ def sync_ranges(prepared: nn.Module, on: bool = True) -> None:
     Raises:
         ValueError: it is not from prepare_qat.
     """
-    for point in points(prepared):
-        sync_point(point, on)
+    for one in fake_quantizers(prepared):
+        sync_range(one, on)
     for runner in training_runners(prepared):
         runner.synced = on
 
 
-def points(prepared: nn.Module) -> Iterator[FakeQuantizeBase]:
+def fake_quantizers(prepared: nn.Module) -> Iterator[FakeQuantizeBase]:
     """Every fake quantiser of a model from prepare_qat."""
     for runner in training_runners(prepared):
         yield from (module for module in runner.modules() if isinstance(module, FakeQuantizeBase))
 
 
 def training_runners(prepared: nn.Module) -> list[TrainingRunner]:
-    """What runs the captured modules of a model from prepare_qat.
+    """The runners of the captured modules of a model from prepare_qat.
 
     Raises:
         ValueError: it is not from prepare_qat.
     """
-    found = [runner for runner in runners(prepared).values() if isinstance(runner, TrainingRunner)]
-    if not found:
+    training = [runner for runner in runners(prepared).values() if isinstance(runner, TrainingRunner)]
+    if not training:
         raise ValueError(f"expected a model from quant.prepare_qat, got {type(prepared).__name__}")
-    return found
+    return training
 
 
 def _switch(prepared: nn.Module, *, rounding: bool, observing: bool) -> None:
     for runner in training_runners(prepared):
         runner.switch("rounding", rounding)
-    for point in points(prepared):
-        point.set_observing(observing)
-        point.set_quantizing(rounding)
+    for one in fake_quantizers(prepared):
+        one.set_observing(observing)
+        one.set_quantizing(rounding)
