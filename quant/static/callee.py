@@ -44,9 +44,10 @@ class Function:
         return {**self.__dict__, "target": None} if found else self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.target is None:
-            self.__dict__["target"] = named(importlib.import_module(self.module), self.name)
+        target = state["target"]
+        if target is None:
+            target = named(importlib.import_module(state["module"]), state["name"])
+        self.__dict__.update({**state, "target": target})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to values of the program, or constants."""
 
 I = TypeVar("I", bound="Instruction")  # noqa: E741  # one letter for a type, as everywhere
+One = TypeVar("One", bound="_OfOne")
+Several = TypeVar("Several", bound="_OfSeveral")
 
 
 def registers_in(tree: Any) -> set[int]:
@@ -81,8 +83,8 @@ class _OfOne(Instruction):
 
     source: int
 
-    def renumbered(self: I, ids: Mapping[int, int]) -> I:
-        return replace(self, out=ids[self.out], source=ids[self.source])  # type: ignore[attr-defined]
+    def renumbered(self: One, ids: Mapping[int, int]) -> One:
+        return replace(self, out=ids[self.out], source=ids[self.source])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class _OfSeveral(Instruction):
     def arguments(self) -> Arguments:
         return self.args, self.kwargs
 
-    def renumbered(self: I, ids: Mapping[int, int]) -> I:
+    def renumbered(self: Several, ids: Mapping[int, int]) -> Several:
         args, kwargs = renumbered(self.arguments, ids)
         return replace(self, out=ids[self.out], args=args, kwargs=kwargs)
 

@@ -129,7 +129,7 @@ class _Reading:
             factor, symbol, offset, number = found.groups()
             if symbol is not None and symbol not in self.sizes:
                 reader.fail(f"size {symbol!r} is not among the sizes at the beginning")
-            sizes.append(int(number) if number else Size(symbol, int(factor or 1), int(offset or 0)))
+            sizes.append(Size(symbol, int(factor or 1), int(offset or 0)) if symbol else int(number))
             reader.take(",")
             reader.skip()
         return tuple(sizes)

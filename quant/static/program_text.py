@@ -116,8 +116,8 @@ def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
         return _callee(one.callee) + writer.arguments(*one.arguments)
     assert isinstance(one, IntegerMove)
     called = "same" if one.callee is None else _callee(one.callee)
-    numbers = {Ref(value): numbers for value, numbers in one.rescaled.items()}
-    rescaled = f" rescaled {writer.pairs(numbers)}" if numbers else ""
+    by_value = {Ref(value): numbers for value, numbers in one.rescaled.items()}
+    rescaled = f" rescaled {writer.pairs(by_value)}" if by_value else ""
     return f"move {called}{writer.arguments(*one.arguments)}{rescaled}"
 
 

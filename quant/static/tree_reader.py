@@ -170,7 +170,7 @@ class Reader:
         name = self.match(NAME)
         if name in _NAMES:
             return _NAMES[name]
-        if name in _MAKERS:
+        if name is not None and name in _MAKERS:
             return self._made(name)
         found = getattr(torch, name.removeprefix("torch."), None) if name and name.startswith("torch.") else None
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
@@ -183,6 +183,21 @@ class Reader:
             return _MAKERS[name](*parts)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             self.fail(f"{name}: {error}")
+
+    def reference(self) -> Ref:
+        """A value of the program."""
+        self.expect("%")
+        return Ref(self.integer())
+
+    def attribute(self) -> Attr:
+        """A parameter or buffer."""
+        self.expect("@")
+        return Attr(self.word())
+
+    def ellipsis(self) -> Any:
+        """Three dots."""
+        self.expect("...")
+        return ...
 
     def constant(self) -> Tensor:
         """A tensor by its place."""
@@ -242,7 +257,8 @@ class Reader:
             return kind(*args) if hasattr(kind, "_fields") else kind(args)
         if args or not dataclasses.is_dataclass(kind):
             self.fail(f"{kind.__name__} is neither a dataclass nor a tuple or list")
-        return kind(**kwargs)
+        made: Any = kind
+        return made(**kwargs)
 
 
 def _numpy(dtype: str, value: Any) -> Any:
@@ -255,7 +271,7 @@ def _array(dtype: str, shape: tuple[int, ...], data: str) -> Any:
 
 _NAMES = {"None": None, "True": True, "False": False}
 
-_MAKERS: dict[str | None, Callable[..., Any]] = {
+_MAKERS: dict[str, Callable[..., Any]] = {
     "complex": complex,
     "device": torch.device,
     "slice": slice,
@@ -275,13 +291,13 @@ _MAKERS: dict[str | None, Callable[..., Any]] = {
 }
 
 _READERS: dict[str, Callable[[Reader], Any]] = {
-    "%": lambda reader: (reader.expect("%"), Ref(reader.integer()))[1],
-    "@": lambda reader: (reader.expect("@"), Attr(reader.word()))[1],
+    "%": Reader.reference,
+    "@": Reader.attribute,
     "$": Reader.constant,
     "?": Reader.opaque,
     "&": Reader.function,
     "!": Reader.class_or_object,
-    "...": lambda reader: (reader.expect("..."), ...)[1],
+    "...": Reader.ellipsis,
     "(": Reader._tuple,
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
