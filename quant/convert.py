@@ -35,11 +35,12 @@ from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
-from quant.static.program import ProgramRunner
+from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
@@ -60,6 +61,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         prepared: from `prepare`, after data went through it, or from `prepare_qat`; left as it is. Of an average of
             models (`torch.optim.swa_utils.AveragedModel`) and of data-parallel wrappers the model in them is taken.
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
+
+    Returns:
+        a copy; its attribute `program` prints what it computes, call by call.
 
     Raises:
         ValueError: `prepared` was not made by `prepare`, or holds a part that was.
@@ -122,6 +126,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         if isinstance(module, ProgramRunner):
             module.origin = Origin(module.root, module.graph, module.program.instructions)
     keep_ranges(model)
+    show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 

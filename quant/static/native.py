@@ -6,7 +6,7 @@ step, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import ModuleCall, RankCheck, Unplanned
-from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
+from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
 from quant.static.plannable import Piece, Planned, Planner
 from quant.static.region import Region
 
@@ -41,6 +41,9 @@ class Schedule:
     def regions(self) -> list[Region]:
         """The native calls."""
         return [step for step in self.steps if isinstance(step, Region)]
+
+    def __str__(self) -> str:
+        return "\n".join(map(_line, self.steps, self.drops))
 
     def describe(self) -> str:
         """What is computed together, and why the rest is not, for the report."""
@@ -71,7 +74,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             planner.symbols.clear()
             made.steps.append(instruction)
             made.drops.append(drops[index])
-            if not isinstance(instruction, FloatCall):
+            if not instruction.own:
                 made.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(made, registers_in(output))
     planner.symbols.clear()
@@ -80,6 +83,20 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return made
+
+
+def _line(step: Instruction | Region, drops: list[int]) -> str:
+    """A step of a schedule by the ids of values."""
+
+    def ids(title: str, values: Iterable[int]) -> str:
+        shown = " ".join(f"%{value}" for value in values)
+        return f" {title} {shown}" if shown else ""
+
+    if isinstance(step, Instruction):
+        return f"single %{step.out}{ids('drops', drops)}"
+    made = ids("native", (one.out for one in step.instructions)).strip()
+    tail = ids("tail", (one.out for one in step.tail))
+    return f"{made}{ids('inputs', step.inputs)}{ids('outputs', step.outputs)}{tail}{ids('drops', drops)}"
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
@@ -126,10 +143,8 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(len(part.planned.pieces) for part in inside) < SHORTEST or all(
-            isinstance(part.instruction, FloatCall) for part in inside
-        )
-        if short and all(part.planned.exact for part in inside):
+        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
+        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         if inside:

@@ -12,7 +12,8 @@ from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
 from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
 from quant.static.instructions import registers_in
 from quant.static.own_forward import is_falling_back
-from quant.static.program import Program, ProgramRunner
+from quant.static.program import Program
+from quant.static.program_runner import ProgramRunner
 
 
 class Part:

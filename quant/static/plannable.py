@@ -25,7 +25,7 @@ from quant.ops.moves import Move
 from quant.ops.planning import BEFORE, Lines, ModuleCall, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
-from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.static.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.static.layers import StaticLayer
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class Planner:
         """
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
-        if isinstance(instruction, FloatCall):
+        if isinstance(instruction, (FloatCall, Guard)):
             return self._float(instruction)
         if isinstance(instruction, IntegerMove):
             call = self._call(instruction)
             call.rescaled = instruction.rescaled
-            return self._planned(call, instruction.operator.plan(call))
+            return self._planned(call, self.program.operators[instruction.out].plan(call))
         if isinstance(instruction, (KernelCall, Conversion)) and instruction.kernel in plan_check.table():
             return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
         raise Unplanned(f"{instruction.kind} has no native kernel")
@@ -143,12 +143,12 @@ class Planner:
         """Of a value, as captured; None where it is no tensor."""
         return self.program.values[register.index].dtype
 
-    def _float(self, instruction: FloatCall) -> Planned:
+    def _float(self, instruction: FloatCall | Guard) -> Planned:
         """A call in float."""
-        call = self._call(instruction)
-        if instruction.out in self.rounded:
+        call, operator = self._call(instruction), self.program.operators.get(instruction.out)
+        if operator is not None and instruction.out in self.rounded:
             with suppress(Unplanned):
-                lines = instruction.operator.plan_rounded(call)
+                lines = operator.plan_rounded(call)
                 if lines is not None:
                     return self._planned(call, lines)
         shape = planned_shape(call)
@@ -157,13 +157,13 @@ class Planner:
         form = real_form(call.node, self.root)
         if form is not None and (self._views_are_safe or not form.moves):
             return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
-        move = instruction.operator
-        if not isinstance(move, Move) or not move.planned_in_reals or not self._views_are_safe:
+        if not isinstance(operator, Move) or not operator.planned_in_reals or not self._views_are_safe:
             raise Unplanned("it is computed in float")
-        return self._planned(call, move.plan(call), moves_reals=True)
+        return self._planned(call, operator.plan(call), moves_reals=True)
 
-    def _call(self, instruction: FloatCall | IntegerMove) -> PlanCall:
-        node, (args, kwargs) = self.graph.nodes[instruction.node], instruction.arguments
+    def _call(self, instruction: FloatCall | Guard | IntegerMove) -> PlanCall:
+        node = self.graph.nodes[self.program.values[instruction.out].node]
+        args, kwargs = instruction.arguments
         return PlanCall(self, node, self.root, instruction.out, args, kwargs)
 
     def _planned(
