@@ -33,8 +33,10 @@ from quant.static.exchanged import Origin
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.native import schedule
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
+from quant.static.plannable import Planner
 from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
@@ -225,7 +227,7 @@ def _convert_unit(
     note_floats(plan, shown, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
-    program = assemble(plan, steps, given, plan.graph.output, context, sites)
+    assembled = assemble(plan, steps, given, plan.graph.output, context, sites)
     remove_folded(plan, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
@@ -241,13 +243,14 @@ def _convert_unit(
         if not name.startswith("/"):
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
-    program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
+    program_runner = ProgramRunner(root, plan.graph, assembled.program, numbers, backend)
     program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
             program_runner.layers[name[1:]] = layer
-    planned = program_runner.schedule(program_runner.program)
+    planned = schedule(assembled.program, Planner(assembled, plan.graph, root, program_runner.layer))
+    assembled.program.schedule = planned
     if planned.regions or planned.reasons:
         name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
         entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,9 +57,21 @@ class Site:
     index: int
 
 
+@dataclass(frozen=True)
+class Assembled:
+    """A program before it is planned.
+
+    Attributes:
+        operators: what calls of the user's are, by the ids of their values.
+    """
+
+    program: Program
+    operators: Mapping[int, Operator]
+
+
 def assemble(
     plan: Plan, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
-) -> Program:
+) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
@@ -74,7 +86,7 @@ def assemble(
     return _numbered(made, live(made.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Program:
+def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
     ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
     values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
@@ -83,7 +95,7 @@ def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) ->
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
     operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
     inputs = tuple(ids[one] for one in made.given)
-    return Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, operators)
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
 
 
 class _Assembler:

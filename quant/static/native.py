@@ -6,61 +6,37 @@ step, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import ModuleCall, RankCheck, Unplanned
 from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
 from quant.static.plannable import Piece, Planned, Planner
+from quant.static.program import Program
 from quant.static.region import Region
+from quant.static.schedule import Schedule
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""
 
 
-@dataclass
-class Schedule:
-    """A program's instructions, some of them as regions.
-
-    Attributes:
-        steps: in order.
-        drops: per step the registers that nobody reads after it.
-        reasons: per instruction that is computed step by step, by its step's name, why.
-    """
-
-    steps: list[Instruction | Region]
-    drops: list[list[int]]
-    reasons: dict[str, str]
-
-    @property
-    def regions(self) -> list[Region]:
-        """The native calls."""
-        return [step for step in self.steps if isinstance(step, Region)]
-
-    def __str__(self) -> str:
-        return "\n".join(map(_line, self.steps, self.drops))
-
-    def describe(self) -> str:
-        """What is computed together, and why the rest is not, for the report."""
-        single = sum(isinstance(step, Instruction) for step in self.steps)
-        inside = [region.steps for region in self.regions]
-        calls = f"native calls: {len(inside)}, of {' + '.join(map(str, inside))} steps" if inside else "no native call"
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in self.reasons.items())
-        return f"{calls}; step by step: {single}" + (f" ({reasons})" if reasons else "")
+def schedule(program: Program, planner: Planner) -> Schedule:
+    """Group a program's instructions; `planner` says what has a plan."""
+    made = _grouped(program.instructions, program.drops, program.output, planner)
+    for one in program.instructions:
+        if one.own and planner.rounds_otherwise(one):
+            for region in _grouped([one], [[]], Ref(one.out), planner).regions:
+                made.singles[one.out] = region
+    return made
 
 
-def schedule(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
-    """Group a program's instructions.
-
-    Args:
-        instructions, drops, output: of a `Program`.
-        planner: says what has a plan.
-    """
+def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
     made = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
@@ -83,20 +59,6 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return made
-
-
-def _line(step: Instruction | Region, drops: list[int]) -> str:
-    """A step of a schedule by the ids of values."""
-
-    def ids(title: str, values: Iterable[int]) -> str:
-        shown = " ".join(f"%{value}" for value in values)
-        return f" {title} {shown}" if shown else ""
-
-    if isinstance(step, Instruction):
-        return f"single %{step.out}{ids('drops', drops)}"
-    made = ids("native", (one.out for one in step.instructions)).strip()
-    tail = ids("tail", (one.out for one in step.tail))
-    return f"{made}{ids('inputs', step.inputs)}{ids('outputs', step.outputs)}{tail}{ids('drops', drops)}"
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:

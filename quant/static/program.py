@@ -12,14 +12,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from quant.ops.operator import Operator
 from quant.static.filling import Fill, filler
 from quant.static.instructions import Instruction, registers_in
 from quant.static.program_text import program_text
 from quant.static.values import Value, at
 
 if TYPE_CHECKING:
-    from quant.static.native import Schedule
+    from quant.static.schedule import Schedule
 
 
 @dataclass(eq=False, repr=False)
@@ -32,8 +31,7 @@ class Program:
         output: nested, with Ref to values.
         drops: per instruction the values that nobody reads after it.
         sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
-        operators: what calls of the user's are, by id, for the schedule.
-        schedule: the same instructions in native calls; made by `ProgramRunner.schedule`.
+        schedule: the same instructions in native calls; None where they run one by one.
     """
 
     values: tuple[Value, ...]
@@ -42,7 +40,6 @@ class Program:
     output: Any
     drops: list[list[int]]
     sizes: dict[str, int]
-    operators: dict[int, Operator] = field(default_factory=dict, repr=False, compare=False)
     schedule: Schedule | None = field(default=None, repr=False, compare=False)
     _fill: Fill | None = field(default=None, repr=False, compare=False)
 

@@ -34,9 +34,7 @@ from quant.static.instructions import (
     said_of,
 )
 from quant.static.layers import StaticLayer
-from quant.static.native import Schedule, schedule
 from quant.static.own_forward import is_falling_back, run_own_forward
-from quant.static.plannable import Planner
 from quant.static.program import Program
 from quant.static.programs import Programs
 from quant.static.region import Region
@@ -76,7 +74,6 @@ class ProgramRunner(Programs):
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
-        self._singles: dict[int, Region | None] = {}
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(graph, ranges, program.input_of)
         self._plain = not names_more_than_registers(program.output)
@@ -152,20 +149,12 @@ class ProgramRunner(Programs):
             return self.layers[key[1:]]  # type: ignore[return-value]
         return submodule(self.root, key)  # type: ignore[return-value]
 
-    def schedule(self, program: Program) -> Schedule:
-        """A program's instructions in native calls where they have plans."""
-        if program.schedule is None:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            program.schedule = schedule(program.instructions, program.drops, program.output, planner)
-        return program.schedule
-
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        backend = dispatch.current(self.backend)
-        if not backend.plans:
+        backend, planned = dispatch.current(self.backend), program.schedule
+        if planned is None or not backend.plans:
             self._steps(program, program.instructions, program.drops, registers)
         else:
-            planned = program.schedule or self.schedule(program)
             self._steps(program, planned.steps, planned.drops, registers, backend.name)
         if type(program.output) is Ref:
             output = registers[program.output.index]
@@ -199,14 +188,9 @@ class ProgramRunner(Programs):
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if not dispatch.current(self.backend).computes_reals:
+        if program.schedule is None or not dispatch.current(self.backend).computes_reals:
             return None
-        key = id(instruction)
-        if key not in self._singles:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
-            self._singles[key] = regions[0] if regions else None
-        return self._singles[key]
+        return program.schedule.singles.get(instruction.out)
 
     def _execute(
         self,
@@ -264,4 +248,4 @@ class ProgramRunner(Programs):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is known of steps holds functions, and is of this object's modules.
-        return {**self.__dict__, "_steps_known": {}, "_singles": {}}
+        return {**self.__dict__, "_steps_known": {}}

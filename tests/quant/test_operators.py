@@ -141,7 +141,7 @@ def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool)
         stepwise = runner.held(images()).of(runner.program.values[runner.program.output.index])
         assert torch.equal(q(images()), stepwise)
     assert error < 1e-3
-    schedule = runner.schedule(runner.program)
+    schedule = runner.program.schedule
     assert not schedule.reasons
     [region] = schedule.regions
     moves = [str(piece).split(" = ")[1] for piece in region.pieces if "transpose" in str(piece)]

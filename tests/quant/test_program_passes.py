@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from quant.graph import Graph, Node
+from quant.static.assembly import Assembled
 from quant.static.callee import Function, Method
 from quant.static.instructions import FloatCall
 from quant.static.native import schedule
@@ -64,8 +65,8 @@ def scheduled(*lines: str, output: str) -> list[str]:
             target = one.callee.name if isinstance(one.callee, Method) else one.callee.target
             nodes[place] = Node(place, "method" if method else "function", target, one.args, one.kwargs)
     root = nn.Module()
-    planner = Planner(given, Graph("", nodes, {}, None, []), root, lambda key: pytest.fail(key))
-    return str(schedule(given.instructions, given.drops, given.output, planner)).splitlines()
+    planner = Planner(Assembled(given, {}), Graph("", nodes, {}, None, []), root, lambda key: pytest.fail(key))
+    return str(schedule(given, planner)).splitlines()
 
 
 def test_neighbours_with_plans_are_one_native_call() -> None:

@@ -64,7 +64,7 @@ def converted(kind: str) -> tuple[nn.Module, nn.Module]:
 
 def schedule(model: nn.Module) -> Schedule:
     runner: Any = model._modules[RESERVED]
-    found: Schedule = runner.schedule(runner.program)
+    found: Schedule = runner.program.schedule
     return found
 
 

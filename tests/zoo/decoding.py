@@ -230,7 +230,7 @@ def note_programs(row: Row, q: nn.Module, ran: dict[str, Counter[str]]) -> None:
         kinds = [kind for kind, counts in ran.items() if counts[name]]
         if not kinds:
             continue
-        planned = runner.schedule(runner.program)
+        planned = runner.program.schedule
         inside = sum(region.steps for region in planned.regions)
         single = Counter(_kind(step, runner) for step in planned.steps if not isinstance(step, Region))
         for kind in kinds:
