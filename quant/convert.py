@@ -75,12 +75,13 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
+    own: Prepared = model.__dict__[RESERVED + "_prepared"]
+    lasting.put_back(own.state, model)  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
-    lasting.put_back(info.state, model)  # hidden states and counters, as before any data
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)

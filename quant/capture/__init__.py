@@ -33,7 +33,7 @@ class Capture:
         graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
         islands: by dotted name, why a module is none of a graph's.
         called: dotted names of every module that ran.
-        state: dotted names of the attributes and buffers that some forward changed.
+        state: dotted names of the attributes, buffers and submodules that some forward changed.
         unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
     """
 

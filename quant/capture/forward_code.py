@@ -75,7 +75,8 @@ def own_classes(kind: type) -> Iterator[type]:
 def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.FunctionType]:
     """The functions of the same file that a function names, and the module's methods."""
     for name in names_in(function.__code__):
-        own = vars(module).get(name, inspect.getattr_static(type(module), name, None))
+        of_class = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), None)
+        own = vars(module).get(name, of_class)
         for found in (function.__globals__.get(name), own):
             helper = function_of(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
             if helper is not None and helper is not function and helper.__globals__ is function.__globals__:
@@ -84,6 +85,8 @@ def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.
 
 def function_of(value: Any) -> types.FunctionType | None:
     """The Python function in a method, a partial function or a wrapper."""
+    if value is None or isinstance(value, (types.ModuleType, str, int)):  # what most names stand for
+        return None
     try:
         value = inspect.unwrap(value)
     except (AttributeError, ValueError):

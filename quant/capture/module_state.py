@@ -157,7 +157,7 @@ class ModuleState:
         if self.is_as_before(checked):
             return set()
         own = vars(self.module)
-        before, now = {**self.own, **self.stores["_buffers"]}, {**own, **own["_buffers"]}
+        before, now = _put_back(self.own, self.stores), _put_back(own, own)
         changed = {key for key in {*before, *now} if before.get(key, MISSING) is not now.get(key, MISSING)}
         for key in set(own) - set(self.own):
             del own[key]
@@ -193,6 +193,11 @@ def _flat(own: dict[str, Any], stores: dict[str, Any]) -> dict[str, Any]:
     """What a forward may set on a module, by name."""
     attributes = {key: value for key, value in own.items() if key not in OURS and key not in STORES}
     return {**attributes, **stores["_parameters"], **stores["_buffers"], **stores["_modules"]}
+
+
+def _put_back(own: dict[str, Any], stores: dict[str, Any]) -> dict[str, Any]:
+    """What of a module can be another object after a call, by name; a parameter that is, is none of the model's."""
+    return {**own, **stores["_buffers"], **stores["_modules"]}
 
 
 def _places_of(key: str, value: Any) -> list[Place]:

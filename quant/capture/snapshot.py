@@ -63,7 +63,8 @@ class Snapshot:
         """Whether a module, or one in it, has other parameters than it had."""
         if isinstance(module, torch.jit.ScriptModule):
             return False
-        parts = map(self._by_module.get, map(id, module.modules()))
+        inside = module.modules() if module._modules else (module,)
+        parts = map(self._by_module.get, map(id, inside))
         return not all(part.has_own_parameters() for part in parts if isinstance(part, ModuleState))
 
     def put_back(self) -> set[str]:

@@ -32,7 +32,7 @@ class Watched:
 
     Attributes:
         recorder: is told of every call, where there is one.
-        changed: dotted names of the attributes and buffers that some forward changed.
+        changed: dotted names of the attributes, buffers and submodules that some forward changed.
         has_run: whether the model has been called before, as far as its recordings know.
         outside: what forwards reach outside of the model.
         unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.

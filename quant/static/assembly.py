@@ -210,8 +210,12 @@ class _Assembler:
         node = self.plan.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
         args, kwargs = _with_values(node, moved)
-        moves = {"node": node.index, "operator": step.operator, "rescaled": kernel.rescaled}
-        self.emit(IntegerMove(out=out, step=step.name, args=args, kwargs=kwargs, **moves))
+        known, how = step.operator, kernel.rescaled
+        self.emit(
+            IntegerMove(
+                out=out, step=step.name, node=node.index, operator=known, args=args, kwargs=kwargs, rescaled=how
+            )
+        )
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:

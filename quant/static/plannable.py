@@ -24,7 +24,7 @@ from quant.ops import planning
 from quant.ops.moves import Move
 from quant.ops.planning import BEFORE, Lines, ModuleCall, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
-from quant.ops.shapes import symbol_of
+from quant.ops.shapes import planned_shape
 from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.static.layers import StaticLayer
 
@@ -151,9 +151,9 @@ class Planner:
                 lines = instruction.operator.plan_rounded(call)
                 if lines is not None:
                     return self._planned(call, lines)
-        symbol = symbol_of(call)
-        if symbol is not None:
-            return self._planned(call, symbol, moves_reals=True)
+        shape = planned_shape(call)
+        if shape is not None:
+            return self._planned(call, shape, moves_reals=True)
         form = real_form(call.node, self.root)
         if form is not None and (self._views_are_safe or not form.moves):
             return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)

@@ -67,7 +67,8 @@ def move(instruction: IntegerMove, graph: Graph, args: tuple[Any, ...], kwargs: 
         return call(node, root, args, kwargs)
     if operator.idle:
         return args[0] if args else kwargs["input"]
-    return call(operator.on_integers(node), root, args, kwargs)
+    node, kwargs = operator.on_integers(node, kwargs)
+    return call(node, root, args, kwargs)
 
 
 def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:

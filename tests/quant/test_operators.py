@@ -18,8 +18,9 @@ import quant
 from quant.ops import registry
 from quant.ops.call import Call
 from quant.ops.lowering import Context, Kernel
+from quant.ops.norm import layer_norm
 from quant.ops.operator import Operator
-from quant.ops.registry import Recognised, recognises
+from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
 from quant.static.program import ProgramRunner
 
@@ -154,6 +155,14 @@ def test_two_functions_for_one_call_are_refused() -> None:
     with pytest.raises(ValueError, match=r"expected one function to recognise it, quant\.ops\.lookup does"):
         recognises(torch.relu)(maximum)
     assert registry._FUNCTIONS[torch.relu] is not maximum
+
+
+def test_two_plans_of_one_float_call_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected one function to plan it, quant\.ops\.norm does"):
+        plans_reals(nn.LayerNorm)(lambda call: [])
+    form = registry._REAL_FORMS[nn.LayerNorm]
+    assert form.plan is layer_norm
+    assert not form.exact
 
 
 def test_two_kernels_of_one_name_are_refused() -> None:
