@@ -25,6 +25,7 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.binding import bound_values
+from quant.static.description import DESCRIPTION
 from quant.static.instructions import (
     Dequantize,
     FloatCall,
@@ -37,7 +38,6 @@ from quant.static.instructions import (
 )
 from quant.static.layers import StaticLayer
 from quant.static.program_runner import ProgramRunner
-from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
 from quant.static.values import Held
 
