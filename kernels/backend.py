@@ -121,6 +121,7 @@ class Backend:
         groups: int,
     ) -> Tensor:
         arguments: tuple[Any, ...] = (q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+        reference_conv.check_conv(q_x, q_weight, stride, padding, dilation, groups)
         if self.why_not_conv(q_weight, groups):
             return reference_conv.conv_u8s8_s32(*arguments)
         if in_graphs.is_made():

@@ -25,9 +25,11 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.binding import bound_values
+from quant.static.description import DESCRIPTION
 from quant.static.instructions import (
     Dequantize,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     LayerCall,
@@ -35,12 +37,11 @@ from quant.static.instructions import (
     RecurrentCall,
 )
 from quant.static.layers import StaticLayer
-from quant.static.program import ProgramRunner
-from quant.static.rebuild import DESCRIPTION
+from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
 from quant.static.values import Held
 
-UNCOMPARED = (Dequantize, IntegerMove, FloatCall, RecurrentCall)
+UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
@@ -286,18 +287,15 @@ def _add_program(
         value = runner.program.values[instruction.out]
         known = None if value.qparams is None else Range(*value.qparams)
         found = held.of(value) if known is None else known.real(held.of(value))
-        kind = _kind(instruction, runner)
+        kind, weighted = _kind(instruction, runner)
         node = runner.graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
         own = held.reals[value.node] if rounds else _own(node, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
-        module = _module_of(name, settings) if kind in WEIGHTED else ""
+        module = _module_of(name, settings) if weighted else ""
         total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
         total.add(values[value.node], own, found, known)
-
-
-WEIGHTED = {"linear", "conv", "conv_transpose"}
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
@@ -306,11 +304,12 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
     return name if name in settings else name.rpartition(".")[0]
 
 
-def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
+def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
+    """What a call does, for people, and whether it has a weight of ours."""
     if not isinstance(instruction, LayerCall):
-        return instruction.kind
+        return instruction.kind, False
     layer: nn.Module = runner.layer(instruction.layer)
-    return layer.product.name if isinstance(layer, StaticLayer) else type(layer).__name__
+    return (layer.product.name, True) if isinstance(layer, StaticLayer) else (type(layer).__name__, False)
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:

@@ -68,6 +68,7 @@ def run_console(block: Block, document: str) -> None:
             pytest.fail(f"{document}: $ {line}\n{checker.output_difference(example, done.stdout, ELLIPSIS)}")
 
 
+@pytest.mark.usefixtures("own_registries")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -44,9 +44,9 @@ class Move(Operator):
     def lower(self, step: Step, context: Context) -> Moved:
         return Moved()
 
-    def on_integers(self, node: Node) -> Node:
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
         """The call that moves integers, which may lie in another memory format than the reals did."""
-        return node
+        return node, kwargs
 
 
 def moved(operator: Operator, call: Call) -> Recognised:

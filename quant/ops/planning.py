@@ -73,6 +73,11 @@ class PartsOf(Symbol):
 
 
 @dataclass(frozen=True)
+class CountOf(PartsOf):
+    """The length of that tuple."""
+
+
+@dataclass(frozen=True)
 class ModuleCall:
     """A line that depends on a float module of the user's, whose parameters and mode are read when it runs.
 
@@ -180,6 +185,12 @@ class PlanCall:
         if not isinstance(known, SizeOf):
             raise Unplanned("its shape is computed at run time")
         return Register(known.source, known.dim)
+
+
+def part_of(parts: PartsOf, index: int) -> Lines:
+    """One part of a tensor; a plan is not made for sizes that have fewer."""
+    place = {"chunks": parts.chunks, "dim": parts.dim, "index": index}
+    return [("chunk", {"x": Register(parts.source), **place})]
 
 
 def fixed(name: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from quant.graph import Node, Ref
 from quant.ops.call import is_call_of
-from quant.ops.planning import PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
+from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol, part_of
 
 RANKS = frozenset({"dim", "ndimension"})
 SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS
@@ -29,39 +29,58 @@ def reads_only_rank(node: Node) -> bool:
     return _attribute(node) == RANK or is_call_of(node, RANKS)
 
 
-def symbol_of(call: PlanCall) -> Symbol | None:
-    """What a call that reads a shape gives, where it costs nothing to know it; None for any other."""
+def planned_shape(call: PlanCall) -> Symbol | Lines | None:
+    """What a call that reads a shape is, where it costs nothing to know it; None for any other.
+
+    A guard on a shape is a check of the native call: of its inputs' dimensions, or that a tensor has so many parts.
+    """
     if call.kwargs or not call.args or not isinstance(call.args[0], Ref):
         return None
-    symbol = _symbol(call, call.args[0], call.args[1:])
+    known = call.symbol()
+    if call.node.kind == "guard":
+        return _checked(known, call.args[1])
+    symbol = _read(call, call.args[0], call.args[1:]) or _derived(call, known, call.args[1:])
     if symbol is not None:
         call.values.tensor(Ref(symbol.source))
     return symbol
 
 
-def _symbol(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
-    node = call.node
-    if reads_only_rank(node):
-        return RankOf(x.index)
-    place = others[0] if len(others) == 1 and isinstance(others[0], int) else None
-    is_size = node.kind == "method" and node.target == "size"
-    if _attribute(node) == SHAPE or (is_size and not others):
-        return ShapeOf(x.index)
-    if is_size and place is not None:
-        return SizeOf(x.index, place)
-    known = call.values.symbol(x)
-    if isinstance(known, ShapeOf) and node.target is operator.getitem and place is not None:
-        return SizeOf(known.source, place)
-    if isinstance(known, RankOf) and not any(isinstance(other, Ref) for other in others):
-        return _of_rank(node, known)
+def _checked(known: Symbol | None, expected: object) -> Symbol | Lines | None:
+    if isinstance(known, RankOf) and not isinstance(expected, Ref):
+        return RankCheck(known.source)
+    # There are as many parts as were asked for, or fewer; with the last of them, as many.
+    if isinstance(known, CountOf) and expected == known.chunks:
+        return part_of(known, known.chunks - 1)
     return None
 
 
-def _of_rank(node: Node, rank: RankOf) -> Symbol | None:
-    """What follows from the number of dimensions, which that of the native call's inputs decides."""
-    if node.kind == "guard":
-        return RankCheck(rank.source)
-    return RankOf(rank.source) if is_call_of(node, PYTHONS) else None
+def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
+    """What is read of a tensor."""
+    node = call.node
+    if reads_only_rank(node):
+        return RankOf(x.index)
+    is_size = node.kind == "method" and node.target == "size"
+    if _attribute(node) == SHAPE or (is_size and not others):
+        return ShapeOf(x.index)
+    place = _place(others)
+    return SizeOf(x.index, place) if is_size and place is not None else None
+
+
+def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -> Symbol | None:
+    """What follows from what was read before."""
+    place = _place(others)
+    if isinstance(known, ShapeOf) and call.node.target is operator.getitem and place is not None:
+        return SizeOf(known.source, place)
+    if type(known) is PartsOf and call.node.target is len:
+        return CountOf(known.source, known.chunks, known.dim)
+    if isinstance(known, RankOf) and is_call_of(call.node, PYTHONS) and not any(isinstance(one, Ref) for one in others):
+        return RankOf(known.source)
+    return None
+
+
+def _place(others: tuple[object, ...]) -> int | None:
+    """An index, as the one argument besides what is read."""
+    return others[0] if len(others) == 1 and isinstance(others[0], int) else None
 
 
 def _attribute(node: Node) -> str:

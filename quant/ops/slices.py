@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from quant.kernels.reference_plan import Register
 from quant.ops.call import Call
 from quant.ops.moves import SPLITS, Move, moved
-from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Unplanned, fixed, integer
+from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer, part_of
 from quant.ops.registry import Recognised, recognises
 
 
@@ -75,12 +74,11 @@ class Item(Move):
         return lines or [("same", {"x": x})]
 
 
-def _part(known: Any, index: Any) -> Lines:
+def _part(known: Symbol, index: Any) -> Lines:
     """One part of a tuple."""
-    if not isinstance(known, PartsOf) or not isinstance(index, int):
+    if type(known) is not PartsOf or not isinstance(index, int):
         raise Unplanned("this use of a tuple has no plan")
-    place = {"chunks": known.chunks, "dim": known.dim, "index": index}
-    return [("chunk", {"x": Register(known.source), **place})]
+    return part_of(known, index)
 
 
 @recognises(torch.narrow, "narrow")

@@ -37,20 +37,24 @@ class Reshape(View):
             raise Unplanned(f"{call.name} to no dimensions has no plan")
         return [("reshape", {"x": call.tensor(), "shape": tuple(map(call.size, self.shape))})]
 
-    def on_integers(self, node: Node) -> Node:
-        return _copying(node)
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+        return _copying(node, kwargs)
 
 
 @dataclass(frozen=True)
 class ReshapeAs(Move):
     """The shape of another tensor."""
 
-    def on_integers(self, node: Node) -> Node:
-        return _copying(node)
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+        return _copying(node, kwargs)
 
 
-def _copying(node: Node) -> Node:
-    return replace(node, target=COPYING.get(node.target, node.target)) if node.kind == "method" else node
+def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+    """A call that refuses where there is no view, as one that copies; their shapes have other names."""
+    if node.kind != "method" or node.target not in COPYING:
+        return node, kwargs
+    renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
+    return replace(node, target=COPYING[node.target]), renamed
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,8 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
         pass
 
 
-def test_a_backend_that_cannot_be_used_is_answered_with_the_reason_and_the_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("own_registries")
+def test_a_backend_that_cannot_be_used_is_answered_with_the_reason_and_the_choices() -> None:
     class Absent(Backend):
         name = "absent"
 
@@ -124,7 +123,6 @@ def test_a_backend_that_cannot_be_used_is_answered_with_the_reason_and_the_choic
         def product(self, q_x: torch.Tensor, q_weight: torch.Tensor) -> torch.Tensor:
             raise AssertionError("it cannot be used")
 
-    monkeypatch.setattr(dispatch._BACKENDS, "_known", dict(dispatch._BACKENDS))
     dispatch.register_backend(Absent())
     with pytest.raises(
         BackendUnavailable, match=r"backend 'absent' cannot be used here: it is a test; usable are .*reference$"

@@ -14,22 +14,12 @@ from quant.kernels import Backend, BackendUnavailable, available, dispatch, regi
 from quant.kernels.per_weight import PerWeight
 from quant.kernels.reference import exact_product
 from quant.observers import OBSERVERS, RangeObserver
-from quant.observers import registry as observer_registry
 from torch import Tensor, nn
 
 import quant
-from quant import Recipe, RecipeError, leaves, quantize_dynamic, quantize_static, summary
-from quant.nn import registry as layer_registry
+from quant import Recipe, RecipeError, quantize_dynamic, quantize_static, summary
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def registries_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry only grows, so each test has copies."""
-    for registry in (dispatch._BACKENDS, observer_registry._REGISTRY, leaves._REGISTERED, layer_registry._LAYERS):
-        monkeypatch.setattr(registry, "_known", dict(registry._known))
-    monkeypatch.setattr(dispatch, "_usable", dict(dispatch._usable))
+pytestmark = pytest.mark.usefixtures("own_registries")
 
 
 @pytest.fixture
@@ -77,10 +67,10 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
-        self.grouped = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=2, bias=False)
-        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.stem = nn.Conv2d(3, 32, 3, stride=2, padding=1)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=2, dilation=2, groups=2, bias=False)
+        self.depthwise = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.up = nn.ConvTranspose2d(32, 8, 2, stride=2)
         self.wide = nn.ConvTranspose2d(8, 8, 3, dilation=2)
         self.head = nn.Linear(8, 5)
 
@@ -132,7 +122,7 @@ def test_a_backend_with_a_product_alone_computes_layers_of_every_kind() -> None:
     details = {entry.name: entry.detail for entry in summary(ours)}
     assert ", counting (exact)" in details["stem"]
     assert (
-        "reference (exact), as counting has no kernel for a convolution of 16 groups of 1 input channels"
+        "reference (exact), as counting has no kernel for a convolution of 32 groups of 1 input channels"
         in details["depthwise"]
     )
 
@@ -142,18 +132,20 @@ def test_a_backend_with_a_product_alone_computes_layers_of_every_kind() -> None:
 def test_convolutions_by_a_product_are_exact(dims: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quant.kernels.product_conv.MOST_BYTES", 3000)  # images one by one
     torch.manual_seed(0)
-    q_x = torch.randint(0, 256, (3, 16, *[9, 7, 6][:dims]), dtype=torch.uint8)
-    q_weight = torch.randint(-128, 128, (6, 16 // groups, *[3, 2, 1][:dims]), dtype=torch.int8)
+    q_x = torch.randint(0, 256, (3, 32, *[9, 7, 6][:dims]), dtype=torch.uint8)
+    q_weight = torch.randint(-128, 128, (6, 32 // groups, *[3, 2, 1][:dims]), dtype=torch.int8)
     q_bias = torch.randint(-9999, 9999, (6,), dtype=torch.int32)
     for bias in (None, q_bias):
         places = ([2, 1, 1][:dims], [1, 0, 2][:dims], [1, 2, 1][:dims], groups)
         arguments = (q_x, 77, q_weight, bias, *places)
         expected = dispatch.find("reference").conv_u8s8_s32(*arguments)
-        found = Counting().conv_u8s8_s32(*arguments)
+        backend = Counting()
+        found = backend.conv_u8s8_s32(*arguments)
+        assert backend.calls == groups * (1 if dims == 1 else 3)
         assert torch.equal(found, expected)
         assert found.dtype == torch.int32
-    with pytest.raises(ValueError, match=r"q_x has 16 channels, q_weight .* expects 32 in 2 groups"):
-        Counting().conv_u8s8_s32(q_x, 0, q_weight.new_zeros(6, 16, *[1] * dims), None, *places[:3], 2)
+    with pytest.raises(ValueError, match=r"q_x has 32 channels, q_weight .* expects 64 in 2 groups"):
+        Counting().conv_u8s8_s32(q_x, 0, q_weight.new_zeros(6, 32, *[1] * dims), None, *places[:3], 2)
 
 
 def test_a_weight_that_is_written_to_is_multiplied_as_it_is_now() -> None:

@@ -14,7 +14,6 @@ from quant.kernels import available
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from quant import leaves as leaf_types
 from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
@@ -205,9 +204,9 @@ class Opaque(nn.Linear):
         return super().forward(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0)
 
 
-def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_registries")
+def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line() -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(leaf_types._REGISTERED, "_known", {})
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Opaque(8, 8), nn.Linear(8, 4)), torch.randn(16, 8)
     register_leaf(Opaque)
     converted = static(model, x)

@@ -77,12 +77,6 @@ struct RowKernels {
   void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
 };
 
-extern const RowKernels kPortableRows;
-#if defined(__x86_64__)
-extern const RowKernels kAvx2Rows;
-extern const RowKernels kAvx512Rows;
-#endif
-
 const RowKernels& row_kernels();
 
 // Equations 3 and 4 for [0, top]; low <= 0 <= high.
