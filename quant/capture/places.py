@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.forward_code import FOREIGN
+from quant.capture.random_draws import GENERATORS, generator_key, generator_state, set_generator
 from quant.capture.sameness import same, same_content
-from quant.capture.surroundings import GENERATORS, generator_key, generator_state, set_generator
 from quant.objects import OPAQUE, attributes_of, fill
 
 CONTAINERS = (list, dict, set, collections.deque, bytearray)

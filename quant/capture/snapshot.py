@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from quant.capture.module_state import ModuleState
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
+from quant.capture.random_draws import generator_state, set_generator
 from quant.capture.scripted import ScriptState
-from quant.capture.surroundings import generator_state, set_generator
 from quant.names import full_name
 
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from quant.capture.called import IslandCalls
 from quant.capture.forward_code import writes_texts
-from quant.capture.given_back import GivenBack
 from quant.capture.numbers import NUMBERS, plain, recorded
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
+from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
-from quant.capture.unseen import is_transformed
+from quant.capture.unrecordable import is_transformed
 from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, holds_itself, opened

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import quant
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.recorder import Recorder
 from quant.capture.snapshot import Snapshot
 from quant.graph import Node, Ref
