@@ -42,9 +42,10 @@ class Snapshot:
         self._modes: list[tuple[nn.Module, bool]] = []
         for name, module in model.named_modules():
             part = known.get(id(module))
-            self.parts[name] = (
-                part if part is not None and part.is_as_before(checked) else state_of(module, self._places)
-            )
+            if part is None or not part.is_as_before(checked):
+                part = state_of(module, self._places)
+            self._places.keep(held for _, held in part.held)
+            self.parts[name] = part
             self._modes.append((module, module.training))
         self._by_module: dict[int, ModuleState | ScriptState] = {id(part.module): part for part in self.parts.values()}
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
