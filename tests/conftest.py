@@ -1,4 +1,4 @@
-"""What all tests share: registries that are as they were after a test has added to them, and packages that add to them."""
+"""What all tests share: registries that tests may add to, and an installed package that adds to them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ from quant.nn import registry as layers
 @pytest.fixture
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries only grow, so a test that adds to them has copies."""
-    registries = (
-        dispatch._BACKENDS,
-        observers._REGISTRY,
-        leaves._REGISTERED,
-        layers._LAYERS,
-        recurrent_layers._CLASSES,
-    )
-    for registry in (*registries, recurrent_kinds._KINDS):
+    by_name = (dispatch._BACKENDS, observers._REGISTRY, recurrent_kinds._KINDS)
+    by_class = (leaves._REGISTERED, layers._LAYERS, recurrent_layers._CLASSES)
+    for registry in (*by_name, *by_class):
         monkeypatch.setattr(registry, "_known", dict(registry._known))
     monkeypatch.setattr(dispatch, "_usable", dict(dispatch._usable))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -355,8 +356,7 @@ WRONG = LIGHT
 
 def test_an_installed_package_needs_no_call(install: Callable[..., None]) -> None:
     install(PACKAGE, "octet.recurrent", **{"toy_module.LightCell": "toy_module:CELL"})
-    import toy_module
-
+    toy_module = importlib.import_module("toy_module")
     cell, x = toy_module.LightCell(6, 8), torch.randn(3, 6)
     assert kind_of(cell) is toy_module.LIGHT
     register(toy_module.LIGHT)  # which an entry point of the other group does
