@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.static.program import ProgramRunner
+from quant.static.program_runner import ProgramRunner
 from quant.static.region import Region
 
 Move = Callable[[Tensor], Tensor]
