@@ -40,7 +40,7 @@ class CompiledBackend(Backend):
 
     @property
     def _product(self) -> Product:
-        return self.product  # an operator, in graphs too
+        return self.product  # an operator itself, which graphs keep
 
     def route(self, q_weight: Tensor) -> str:
         return str(torch.ops.octet_native.route(q_weight, self.name))

@@ -24,8 +24,9 @@ from quant.recipe import QConfig, Recipe
 from quant.static.examples import CannotRebuild, decode
 from quant.static.instructions import KernelCall
 from quant.static.parts import Part
-from quant.static.program import Program, ProgramRunner
+from quant.static.program import Program
 from quant.static.program_match import match_programs
+from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
