@@ -25,9 +25,11 @@ from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.static.binding import bound_values
+from quant.static.description import DESCRIPTION
 from quant.static.instructions import (
     Dequantize,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     LayerCall,
@@ -35,12 +37,11 @@ from quant.static.instructions import (
     RecurrentCall,
 )
 from quant.static.layers import StaticLayer
-from quant.static.program import ProgramRunner
-from quant.static.rebuild import DESCRIPTION
+from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
 from quant.static.values import Held
 
-UNCOMPARED = (Dequantize, IntegerMove, FloatCall, RecurrentCall)
+UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]

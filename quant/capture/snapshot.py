@@ -36,7 +36,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, outside: Outside, last: Snapshot | None = None) -> None:
         checked = Checked()
         self.outside = outside
-        self._places = Places({} if last is None else last._places.held, checked)
+        self._places: Places = Places({} if last is None else last._places.held, checked)
         known: dict[int, ModuleState | ScriptState] = {} if last is None else last._by_module
         self.parts: dict[str, ModuleState | ScriptState] = {}
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -46,7 +46,7 @@ class Snapshot:
                 part if part is not None and part.is_as_before(checked) else state_of(module, self._places)
             )
             self._modes.append((module, module.training))
-        self._by_module = {id(part.module): part for part in self.parts.values()}
+        self._by_module: dict[int, ModuleState | ScriptState] = {id(part.module): part for part in self.parts.values()}
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
         self.generators = [one for part in self.parts.values() for one in part.generators]
         self._drawn = [(one, generator_state(one)) for one in self.generators]

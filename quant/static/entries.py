@@ -13,11 +13,12 @@ from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
-from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.static.call_text import call_text
+from quant.static.callee import Submodule
 from quant.static.instructions import FloatCall
-from quant.static.program import ProgramRunner
+from quant.static.prepared import Prepared
+from quant.static.program_runner import ProgramRunner
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
@@ -203,12 +204,14 @@ def _readers(model: nn.Module) -> dict[str, str]:
         runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
-        for node in (runner.graph.nodes[one.node] for one in runner.program.instructions if isinstance(one, FloatCall)):
-            for leaf in leaves((node.args, node.kwargs)):
+        for one in runner.program.instructions:
+            if not isinstance(one, FloatCall):
+                continue
+            for leaf in leaves(one.arguments):
                 if isinstance(leaf, Attr):
-                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, node.owner))
-            if node.kind == "module":
-                found.setdefault(full_name(path, node.target), full_name(path, node.target))
+                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
+            if isinstance(one.callee, Submodule):
+                found.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
     return found
 
 

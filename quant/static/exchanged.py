@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
+from quant.static.callee import Submodule
 from quant.static.instructions import FloatCall, Instruction, RecurrentCall
 from quant.static.layers import StaticLayer
 from quant.static.values import Held, Value
@@ -45,8 +46,8 @@ class Origin:
     def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
         self.root, self.graph = root, graph
         self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
-        floats = [graph.nodes[one.node] for one in instructions if isinstance(one, FloatCall)]
-        self.called = {node.target for node in floats if node.kind == "module"}
+        callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
+        self.called = {one.path for one in callees if isinstance(one, Submodule)}
         self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
         self._edges: dict[tuple[str, ...], list[Edge]] = {}
 
@@ -120,7 +121,7 @@ class Origin:
         around = [path for path in changed if path not in self.layers]
         kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
         rounded = isinstance(instruction, RecurrentCall) and instruction.integers
-        if around or kept or rounded or isinstance(instruction, FloatCall):
+        if around or kept or rounded or instruction.own:
             why = (
                 f"was computed together with {kept[0]!r}"
                 if kept and not around

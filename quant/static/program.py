@@ -1,52 +1,27 @@
-"""A converted program, and the module that runs it in place of the user's forward."""
+"""A converted program as data: its values, its instructions, and what follows from them alone."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quant.arguments import copied
-from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves
-from quant.kernels import dispatch
-from quant.kernels.reference_ops import OpTable
-from quant.names import submodule
-from quant.objects import Result
-from quant.static import nonfinite
-from quant.static.binding import QuickBinding, bound_values
-from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore, warn_once
 from quant.static.filling import Fill, filler
-from quant.static.instructions import (
-    Conversion,
-    FloatCall,
-    Instruction,
-    IntegerMove,
-    KernelCall,
-    LayerCall,
-    Quantize,
-    RecurrentCall,
-    TakeSequence,
-    registers_in,
-)
-from quant.static.layers import StaticLayer
-from quant.static.native import Schedule, schedule
-from quant.static.own_forward import is_falling_back, run_own_forward
-from quant.static.plannable import Planner
-from quant.static.programs import Programs
-from quant.static.region import Region
-from quant.static.runner import finished
-from quant.static.single_steps import SingleStep, move, rescaled, single_step
-from quant.static.undo import undone_at_mismatch, written_before_guards
-from quant.static.values import Held, Value, at
+from quant.static.instructions import Instruction, registers_in
+from quant.static.program_text import program_text
+from quant.static.values import Value, at
+
+if TYPE_CHECKING:
+    from quant.static.schedule import Schedule
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Program:
     """Instructions in order, the values that they name, and the output as a tree of values.
 
@@ -56,7 +31,7 @@ class Program:
         output: nested, with Ref to values.
         drops: per instruction the values that nobody reads after it.
         sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
-        schedule: the same instructions in native calls; made by `ProgramRunner.schedule`.
+        schedule: the same instructions in native calls; None where they run one by one.
     """
 
     values: tuple[Value, ...]
@@ -85,13 +60,20 @@ class Program:
         shape = self.values[value].shape
         return None if shape is None else tuple(at(size, self.sizes) for size in shape)
 
+    def __str__(self) -> str:
+        return program_text(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and alike(self._parts, other._parts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.values, self.inputs, self.instructions, self.output, self.sizes
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fill": None}
-
-
-def names_more_than_registers(output: Any) -> bool:
-    """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
-    return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
 def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
@@ -105,227 +87,39 @@ def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
     return drops[::-1]
 
 
-class ProgramRunner(Programs):
-    """Runs a program in place of a captured module's forward.
+def live(instructions: list[Instruction], output: Any) -> list[Instruction]:
+    """The instructions that somebody reads, and those that check or may do something besides."""
+    needed = registers_in(output)
+    kept = []
+    for instruction in reversed(instructions):
+        if instruction.acts or instruction.out in needed:
+            kept.append(instruction)
+            needed |= instruction.reads
+    return kept[::-1]
 
-    Attributes:
-        graph: what was captured; float calls are evaluated from it.
-        ranges: scale and zero point of the values that are uint8.
-        layers: int8 layers of functional calls, which have no module of the user's.
-        weights: what the user's forward needs besides int8 layers, where it has to run.
-        origin: the modules that the program was made of; set when the conversion is done.
-    """
 
-    root: nn.Module
-
-    def __init__(
-        self,
-        root: nn.Module,
-        graph: Graph,
-        program: Program,
-        ranges: dict[int, tuple[float, int]],
-        backend: str | None,
-    ) -> None:
-        super().__init__()
-        self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
-        self.layers = nn.ModuleDict()
-        self.weights: WeightsToRestore | None = None
-        self._singles: dict[int, Region | None] = {}
-        self._steps_known: dict[int, SingleStep] = {}
-        self._binding = QuickBinding(graph, ranges, program.input_of)
-        self._plain = not names_more_than_registers(program.output)
-        self._written = written_before_guards(graph)
-        self.origin: Origin | None = None
-        object.__setattr__(self, "root", root)
-
-    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
-        if registers is None:
-            values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
-            registers = {self.program.input_of[value]: given for value, given in values.items()}
-        if self._written:
-            output = self._execute_or_undo(registers)
-        else:
-            output = self.execute(self.program, registers)
-        return output if self._plain else finished(output, self.root, args, kwargs)
-
-    def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
-        """The program's output; where it finds out that it does not stand for the call, nothing is written."""
-        run = functools.partial(self.execute, self.program, registers)
-        given = {self.program.values[place].node: value for place, value in registers.items()}
-        return undone_at_mismatch(self._written, self.root, given, run)
-
-    def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By the user's own forward."""
-        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
-
-    def run_as_it_is(
-        self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run the user's forward of the root, or of a module in it, with int8 layers in it and floats between."""
-        if torch.compiler.is_compiling():
-            raise mismatch
-        for runner in self.programs():
-            if runner.weights is not None:
-                runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
-        output = run_own_forward(module, own, args, kwargs, mismatch)
-        if not is_falling_back():
-            warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
-        return output
-
-    def held(self, *args: Any, **kwargs: Any) -> Held:
-        """Every value that a call gives, none dropped.
-
-        Each as it was when it was made: a float step after it may write into the tensor.
-        """
-        program, found = self.program, Held()
-        inputs = bound_values(self.graph, self.root, *copied((args, kwargs)))
-        registers = {program.input_of[value]: given for value, given in inputs.items()}
-        for register, given in registers.items():
-            found.keep(program.values[register], copied(given))
-        for instruction in program.instructions:
-            self._steps(program, [instruction], [[]], registers)
-            found.keep(program.values[instruction.out], copied(registers[instruction.out]))
-        return found
-
-    def held_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ProgramRunner, Held] | None:
-        """The program that stands for a call, this or a further one, and its values; None where none does."""
-        for one in self.programs():
-            with contextlib.suppress(CaptureMismatch):
-                return one, one.held(*args, **kwargs)
-        return None
-
-    def float_parameters(self) -> set[str]:
-        """Dotted names of the parameters and buffers that float calls still read."""
-        nodes = [self.graph.nodes[one.node] for one in self.program.instructions if isinstance(one, FloatCall)]
-        places = [*((node.args, node.kwargs) for node in nodes), self.program.output]
-        return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
-
-    def layer(self, key: str) -> StaticLayer:
-        """An int8 layer, by the name of the user's module or by the name of the functional call."""
-        if key.startswith("/"):
-            return self.layers[key[1:]]  # type: ignore[return-value]
-        return submodule(self.root, key)  # type: ignore[return-value]
-
-    def schedule(self, program: Program) -> Schedule:
-        """A program's instructions in native calls where they have plans."""
-        if program.schedule is None:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            program.schedule = schedule(program.instructions, program.drops, program.output, planner)
-        return program.schedule
-
-    def execute(self, program: Program, registers: dict[int, Any]) -> Any:
-        """Run a program on filled registers."""
-        backend = dispatch.current(self.backend)
-        if not backend.plans:
-            self._steps(program, program.instructions, program.drops, registers)
-        else:
-            planned, given = program.schedule or self.schedule(program), registers.copy()
-            try:
-                self._steps(program, planned.steps, planned.drops, registers, backend.name)
-            except (TypeError, ValueError):
-                # A native call knows its lines, not the user's layers; step by step the error gets a name.
-                self._steps(program, program.instructions, program.drops, given)
-                raise
-        if type(program.output) is Ref:
-            output = registers[program.output.index]
-        else:
-            output = program.filled(registers)
-        return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
-
-    def _steps(
-        self,
-        program: Program,
-        steps: Sequence[Instruction | Region],
-        drops: list[list[int]],
-        registers: dict[int, Any],
-        backend: str = "",
-    ) -> None:
-        table: OpTable = {}
-        eager = not torch.compiler.is_compiling()
-        for step, gone in zip(steps, drops, strict=True):
-            singles: Sequence[Instruction]
-            if isinstance(step, Region):
-                if not step.run(registers, self, backend):
-                    self._steps(program, step.instructions, [[] for _ in step.instructions], registers)
-                singles = step.tail
-            else:
-                singles = (step,)
-            for instruction in singles:
-                table = table or dispatch.current(self.backend).operators
-                registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
-            for register in gone:
-                registers.pop(register, None)
-
-    def _native(self, program: Program, instruction: FloatCall) -> Region | None:
-        """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if not dispatch.current(self.backend).computes_reals:
-            return None
-        key = id(instruction)
-        if key not in self._singles:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
-            self._singles[key] = regions[0] if regions else None
-        return self._singles[key]
-
-    def _execute(
-        self,
-        program: Program,
-        instruction: Instruction,
-        registers: dict[int, Any],
-        table: OpTable,
-        planned: bool,
-        eager: bool,
-    ) -> Any:
-        known = self._steps_known if eager else None  # torch.compile follows no table by identity
-        step = None if known is None else known.get(id(instruction))
-        if step is None or not step.stands():
-            if self.origin is not None and self.origin.changed(instruction):
-                return self.origin.run(instruction, program.values, registers, self.ranges, table)
-            step = single_step(instruction, self.graph, self.root, self.origin)
-            if known is not None:
-                known[id(instruction)] = step
-        if isinstance(instruction, IntegerMove):
-            seen = rescaled(instruction.rescaled, registers)
-            return move(instruction, self.graph, step.args(seen), step.kwargs(seen), self.root)
-        if isinstance(instruction, FloatCall):
-            node = self.graph.nodes[instruction.node]
-            native = self._native(program, instruction) if not planned else None
-            if native is not None and self._run_native(native, node, registers):
-                return registers[instruction.out]
-            return call(node, self.root, step.args(registers), step.kwargs(registers))
-        args, kwargs = step.args(registers), step.kwargs(registers)
-        if isinstance(instruction, Quantize):
-            nonfinite.note(args[0], registers)
-        elif isinstance(instruction, RecurrentCall):
-            x, *states = args
-            given = (states, kwargs) if states or kwargs else None
-            nonfinite.note_recurrent(submodule(self.root, instruction.path), x, given, registers)
-        try:
-            found = self._integers(instruction, args, kwargs, table)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"layer '{instruction.step}': {error}") from error
-        # A kernel may put channels last, where the user's view() would find no view of the float.
-        real = program.values[instruction.out].qparams is None
-        return found.contiguous() if real and isinstance(found, Tensor) else found
-
-    def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
-        try:
-            return native.run(registers, self, dispatch.current(self.backend).name)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"'{node.label}': {error}") from error
-
-    def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
-        if isinstance(instruction, LayerCall):
-            return self.layer(instruction.layer).compute(*args)
-        if isinstance(instruction, TakeSequence):
-            return args[0][0]
-        if isinstance(instruction, RecurrentCall):
-            layer: Any = submodule(self.root, instruction.path)
-            return layer.compute(*args, **kwargs, quantized=instruction.integers)
-        assert isinstance(instruction, (KernelCall, Conversion))
-        return table[instruction.kernel](*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What is known of steps holds functions, and is of this object's modules.
-        return {**self.__dict__, "_steps_known": {}, "_singles": {}}
+def alike(one: Any, other: Any) -> bool:
+    """Whether two nested values are the same: tensors and arrays by what they hold, and NaN as NaN."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        bits = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
+    if isinstance(one, numpy.ndarray):
+        return one.dtype == other.dtype and numpy.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    if isinstance(one, complex):
+        return alike((one.real, one.imag), (other.real, other.imag))
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, slice):
+        return alike((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+    if is_dataclass(one):
+        names = [item.name for item in fields(one) if item.compare]
+        return all(alike(getattr(one, name), getattr(other, name)) for name in names)
+    return bool(one == other)

@@ -5,6 +5,7 @@ The text is made from the layers' numbers when the region first runs, and again 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.ops.planning import ModuleCall
 from quant.static import nonfinite
 from quant.static.exchanged import Origin
-from quant.static.instructions import Instruction, LayerCall, Quantize
+from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
 from quant.static.layers import StaticLayer
 
 
@@ -85,7 +86,10 @@ class Region:
             nonfinite.note_inputs(inputs, self._quantized(), registers)
             made = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
-            made = _run_of_finite(inputs, text.constants, text.program, backend)
+            try:
+                made = _run_of_finite(inputs, text.constants, text.program, backend)
+            except (TypeError, ValueError) as error:
+                raise type(error)(self._named(str(error), text, inputs)) from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -96,6 +100,21 @@ class Region:
         """The places of the inputs that are made integers as they come."""
         read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
+
+    def _named(self, error: str, text: _Text, inputs: list[Tensor]) -> str:
+        """An error of the native call by the instruction that it is of: the text's line that it names, or an input."""
+        found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
+        made = {one.out: one for one in self.instructions}
+        if found is None:
+            given = zip(self.inputs, inputs, strict=True)
+            wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
+            reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
+            return f"{said_of(reader)}: {error}"
+        lines = text.program.split("\n")
+        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
+        # What lies between the lines of one instruction has registers of its own; the last line gives its value.
+        outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
+        return f"{said_of(next(made[out] for out in outs if out in made))}: {found[2]}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}

@@ -13,10 +13,10 @@ from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic
 from quant.names import child_of
-from quant.prepare import Prepared
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.static.entries import Entries
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner
 
 

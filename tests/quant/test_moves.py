@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.static.instructions import FloatCall
-from quant.static.program import ProgramRunner
+from quant.static.program_runner import ProgramRunner
 from quant.static.region import Region
 
 Move = Callable[[Tensor], Tensor]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.graph import Graph, Node, TensorMeta
-from quant.static.program import Program, ProgramRunner
+from quant.static.program import Program
+from quant.static.program_runner import ProgramRunner
 from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.values import Size, Value
 
