@@ -308,7 +308,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
     """What a call does, for people, and whether it has a weight of ours."""
     if not isinstance(instruction, LayerCall):
         return instruction.kind, False
-    layer: nn.Module = runner.layer(instruction.layer)
+    layer: object = runner.layer(instruction.layer)
     return (layer.product.name, True) if isinstance(layer, StaticLayer) else (type(layer).__name__, False)
 
 

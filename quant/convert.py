@@ -29,7 +29,7 @@ from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
 from quant.static.entries import Entries, make_report, note_floats, note_programs
-from quant.static.exchanged import Origin
+from quant.static.exchanged import GraphOrigin
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
@@ -126,7 +126,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = Origin(module.root, module.graph, module.program.instructions)
+            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))

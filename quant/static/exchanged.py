@@ -8,7 +8,7 @@ with it. What cannot be done so is an error.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +19,11 @@ from quant.nn.base import QuantModule
 from quant.static.callee import Submodule
 from quant.static.instructions import FloatCall, Instruction, RecurrentCall
 from quant.static.layers import StaticLayer
+from quant.static.origin import Edge
 from quant.static.values import Held, Value
 
 
-class Edge(NamedTuple):
-    """That `children` had `module` under `name`; `path` leads there."""
-
-    children: dict[str, nn.Module | None]
-    name: str
-    module: nn.Module
-    path: str
-
-    def stands(self) -> bool:
-        """Whether it still has."""
-        return self.children.get(self.name) is self.module
-
-
-class Origin:
+class GraphOrigin:
     """The modules that a program was made of.
 
     Attributes:

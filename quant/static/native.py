@@ -15,7 +15,8 @@ from torch import Tensor
 
 from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.ops.planning import ModuleCall, RankCheck, Unplanned
+from quant.ops.planning import RankCheck, Unplanned
+from quant.runtime.module_call import ModuleCall
 from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
 from quant.static.plannable import Piece, Planned, Planner
 from quant.static.program import Program

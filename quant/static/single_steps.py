@@ -6,7 +6,7 @@ A program that runs step by step spends more time finding out what a step is tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -16,9 +16,7 @@ from quant.objects import holds_objects
 from quant.static.callee import Submodule
 from quant.static.filling import Fill, filler
 from quant.static.instructions import FloatCall, Guard, Instruction, IntegerMove
-
-if TYPE_CHECKING:
-    from quant.static.exchanged import Edge, Origin
+from quant.static.origin import Edge, Origin
 
 
 @dataclass
