@@ -27,9 +27,9 @@ from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
-from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
 from quant.static.runner import RESERVED, runners
 from quant.static.state import without_ranges

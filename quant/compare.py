@@ -24,8 +24,8 @@ from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
-from quant.static.binding import bound_values
-from quant.static.instructions import (
+from quant.runtime.binding import bound_values
+from quant.runtime.instructions import (
     Dequantize,
     FloatCall,
     Guard,
@@ -35,11 +35,11 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Held
 from quant.static.layers import StaticLayer
-from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
-from quant.static.values import Held
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""

@@ -24,6 +24,7 @@ from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
@@ -37,7 +38,6 @@ from quant.static.native import schedule
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.plannable import Planner
-from quant.static.program_runner import ProgramRunner
 from quant.static.rebuild import DESCRIPTION, make_description
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
-from quant.static.callee import Submodule
-from quant.static.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.origin import Edge
+from quant.runtime.values import Held, Value
 from quant.static.layers import StaticLayer
-from quant.static.origin import Edge
-from quant.static.values import Held, Value
 
 
 class GraphOrigin:

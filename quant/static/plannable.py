@@ -25,10 +25,10 @@ from quant.ops.moves import Move
 from quant.ops.planning import BEFORE, Lines, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
+from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.module_call import ModuleCall
 from quant.static.assembly import Assembled
-from quant.static.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
 """A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""

@@ -21,12 +21,12 @@ from quant.kernels import ACTIVATION_U8, QParams
 from quant.names import child_of, has_attribute
 from quant.prepare import Prepared, make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
+from quant.runtime.instructions import KernelCall
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.examples import CannotRebuild, decode
-from quant.static.instructions import KernelCall
 from quant.static.parts import Part
-from quant.static.program import Program
 from quant.static.program_match import match_programs
-from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 

@@ -33,16 +33,16 @@ from quant.kernels import QParams
 from quant.names import child_of
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
+from quant.runtime.binding import bound_values
 from quant.runtime.outputs import finished
+from quant.runtime.own_forward import run_own_forward
+from quant.runtime.programs import Programs
 from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
 from quant.static.as_forward import as_forward
-from quant.static.binding import bound_values
-from quant.static.own_forward import run_own_forward
-from quant.static.programs import Programs
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.simulate import simulated, simulated_recurrent
-from quant.static.undo import undone_at_mismatch, written_before_guards
 
 if TYPE_CHECKING:
     from quant.further import Extender

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.static.program import ProgramRunner
-from quant.static.region import Region
+from quant.runtime.program import ProgramRunner
+from quant.runtime.region import Region
 
 Move = Callable[[Tensor], Tensor]
 

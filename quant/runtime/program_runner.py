@@ -16,12 +16,9 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.runtime.int8_layer import Int8Layer
-from quant.runtime.outputs import finished
-from quant.runtime.uncaptured import warn_once
-from quant.static import nonfinite
-from quant.static.binding import QuickBinding, bound_values
-from quant.static.instructions import (
+from quant.runtime import nonfinite
+from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.instructions import (
     Conversion,
     FloatCall,
     Guard,
@@ -34,14 +31,17 @@ from quant.static.instructions import (
     TakeSequence,
     said_of,
 )
-from quant.static.origin import Origin
-from quant.static.own_forward import is_falling_back, run_own_forward
-from quant.static.program import Program
-from quant.static.programs import Programs
-from quant.static.region import Region
-from quant.static.single_steps import SingleStep, call, move, rescaled, single_step
-from quant.static.undo import undone_at_mismatch, written_before_guards
-from quant.static.values import Held
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.origin import Origin
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.program import Program
+from quant.runtime.programs import Programs
+from quant.runtime.region import Region
+from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
+from quant.runtime.values import Held
 
 
 def names_more_than_registers(output: Any) -> bool:

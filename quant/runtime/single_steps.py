@@ -13,10 +13,10 @@ from torch import nn
 from quant.graph import attribute, settle
 from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
-from quant.static.callee import Submodule
-from quant.static.filling import Fill, filler
-from quant.static.instructions import FloatCall, Guard, Instruction, IntegerMove
-from quant.static.origin import Edge, Origin
+from quant.runtime.callee import Submodule
+from quant.runtime.filling import Fill, filler
+from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
+from quant.runtime.origin import Edge, Origin
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from quant.kernels.reference_ops import OpTable
-from quant.static.instructions import Instruction
-from quant.static.values import Value
+from quant.runtime.instructions import Instruction
+from quant.runtime.values import Value
 
 
 class Edge(NamedTuple):

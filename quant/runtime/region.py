@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.runtime import nonfinite
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.module_call import ModuleCall
-from quant.static import nonfinite
-from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
-from quant.static.origin import Origin
+from quant.runtime.origin import Origin
 
 
 class Home(Protocol):
