@@ -23,23 +23,26 @@ from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.entries import Entries, make_report, note_floats, note_programs
-from quant.static.exchanged import Origin
+from quant.static.exchanged import GraphOrigin
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.native import schedule
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
+from quant.static.plannable import Planner
 from quant.static.prepared import Prepared
-from quant.static.program import ProgramRunner
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
@@ -60,6 +63,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         prepared: from `prepare`, after data went through it, or from `prepare_qat`; left as it is. Of an average of
             models (`torch.optim.swa_utils.AveragedModel`) and of data-parallel wrappers the model in them is taken.
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
+
+    Returns:
+        a copy; its attribute `program` prints what it computes, call by call.
 
     Raises:
         ValueError: `prepared` was not made by `prepare`, or holds a part that was.
@@ -120,8 +126,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = Origin(module.root, module.graph, module.program.instructions)
+            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
     keep_ranges(model)
+    show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 
@@ -220,7 +227,7 @@ def _convert_unit(
     note_floats(plan, shown, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
-    program = assemble(plan, steps, given, plan.graph.output, context, sites)
+    assembled = assemble(plan, steps, given, plan.graph.output, context, sites)
     remove_folded(plan, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
@@ -236,13 +243,14 @@ def _convert_unit(
         if not name.startswith("/"):
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
-    program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
+    program_runner = ProgramRunner(root, plan.graph, assembled.program, numbers, backend)
     program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
             program_runner.layers[name[1:]] = layer
-    planned = program_runner.schedule(program_runner.program)
+    planned = schedule(assembled.program, Planner(assembled, plan.graph, root, program_runner.layer))
+    assembled.program.schedule = planned
     if planned.regions or planned.reasons:
         name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
         entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())

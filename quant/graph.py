@@ -461,7 +461,7 @@ def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     if node.kind == "module":
         return call_module(root, node.target, args, kwargs)
     if node.kind == "guard":
-        return check_guard(node, args[0], args[1], root)
+        return check_guard(args[0], args[1], node.owner, root, node.index)
     raise AssertionError(f"{node.kind} node {node.index} has no value of its own")
 
 
@@ -484,13 +484,18 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     return type(root).forward(root, *args, **kwargs)
 
 
-def check_guard(node: Node, given: Any, expected: Any, root: nn.Module) -> Any:
-    """The value, if it is what the model's branch was captured with."""
+def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: int) -> Any:
+    """The value, if it is what the model's branch was captured with.
+
+    Args:
+        owner: dotted name of the module in `root` that decides by it.
+        place: the node that it is the value of.
+    """
     if given != expected:
         raise CaptureMismatch(
-            f"{type(root).__name__}{'.' + node.owner if node.owner else ''} decides by a size: it was {expected!r} for "
+            f"{type(root).__name__}{'.' + owner if owner else ''} decides by a size: it was {expected!r} for "
             f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "
             "model with example_inputs of this size",
-            node.index,
+            place,
         )
     return given

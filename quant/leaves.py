@@ -53,7 +53,8 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
     None where a subclass changes it.
     """
-    replaced = _methods(type(module)).intersection(vars(module))
+    own: Any = type(module)
+    replaced = _methods(own).intersection(vars(module))
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
@@ -67,7 +68,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _methods(kind: type) -> frozenset[str]:
+def _methods(kind: Any) -> frozenset[str]:
     """The names of what objects of a class can be called by; it is asked at every call that is captured."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
@@ -81,7 +82,7 @@ def _harmless(kind: type) -> bool:
 
 def is_registered(module: nn.Module) -> bool:
     """Whether the module's class or one above it is registered as a leaf."""
-    return any(_REGISTERED.get(kind) is not None for kind in type(module).__mro__)
+    return _REGISTERED.nearest(type(module)) is not None
 
 
 def is_dynamic(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from quant.kernels import ops
 from quant.kernels.backend import Backend
+from quant.kernels.reference import Product
 from torch import Tensor
 
 _OPERATORS = torch.ops.octet
@@ -36,6 +37,10 @@ class CompiledBackend(Backend):
     def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:
         sums: Tensor = _OPERATORS.linear_u8s8_s32(q_x, 0, q_weight, None, self.name)
         return sums
+
+    @property
+    def _product(self) -> Product:
+        return self.product  # an operator itself, which graphs keep
 
     def route(self, q_weight: Tensor) -> str:
         return str(torch.ops.octet_native.route(q_weight, self.name))

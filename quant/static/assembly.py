@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Graph, Node, Ref, map_leaves
+from quant.graph import Node, Ref, map_leaves
 from quant.ops.lowering import Context, Kernel
+from quant.ops.moves import Move
 from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, operator_of
-from quant.static.instructions import (
+from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.instructions import (
+    Conversion,
     Dequantize,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     KernelCall,
@@ -23,12 +27,11 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
     TakeSequence,
-    registers_in,
     renumbered,
 )
-from quant.static.program import Program, unread
+from quant.runtime.program import Program, live, unread
+from quant.runtime.values import Size, Value
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.values import Size, Value
 
 
 class OutOfReach(Exception):
@@ -54,9 +57,21 @@ class Site:
     index: int
 
 
+@dataclass(frozen=True)
+class Assembled:
+    """A program before it is planned.
+
+    Attributes:
+        operators: what calls of the user's are, by the ids of their values.
+    """
+
+    program: Program
+    operators: Mapping[int, Operator]
+
+
 def assemble(
     plan: Plan, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
-) -> Program:
+) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
@@ -68,17 +83,19 @@ def assemble(
     for step in steps:
         made.step(step)
     tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, _live(made.instructions, tree, plan.graph), tree)
+    return _numbered(made, live(made.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Program:
+def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
     ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
     values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
     sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    return Program(values, tuple(ids[one] for one in made.given), numbered, tree, unread(numbered, tree), sizes)
+    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in made.given)
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
 
 
 class _Assembler:
@@ -86,6 +103,7 @@ class _Assembler:
 
     Attributes:
         given: ids of the values that are there at the beginning.
+        operators: what calls of the user's are, by id.
     """
 
     def __init__(self, plan: Plan, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
@@ -93,6 +111,7 @@ class _Assembler:
         self.context = replace(context, forms=self)
         self.values: list[Value] = []
         self.instructions: list[Instruction] = []
+        self.operators: dict[int, Operator] = {}
         self._ids: dict[tuple[int, bool], int] = {}
         self.given = [self._id(node, quantized=False) for node in given]
         self._ready = set(self.given)
@@ -112,6 +131,8 @@ class _Assembler:
         return Value(len(self.values), held.label, dtype, context.shapes.shape(node), qparams, node)
 
     def emit(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, Conversion):
+            self.values[instruction.out] = replace(self.values[instruction.out], name=instruction.step)
         self.instructions.append(replace(instruction, modules=self._modules(instruction)))
         self._ready.add(instruction.out)
 
@@ -126,7 +147,7 @@ class _Assembler:
             if index in reads or node.kind == "input":
                 continue
             found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
-            waiting += [] if isinstance(instruction, FloatCall) else node.refs
+            waiting += [] if instruction.own else node.refs
         return tuple(sorted(found - {""}))
 
     def real(self, node: int) -> int:
@@ -183,7 +204,12 @@ class _Assembler:
         """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
-        self.emit(FloatCall(out=out, step=name, node=node.index, operator=operator, args=args, kwargs=kwargs))
+        self.operators[out] = operator
+        if node.kind == "guard":
+            self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
+            return
+        how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
+        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
@@ -210,28 +236,21 @@ class _Assembler:
         node = self.plan.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
         args, kwargs = _with_values(node, moved)
-        known, how = step.operator, kernel.rescaled
-        self.emit(
-            IntegerMove(
-                out=out, step=step.name, node=node.index, operator=known, args=args, kwargs=kwargs, rescaled=how
-            )
-        )
+        self.operators[out] = step.operator
+        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        if isinstance(step.operator, Move):
+            moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
+            how["callee"] = None if step.operator.idle else _callee(moving)
+        self.emit(IntegerMove(out=out, step=step.name, **how))
+
+
+def _callee(node: Node) -> Callee:
+    if node.kind == "function":
+        return function(node.target)
+    return Method(node.target) if node.kind == "method" else Submodule(node.target)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:
     """A node's (args, kwargs) with values of the program in place of those of the graph."""
     moved: tuple[Any, ...] = renumbered((node.args, node.kwargs), ids)
     return moved
-
-
-def _live(instructions: list[Instruction], output: Any, graph: Graph) -> list[Instruction]:
-    """The instructions that somebody reads, and those that check or may do something besides."""
-    needed = registers_in(output)
-    kept = []
-    for instruction in reversed(instructions):
-        node = graph.nodes[instruction.node] if isinstance(instruction, FloatCall) else None
-        acts = node is not None and (node.writes or node.kind in ("guard", "module"))
-        if acts or instruction.out in needed:
-            kept.append(instruction)
-            needed |= instruction.reads
-    return kept[::-1]

@@ -8,7 +8,7 @@ with it. What cannot be done so is an error.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +16,14 @@ from torch import Tensor, nn
 from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
-from quant.static.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.origin import Edge
+from quant.runtime.values import Held, Value
 from quant.static.layers import StaticLayer
-from quant.static.values import Held, Value
 
 
-class Edge(NamedTuple):
-    """That `children` had `module` under `name`; `path` leads there."""
-
-    children: dict[str, nn.Module | None]
-    name: str
-    module: nn.Module
-    path: str
-
-    def stands(self) -> bool:
-        """Whether it still has."""
-        return self.children.get(self.name) is self.module
-
-
-class Origin:
+class GraphOrigin:
     """The modules that a program was made of.
 
     Attributes:
@@ -45,8 +34,8 @@ class Origin:
     def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
         self.root, self.graph = root, graph
         self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
-        floats = [graph.nodes[one.node] for one in instructions if isinstance(one, FloatCall)]
-        self.called = {node.target for node in floats if node.kind == "module"}
+        callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
+        self.called = {one.path for one in callees if isinstance(one, Submodule)}
         self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
         self._edges: dict[tuple[str, ...], list[Edge]] = {}
 
@@ -120,7 +109,7 @@ class Origin:
         around = [path for path in changed if path not in self.layers]
         kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
         rounded = isinstance(instruction, RecurrentCall) and instruction.integers
-        if around or kept or rounded or isinstance(instruction, FloatCall):
+        if around or kept or rounded or instruction.own:
             why = (
                 f"was computed together with {kept[0]!r}"
                 if kept and not around

@@ -13,51 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.ops.planning import ModuleCall, RankCheck, Unplanned
-from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
+from quant.ops.planning import RankCheck, Unplanned
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.program import Program
+from quant.runtime.region import Region
+from quant.runtime.schedule import Schedule
 from quant.static.plannable import Piece, Planned, Planner
-from quant.static.region import Region
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""
 
 
-@dataclass
-class Schedule:
-    """A program's instructions, some of them as regions.
-
-    Attributes:
-        steps: in order.
-        drops: per step the registers that nobody reads after it.
-        reasons: per instruction that is computed step by step, by its step's name, why.
-    """
-
-    steps: list[Instruction | Region]
-    drops: list[list[int]]
-    reasons: dict[str, str]
-
-    @property
-    def regions(self) -> list[Region]:
-        """The native calls."""
-        return [step for step in self.steps if isinstance(step, Region)]
-
-    def describe(self) -> str:
-        """What is computed together, and why the rest is not, for the report."""
-        single = sum(isinstance(step, Instruction) for step in self.steps)
-        inside = [region.steps for region in self.regions]
-        calls = f"native calls: {len(inside)}, of {' + '.join(map(str, inside))} steps" if inside else "no native call"
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in self.reasons.items())
-        return f"{calls}; step by step: {single}" + (f" ({reasons})" if reasons else "")
+def schedule(program: Program, planner: Planner) -> Schedule:
+    """Group a program's instructions; `planner` says what has a plan."""
+    made = _grouped(program.instructions, program.drops, program.output, planner)
+    for one in program.instructions:
+        if one.own and planner.rounds_otherwise(one):
+            for region in _grouped([one], [[]], Ref(one.out), planner).regions:
+                made.singles[one.out] = region
+    return made
 
 
-def schedule(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
-    """Group a program's instructions.
-
-    Args:
-        instructions, drops, output: of a `Program`.
-        planner: says what has a plan.
-    """
+def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
     made = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
@@ -71,7 +51,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             planner.symbols.clear()
             made.steps.append(instruction)
             made.drops.append(drops[index])
-            if not isinstance(instruction, FloatCall):
+            if not instruction.own:
                 made.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(made, registers_in(output))
     planner.symbols.clear()
@@ -126,10 +106,8 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(len(part.planned.pieces) for part in inside) < SHORTEST or all(
-            isinstance(part.instruction, FloatCall) for part in inside
-        )
-        if short and all(part.planned.exact for part in inside):
+        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
+        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         if inside:

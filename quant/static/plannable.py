@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,14 +22,13 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
 from quant.ops.moves import Move
-from quant.ops.planning import BEFORE, Lines, ModuleCall, PlanCall, Symbol, Unplanned, fixed
+from quant.ops.planning import BEFORE, Lines, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
-from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
-from quant.static.layers import StaticLayer
-
-if TYPE_CHECKING:
-    from quant.static.program import Program
+from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
+from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
 """A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""
@@ -60,8 +59,9 @@ class Planner:
         rounded: float values that are only read to be quantised.
     """
 
-    def __init__(self, program: Program, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
-        self.program, self.graph, self.root, self.layer = program, graph, root, layer
+    def __init__(self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[str], Int8Layer]) -> None:
+        self.program, self.operators = assembled.program, assembled.operators
+        self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
@@ -74,15 +74,24 @@ class Planner:
         """
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
-        if isinstance(instruction, FloatCall):
+        if isinstance(instruction, (FloatCall, Guard)):
             return self._float(instruction)
         if isinstance(instruction, IntegerMove):
             call = self._call(instruction)
             call.rescaled = instruction.rescaled
-            return self._planned(call, instruction.operator.plan(call))
+            return self._planned(call, self.operators[instruction.out].plan(call))
         if isinstance(instruction, (KernelCall, Conversion)) and instruction.kernel in plan_check.table():
             return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
         raise Unplanned(f"{instruction.kind} has no native kernel")
+
+    def rounds_otherwise(self, instruction: Instruction) -> bool:
+        """Whether a kernel computes a call of the user's own arithmetic with other last bits than torch does."""
+        form = real_form(self._node(instruction), self.root)
+        return form is not None and not form.exact
+
+    def _node(self, instruction: Instruction) -> Node:
+        """The captured call that an instruction was made of."""
+        return self.graph.nodes[self.program.values[instruction.out].node]
 
     def _layer(self, instruction: LayerCall) -> Planned:
         product = self.layer(instruction.layer).product
@@ -143,12 +152,12 @@ class Planner:
         """Of a value, as captured; None where it is no tensor."""
         return self.program.values[register.index].dtype
 
-    def _float(self, instruction: FloatCall) -> Planned:
+    def _float(self, instruction: FloatCall | Guard) -> Planned:
         """A call in float."""
-        call = self._call(instruction)
-        if instruction.out in self.rounded:
+        call, operator = self._call(instruction), self.operators.get(instruction.out)
+        if operator is not None and instruction.out in self.rounded:
             with suppress(Unplanned):
-                lines = instruction.operator.plan_rounded(call)
+                lines = operator.plan_rounded(call)
                 if lines is not None:
                     return self._planned(call, lines)
         shape = planned_shape(call)
@@ -157,13 +166,12 @@ class Planner:
         form = real_form(call.node, self.root)
         if form is not None and (self._views_are_safe or not form.moves):
             return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
-        move = instruction.operator
-        if not isinstance(move, Move) or not move.planned_in_reals or not self._views_are_safe:
+        if not isinstance(operator, Move) or not operator.planned_in_reals or not self._views_are_safe:
             raise Unplanned("it is computed in float")
-        return self._planned(call, move.plan(call), moves_reals=True)
+        return self._planned(call, operator.plan(call), moves_reals=True)
 
-    def _call(self, instruction: FloatCall | IntegerMove) -> PlanCall:
-        node, (args, kwargs) = self.graph.nodes[instruction.node], instruction.arguments
+    def _call(self, instruction: FloatCall | Guard | IntegerMove) -> PlanCall:
+        node, (args, kwargs) = self._node(instruction), instruction.arguments
         return PlanCall(self, node, self.root, instruction.out, args, kwargs)
 
     def _planned(

@@ -44,7 +44,7 @@ def converted(x: Tensor) -> nn.Module:
 
 def schedule(model: nn.Module) -> Schedule:
     runner: Any = model._modules[RESERVED]
-    found: Schedule = runner.schedule(runner.program)
+    found: Schedule = runner.program.schedule
     return found
 
 

@@ -22,7 +22,8 @@ from quant.ops.norm import layer_norm
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
-from quant.static.program import ProgramRunner
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 
 NAME = "largest_of_two"
 
@@ -68,6 +69,12 @@ def images() -> Tensor:
     return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
+def program_of(q: nn.Module) -> Program:
+    program = q.program
+    assert isinstance(program, Program)
+    return program
+
+
 @pytest.mark.usefixtures("added")
 def test_a_new_elementwise_operator_takes_one_file() -> None:
     torch.manual_seed(0)
@@ -79,8 +86,7 @@ def test_a_new_elementwise_operator_takes_one_file() -> None:
         error = (q(images()) - model(images())).square().sum() / model(images()).square().sum()
     assert error < 1e-3
     assert quant.parity(prepared, q, [images()]).holds
-    [program] = [module.program for module in q.modules() if hasattr(module, "program")]
-    assert [one.kind for one in program.instructions] == ["quantize", "layer", "layer", NAME, "layer"]
+    assert [one.kind for one in program_of(q).instructions] == ["quantize", "layer", "layer", NAME, "layer"]
 
 
 @pytest.mark.usefixtures("added")
@@ -94,8 +100,7 @@ def test_a_new_operator_trains_for_int8() -> None:
 
 def test_without_it_the_call_stays_float() -> None:
     q = quant.quantize_static(Maxout().eval(), [images()], progress=False)
-    [program] = [module.program for module in q.modules() if hasattr(module, "program")]
-    assert "call" in [one.kind for one in program.instructions]
+    assert "call" in [one.kind for one in program_of(q).instructions]
 
 
 @pytest.fixture
@@ -136,7 +141,7 @@ def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool)
         stepwise = runner.held(images()).of(runner.program.values[runner.program.output.index])
         assert torch.equal(q(images()), stepwise)
     assert error < 1e-3
-    schedule = runner.schedule(runner.program)
+    schedule = runner.program.schedule
     assert not schedule.reasons
     [region] = schedule.regions
     moves = [str(piece).split(" = ")[1] for piece in region.pieces if "transpose" in str(piece)]
@@ -147,8 +152,7 @@ def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool)
 
 def test_without_it_the_view_is_a_float_call() -> None:
     q = quant.quantize_static(Columns(halfway=False).eval(), [images()], progress=False)
-    [program] = [module.program for module in q.modules() if hasattr(module, "program")]
-    assert [one.kind for one in program.instructions] == ["quantize", "layer", "call", "quantize", "layer"]
+    assert [one.kind for one in program_of(q).instructions] == ["quantize", "layer", "call", "quantize", "layer"]
 
 
 def test_two_functions_for_one_call_are_refused() -> None:

@@ -179,7 +179,7 @@ def test_weights_that_somebody_reads_are_those_of_float() -> None:
 
 def regions(q: nn.Module) -> list[str]:
     runner: Any = q._modules[RESERVED]
-    return [type(step).__name__ for step in runner.schedule(runner.program).steps]
+    return [type(step).__name__ for step in runner.program.schedule.steps]
 
 
 @pytest.mark.parametrize("case", ["plain", "length first", "separate", "cross", "one sequence", "encoder", "decoder"])

@@ -26,12 +26,16 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
-from quant.graph import Node, call, leaves, map_leaves
+from quant.graph import leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.ops.registry import real_form
 from quant.parity import parity
-from quant.static import program, single_steps
-from quant.static.program import ProgramRunner
+from quant.runtime import program_runner
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_reader import parse
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.single_steps import call
+from quant.static.shown_programs import programs_of
 from quant.static.simulating import simulating
 
 from .random_blocks import Draw
@@ -115,6 +119,8 @@ def check(
     for one in (inputs, larger, *others):
         planned_equals_steps(converted, one)
     assert quant.summary(loaded) == quant.summary(converted)
+    assert programs_of(loaded) == programs_of(converted)
+    assert all(parse(str(program)) == program for program in programs_of(converted).values())
     named = dict(zip(("x", "ids", "second"), inputs, strict=False))
     for backend in dict.fromkeys((dispatch.current().name, "reference")) if integers(loaded) else ():
         with use(backend):
@@ -162,10 +168,10 @@ def in_one_layout() -> Iterator[None]:
     """Let the user's own float calls get contiguous values. Plans and steps may lay a value out differently before
     them, and torch's sums round by the layout: 4e-7 where it was seen."""
 
-    def call_contiguous(node: Node, root: nn.Module, args: Any, kwargs: Any) -> Any:
-        return call(node, root, *map_leaves(contiguous, (args, kwargs)))
+    def call_contiguous(instruction: FloatCall, root: nn.Module, args: Any, kwargs: Any) -> Any:
+        return call(instruction, root, *map_leaves(contiguous, (args, kwargs)))
 
-    with mock.patch.object(program, "call", call_contiguous), mock.patch.object(single_steps, "call", call_contiguous):
+    with mock.patch.object(program_runner, "call", call_contiguous):
         yield
 
 
@@ -175,7 +181,7 @@ def contiguous(leaf: Any) -> Any:
 
 def integers(converted: nn.Module) -> bool:
     """Whether anything static is computed in integers; else there are dynamic layers, or what is int8 nobody reads."""
-    floats = {"call", "move", "quantize", "dequantize"}
+    floats = {"call", "guard", "move", "quantize", "dequantize"}
     programs = [module.program for module in converted.modules() if isinstance(module, ProgramRunner)]
     return any(one.kind not in floats for program in programs for one in program.instructions)
 

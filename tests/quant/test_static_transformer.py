@@ -64,7 +64,7 @@ def converted(kind: str) -> tuple[nn.Module, nn.Module]:
 
 def schedule(model: nn.Module) -> Schedule:
     runner: Any = model._modules[RESERVED]
-    found: Schedule = runner.schedule(runner.program)
+    found: Schedule = runner.program.schedule
     return found
 
 
@@ -140,7 +140,7 @@ class NormFirst(nn.Sequential):
 @needs_kernels
 def test_an_input_of_another_type_is_refused_by_the_name_of_what_reads_it() -> None:
     q = quant.quantize_static(NormFirst().eval(), [X], progress=False)
-    with torch.no_grad(), pytest.raises(TypeError, match=r"^'0': run_plan: an input is Double"):
+    with torch.no_grad(), pytest.raises(TypeError, match=r"^layer '0' \(%1\): run_plan: an input is Double"):
         q(X.double())
 
 

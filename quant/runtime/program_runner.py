@@ -1,30 +1,27 @@
-"""A converted program, and the module that runs it in place of the user's forward."""
+"""The module that runs a converted program in place of the user's forward."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from quant.arguments import copied
-from quant.graph import Attr, CaptureMismatch, Graph, Node, Ref, call, leaves
+from quant.graph import Attr, CaptureMismatch, Graph, Ref, check_guard, leaves
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.static import nonfinite
-from quant.static.binding import QuickBinding, bound_values
-from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore, warn_once
-from quant.static.filling import Fill, filler
-from quant.static.instructions import (
+from quant.runtime import nonfinite
+from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.instructions import (
     Conversion,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     KernelCall,
@@ -32,61 +29,19 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
     TakeSequence,
-    registers_in,
+    said_of,
 )
-from quant.static.layers import StaticLayer
-from quant.static.native import Schedule, schedule
-from quant.static.own_forward import is_falling_back, run_own_forward
-from quant.static.plannable import Planner
-from quant.static.programs import Programs
-from quant.static.region import Region
-from quant.static.runner import finished
-from quant.static.single_steps import SingleStep, move, rescaled, single_step
-from quant.static.undo import undone_at_mismatch, written_before_guards
-from quant.static.values import Held, Value, at
-
-
-@dataclass
-class Program:
-    """Instructions in order, the values that they name, and the output as a tree of values.
-
-    Attributes:
-        values: by id.
-        inputs: ids of the values that are there before the first instruction, in float.
-        output: nested, with Ref to values.
-        drops: per instruction the values that nobody reads after it.
-        sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
-        schedule: the same instructions in native calls; made by `ProgramRunner.schedule`.
-    """
-
-    values: tuple[Value, ...]
-    inputs: tuple[int, ...]
-    instructions: list[Instruction]
-    output: Any
-    drops: list[list[int]]
-    sizes: dict[str, int]
-    schedule: Schedule | None = field(default=None, repr=False, compare=False)
-    _fill: Fill | None = field(default=None, repr=False, compare=False)
-
-    def filled(self, registers: dict[int, Any]) -> Any:
-        """The output, from the registers as they are at the end."""
-        fill = self._fill
-        if fill is None:
-            fill = self._fill = filler(self.output)
-        return fill(registers)
-
-    @functools.cached_property
-    def input_of(self) -> dict[int, int]:
-        """The ids of the inputs, by the values of the graph that they hold."""
-        return {self.values[one].node: one for one in self.inputs}
-
-    def shape(self, value: int) -> tuple[int, ...] | None:
-        """Of a value, as captured; None where it is no tensor."""
-        shape = self.values[value].shape
-        return None if shape is None else tuple(at(size, self.sizes) for size in shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fill": None}
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.origin import Origin
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.program import Program
+from quant.runtime.programs import Programs
+from quant.runtime.region import Region
+from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
+from quant.runtime.values import Held
 
 
 def names_more_than_registers(output: Any) -> bool:
@@ -94,15 +49,11 @@ def names_more_than_registers(output: Any) -> bool:
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
-def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
-    """Per instruction, the values that nobody reads after it."""
-    kept = registers_in(output)
-    drops: list[list[int]] = []
-    for instruction in reversed(instructions):
-        read = instruction.reads | {instruction.out}
-        drops.append(sorted(read - kept))
-        kept |= read
-    return drops[::-1]
+class Restores(Protocol):
+    """Puts parameters back that have become parts of int8 layers, for the user's own forward."""
+
+    def restore(self, root: nn.Module, layers: Any) -> None:
+        """Set the parameters that are gone to the real values of the integers they became."""
 
 
 class ProgramRunner(Programs):
@@ -129,8 +80,7 @@ class ProgramRunner(Programs):
         super().__init__()
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
-        self.weights: WeightsToRestore | None = None
-        self._singles: dict[int, Region | None] = {}
+        self.weights: Restores | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(graph, ranges, program.input_of)
         self._plain = not names_more_than_registers(program.output)
@@ -167,7 +117,7 @@ class ProgramRunner(Programs):
             raise mismatch
         for runner in self.programs():
             if runner.weights is not None:
-                runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
+                runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
             warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
@@ -197,36 +147,22 @@ class ProgramRunner(Programs):
 
     def float_parameters(self) -> set[str]:
         """Dotted names of the parameters and buffers that float calls still read."""
-        nodes = [self.graph.nodes[one.node] for one in self.program.instructions if isinstance(one, FloatCall)]
-        places = [*((node.args, node.kwargs) for node in nodes), self.program.output]
+        places = [*(one.arguments for one in self.program.instructions if one.own), self.program.output]
         return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
-    def layer(self, key: str) -> StaticLayer:
+    def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
         if key.startswith("/"):
             return self.layers[key[1:]]  # type: ignore[return-value]
         return submodule(self.root, key)  # type: ignore[return-value]
 
-    def schedule(self, program: Program) -> Schedule:
-        """A program's instructions in native calls where they have plans."""
-        if program.schedule is None:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            program.schedule = schedule(program.instructions, program.drops, program.output, planner)
-        return program.schedule
-
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program on filled registers."""
-        backend = dispatch.current(self.backend)
-        if not backend.plans:
+        backend, planned = dispatch.current(self.backend), program.schedule
+        if planned is None or not backend.plans:
             self._steps(program, program.instructions, program.drops, registers)
         else:
-            planned, given = program.schedule or self.schedule(program), registers.copy()
-            try:
-                self._steps(program, planned.steps, planned.drops, registers, backend.name)
-            except (TypeError, ValueError):
-                # A native call knows its lines, not the user's layers; step by step the error gets a name.
-                self._steps(program, program.instructions, program.drops, given)
-                raise
+            self._steps(program, planned.steps, planned.drops, registers, backend.name)
         if type(program.output) is Ref:
             output = registers[program.output.index]
         else:
@@ -259,14 +195,9 @@ class ProgramRunner(Programs):
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
-        if not dispatch.current(self.backend).computes_reals:
+        if program.schedule is None or not dispatch.current(self.backend).computes_reals:
             return None
-        key = id(instruction)
-        if key not in self._singles:
-            planner = Planner(program, self.graph, self.root, self.layer)
-            regions = schedule([instruction], [[]], Ref(instruction.out), planner).regions
-            self._singles[key] = regions[0] if regions else None
-        return self._singles[key]
+        return program.schedule.singles.get(instruction.out)
 
     def _execute(
         self,
@@ -282,19 +213,21 @@ class ProgramRunner(Programs):
         if step is None or not step.stands():
             if self.origin is not None and self.origin.changed(instruction):
                 return self.origin.run(instruction, program.values, registers, self.ranges, table)
-            step = single_step(instruction, self.graph, self.root, self.origin)
+            step = single_step(instruction, self.root, self.origin)
             if known is not None:
                 known[id(instruction)] = step
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
-            return move(instruction, self.graph, step.args(seen), step.kwargs(seen), self.root)
+            return move(instruction, self.root, step.args(seen), step.kwargs(seen))
         if isinstance(instruction, FloatCall):
-            node = self.graph.nodes[instruction.node]
             native = self._native(program, instruction) if not planned else None
-            if native is not None and self._run_native(native, node, registers):
+            if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
                 return registers[instruction.out]
-            return call(node, self.root, step.args(registers), step.kwargs(registers))
+            return call(instruction, self.root, step.args(registers), step.kwargs(registers))
         args, kwargs = step.args(registers), step.kwargs(registers)
+        if isinstance(instruction, Guard):
+            place = program.values[instruction.out].node
+            return check_guard(args[0], args[1], instruction.owner, self.root, place)
         if isinstance(instruction, Quantize):
             nonfinite.note(args[0], registers)
         elif isinstance(instruction, RecurrentCall):
@@ -304,16 +237,10 @@ class ProgramRunner(Programs):
         try:
             found = self._integers(instruction, args, kwargs, table)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"layer '{instruction.step}': {error}") from error
+            raise type(error)(f"{said_of(instruction)}: {error}") from error
         # A kernel may put channels last, where the user's view() would find no view of the float.
         real = program.values[instruction.out].qparams is None
         return found.contiguous() if real and isinstance(found, Tensor) else found
-
-    def _run_native(self, native: Region, node: Node, registers: dict[int, Any]) -> bool:
-        try:
-            return native.run(registers, self, dispatch.current(self.backend).name)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"'{node.label}': {error}") from error
 
     def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
         if isinstance(instruction, LayerCall):
@@ -328,4 +255,4 @@ class ProgramRunner(Programs):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is known of steps holds functions, and is of this object's modules.
-        return {**self.__dict__, "_steps_known": {}, "_singles": {}}
+        return {**self.__dict__, "_steps_known": {}}

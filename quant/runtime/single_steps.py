@@ -6,20 +6,17 @@ A program that runs step by step spends more time finding out what a step is tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from quant.graph import attribute, call, settle
+from quant.graph import attribute, settle
 from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
-from quant.ops.moves import Move
-from quant.static.filling import Fill, filler
-from quant.static.instructions import FloatCall, Instruction, IntegerMove
-
-if TYPE_CHECKING:
-    from quant.graph import Graph
-    from quant.static.exchanged import Edge, Origin
+from quant.runtime.callee import Submodule
+from quant.runtime.filling import Fill, filler
+from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
+from quant.runtime.origin import Edge, Origin
 
 
 @dataclass
@@ -44,14 +41,15 @@ class SingleStep:
         return True
 
 
-def single_step(instruction: Instruction, graph: Graph, root: nn.Module, origin: Origin | None) -> SingleStep:
+def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None) -> SingleStep:
     """Work out what an instruction needs when it runs by itself."""
     edges = [] if origin is None else origin.edges(instruction)
-    if not isinstance(instruction, (FloatCall, IntegerMove)):
+    if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
         args, kwargs = map(filler, instruction.arguments)
         return SingleStep(instruction, edges, args, kwargs)
     args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.arguments)
-    if graph.nodes[instruction.node].kind == "module" and holds_objects(instruction.arguments):
+    calls_module = not isinstance(instruction, Guard) and isinstance(instruction.callee, Submodule)
+    if calls_module and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)
     return SingleStep(instruction, edges, args, kwargs)
 
@@ -60,15 +58,19 @@ def _settled(fill: Fill) -> Fill:
     return lambda registers: settle(fill(registers), {})
 
 
-def move(instruction: IntegerMove, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], root: nn.Module) -> Any:
+def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The value of a call in the user's own arithmetic; `kwargs` may be changed."""
+    if kwargs.get("training") is False and not instruction.frozen:
+        # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
+        kwargs["training"] = attribute(root, instruction.owner).training
+    return instruction.callee.call(root, args, kwargs)
+
+
+def move(instruction: IntegerMove, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call that only moves values, on integers."""
-    node, operator = graph.nodes[instruction.node], instruction.operator
-    if not isinstance(operator, Move):
-        return call(node, root, args, kwargs)
-    if operator.idle:
+    if instruction.callee is None:
         return args[0] if args else kwargs["input"]
-    node, kwargs = operator.on_integers(node, kwargs)
-    return call(node, root, args, kwargs)
+    return instruction.callee.call(root, args, kwargs)
 
 
 def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:

@@ -10,17 +10,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from quant.graph import Ref, leaves, map_leaves
-from quant.ops.operator import Operator
+from quant.runtime.callee import Callee, Submodule
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to values of the program, or constants."""
 
 I = TypeVar("I", bound="Instruction")  # noqa: E741  # one letter for a type, as everywhere
+One = TypeVar("One", bound="_OfOne")
+Several = TypeVar("Several", bound="_OfSeveral")
 
 
 def registers_in(tree: Any) -> set[int]:
     """The ids of the values that nested arguments name."""
     return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}
+
+
+def said_of(instruction: Instruction) -> str:
+    """An instruction as errors call it: by its step, and its id in the text of the program."""
+    return f"layer '{instruction.step}' (%{instruction.out})"
 
 
 def renumbered(tree: Any, ids: Mapping[int, int]) -> Any:
@@ -37,8 +44,10 @@ class Instruction:
         step: name of the step it belongs to, for errors and comparisons.
         modules: dotted names of the modules of the user's that it was made of; where another module is put in the
             place of one, it does not stand for it.
+        own: whether it is the user's own arithmetic, and no step of integers or conversion.
     """
 
+    own: ClassVar[bool] = False
     out: int
     step: str = ""
     modules: tuple[str, ...] = ()
@@ -58,6 +67,11 @@ class Instruction:
         """The ids of the values it reads."""
         return registers_in(self.arguments)
 
+    @property
+    def acts(self) -> bool:
+        """Whether it checks, or may do something besides giving its value."""
+        return False
+
     def renumbered(self: I, ids: Mapping[int, int]) -> I:
         """The same call where values have other ids."""
         raise NotImplementedError
@@ -69,8 +83,8 @@ class _OfOne(Instruction):
 
     source: int
 
-    def renumbered(self: I, ids: Mapping[int, int]) -> I:
-        return replace(self, out=ids[self.out], source=ids[self.source])  # type: ignore[attr-defined]
+    def renumbered(self: One, ids: Mapping[int, int]) -> One:
+        return replace(self, out=ids[self.out], source=ids[self.source])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +98,7 @@ class _OfSeveral(Instruction):
     def arguments(self) -> Arguments:
         return self.args, self.kwargs
 
-    def renumbered(self: I, ids: Mapping[int, int]) -> I:
+    def renumbered(self: Several, ids: Mapping[int, int]) -> Several:
         args, kwargs = renumbered(self.arguments, ids)
         return replace(self, out=ids[self.out], args=args, kwargs=kwargs)
 
@@ -174,32 +188,67 @@ class TakeSequence(_OfOne):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatCall(_OfSeveral):
-    """A captured call in the user's own arithmetic, by its node.
+    """A captured call in the user's own arithmetic.
 
     Attributes:
-        operator: what the call is, or `Float` for anything.
+        callee: what is called.
+        owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
+        frozen: whether it is told `training=False` in training mode too.
+        writes: whether it changes an argument of the program or a buffer of the module, and so is needed for that.
     """
 
-    node: int
-    operator: Operator
+    own: ClassVar[bool] = True
+    callee: Callee
+    owner: str = ""
+    frozen: bool = False
+    writes: bool = False
 
     @property
     def kind(self) -> str:
         return "call"
 
+    @property
+    def acts(self) -> bool:
+        return self.writes or isinstance(self.callee, Submodule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard(_OfOne):
+    """A check that a value is what the model's branch was captured with; it gives that value.
+
+    Attributes:
+        expected: what it was.
+        owner: dotted name of the module whose forward decides by it.
+    """
+
+    own: ClassVar[bool] = True
+    expected: Any
+    owner: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "guard"
+
+    @property
+    def acts(self) -> bool:
+        return True
+
+    @property
+    def arguments(self) -> Arguments:
+        return (Ref(self.source), self.expected), {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerMove(_OfSeveral):
-    """A captured call that only moves values, by its node, on integers.
+    """A captured call that only moves values, on integers.
 
     Attributes:
-        operator: what the call is.
+        callee: what is called; None where the first argument is given back as it is.
         rescaled: of a concatenation, by id, how values of another range become ones of the result's: the numbers that
             `reference_ops.rescale` takes.
     """
 
-    node: int
-    operator: Operator
+    callee: Callee | None
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
     @property

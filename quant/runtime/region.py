@@ -5,6 +5,7 @@ The text is made from the layers' numbers when the region first runs, and again 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
-from quant.ops.planning import ModuleCall
-from quant.static import nonfinite
-from quant.static.exchanged import Origin
-from quant.static.instructions import Instruction, LayerCall, Quantize
-from quant.static.layers import StaticLayer
+from quant.runtime import nonfinite
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, said_of
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.origin import Origin
 
 
 class Home(Protocol):
@@ -25,7 +26,7 @@ class Home(Protocol):
     root: nn.Module
     origin: Origin | None
 
-    def layer(self, key: str) -> StaticLayer:
+    def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
 
 
@@ -85,7 +86,10 @@ class Region:
             nonfinite.note_inputs(inputs, self._quantized(), registers)
             made = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
-            made = _run_of_finite(inputs, text.constants, text.program, backend)
+            try:
+                made = _run_of_finite(inputs, text.constants, text.program, backend)
+            except (TypeError, ValueError) as error:
+                raise type(error)(self._named(str(error), text, inputs)) from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -96,6 +100,21 @@ class Region:
         """The places of the inputs that are made integers as they come."""
         read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
+
+    def _named(self, error: str, text: _Text, inputs: list[Tensor]) -> str:
+        """An error of the native call by the instruction that it is of: the text's line that it names, or an input."""
+        found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
+        made = {one.out: one for one in self.instructions}
+        if found is None:
+            given = zip(self.inputs, inputs, strict=True)
+            wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
+            reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
+            return f"{said_of(reader)}: {error}"
+        lines = text.program.split("\n")
+        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
+        # What lies between the lines of one instruction has registers of its own; the last line gives its value.
+        outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
+        return f"{said_of(next(made[out] for out in outs if out in made))}: {found[2]}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}
@@ -112,7 +131,7 @@ class _Members:
     """
 
     def __init__(self, region: Region, home: Home) -> None:
-        self.layers: dict[str, StaticLayer] = {}
+        self.layers: dict[str, Int8Layer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
         origin = home.origin
@@ -158,7 +177,7 @@ class _Text:
     def __init__(self, region: Region, members: _Members) -> None:
         self.members = members
         self.constants = list(region.constants)
-        self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
+        self.sources: list[tuple[Int8Layer, int, Any, Tensor]] = []
         self.numbers: list[tuple[dict[str, Any], str, Any]] = []
         modules = iter(module for _, module in members.calls)
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
@@ -170,8 +189,8 @@ class _Text:
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
 
-    def _layer(self, call: LayerCall, layer: StaticLayer, spare: int) -> list[str]:
-        """The lines that do what `StaticLayer.compute` does."""
+    def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
+        """The lines that do what `Int8Layer.compute` does."""
         site = call.site
         known = layer.site(site)
         self.sources.append((layer, site, known, layer.q_weight))
