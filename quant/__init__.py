@@ -1,8 +1,7 @@
 """Octet: int8 for PyTorch models on the CPUs people really have."""
 
 from quant import calibrate, kernels, observers, types
-from quant.artefact import load, save
-from quant.artefact_file import ArtefactError
+from quant.artefact import ArtefactError, load, save
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import quantize_dynamic

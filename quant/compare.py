@@ -37,8 +37,8 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.values import Held
+from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)

@@ -20,7 +20,6 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name
 from quant.observers import NoDataSeen
-from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -29,6 +28,7 @@ from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
+from quant.static.description import DESCRIPTION, make_description
 from quant.static.entries import Entries, make_report, note_floats, note_programs
 from quant.static.exchanged import GraphOrigin
 from quant.static.fallback import WeightsToRestore
@@ -38,7 +38,7 @@ from quant.static.native import schedule
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.plannable import Planner
-from quant.static.rebuild import DESCRIPTION, make_description
+from quant.static.prepared import Prepared
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped

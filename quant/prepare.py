@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from quant import lasting
 from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
+from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASON
 from quant.capture.unlike_in_training import within as unlike_in_training
-from quant.capture.watched import evaluating
 from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.further import Extender, MakeRunner
@@ -35,29 +34,11 @@ from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
 from quant.static.beyond import suspects
 from quant.static.examples import encode
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
-
-
-@dataclass
-class Prepared:
-    """What prepare notes on the model it returns.
-
-    Attributes:
-        recipe: as given.
-        islands: why modules are no part of a graph, by dotted name.
-        called: dotted names of the modules that ran on the example inputs.
-        example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
-        state: what the forward changes of the model itself, as it was: calibration leaves its own there.
-    """
-
-    recipe: Recipe
-    islands: dict[str, str]
-    called: set[str]
-    example: Any
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 @torch.inference_mode(False)

@@ -5,7 +5,7 @@ from quant.types import Comparison, Report
 def worst(comparison: Comparison) -> str: ...
 """
 
-from quant.artefact_file import ArtefactError
+from quant.artefact import ArtefactError
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated

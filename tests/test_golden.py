@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from .golden.child import digest
-from .golden.run import Side, distance, report
+from .golden.run import Side, distance, report, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,6 +39,14 @@ def test_a_difference_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(one, Side("b", {**versions, "torch": "3"}, one.results), names, None) == 2
     assert "torch: 2 here, 3 there" in capsys.readouterr().err
     assert report(one, Side("b", versions, {}), names, None) == 1, "nothing was compared"
+
+
+def test_a_package_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    for folder in ("quant", "kernels", "observers", "calibrate"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "quant/__init__.py").write_text("raise ImportError('nothing here')")
+    with pytest.raises(RuntimeError, match="nothing here"):
+        run(tmp_path, ["blocks-0", "blocks-1"], 1)
 
 
 def test_any_bit_is_in_the_hash() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import quant
 from quant import artefact
-from quant.artefact_file import MANIFEST
+from quant.artefact.file import MANIFEST
 from quant.cli.errors import UserError, with_type
 from quant.report import Report
 

@@ -32,7 +32,7 @@ class Operator:
         integer: whether it computes in integers.
         anchor: worth quantising its inputs for; others become integers only between integers.
         shares_range: its inputs and its output have one range, because values pass through it unchanged; of a
-            concatenation only those inputs that nobody else reads (`static/joins.py`).
+            concatenation only those inputs that nobody else reads (`fusion/concat_ranges.py`).
         gives_reals: it has a kernel that gives float32 as well.
     """
 

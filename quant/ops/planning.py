@@ -66,15 +66,30 @@ class RankCheck(Symbol):
 
 @dataclass(frozen=True)
 class PartsOf(Symbol):
-    """The tuple that `chunk` gives."""
+    """A tuple of parts of a tensor.
 
-    chunks: int
+    Attributes:
+        dim: along which it is cut.
+        count: how many parts there are, or, of `chunk`, are asked for.
+    """
+
     dim: int
+    count: int
+
+    def part(self, index: int) -> Lines:
+        """One part."""
+        raise NotImplementedError
+
+    def check(self) -> Lines:
+        """Lines that no plan is made of where there are not so many parts."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class CountOf(PartsOf):
-    """The length of that tuple."""
+class CountOf(Symbol):
+    """The length of such a tuple."""
+
+    parts: PartsOf
 
 
 Planned: TypeAlias = "Lines | Symbol | ModuleCall"
@@ -156,12 +171,6 @@ class PlanCall:
         if not isinstance(known, SizeOf):
             raise Unplanned("its shape is computed at run time")
         return Register(known.source, known.dim)
-
-
-def part_of(parts: PartsOf, index: int) -> Lines:
-    """One part of a tensor; a plan is not made for sizes that have fewer."""
-    place = {"chunks": parts.chunks, "dim": parts.dim, "index": index}
-    return [("chunk", {"x": Register(parts.source), **place})]
 
 
 def fixed(name: str, value: Any) -> Any:

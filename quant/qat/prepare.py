@@ -19,10 +19,11 @@ from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.prepare import Prepared, checked
+from quant.prepare import checked
 from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded
 

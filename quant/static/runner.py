@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,20 @@ from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.simulate import simulated, simulated_recurrent
 
-if TYPE_CHECKING:
-    from quant.further import Extender
-
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
+
+
+class Extend(Protocol):
+    """Makes one more program for a call, added to the others of the first one; None where none can be had.
+
+    Attributes:
+        refused: by module, why calls of it have no program.
+    """
+
+    refused: dict[str, list[str]]
+
+    def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None: ...
 
 
 class GraphRunner(Ranges, Programs):
@@ -57,7 +66,7 @@ class GraphRunner(Ranges, Programs):
     Attributes:
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
-        extend: makes one more program for a call, or gives None where none can be had.
+        extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulating.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, to which no data came.
@@ -66,7 +75,7 @@ class GraphRunner(Ranges, Programs):
 
     def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         super().__init__(root, plan, points)
-        self.extend: Extender | None = None
+        self.extend: Extend | None = None
         self.example: Any = None
         self.alone = self.promoted = False
         self.simulate = self.adds_exactly = self.dropped = False

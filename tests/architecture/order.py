@@ -25,7 +25,6 @@ ORDER = (
     "quant.folding",
     "quant.dead_calls",
     "quant.recipe",
-    "quant.artefact_file",
     "quant.diagnosis",
     "quant.rebinding",
     "quant.uncompiled",
@@ -39,6 +38,7 @@ ORDER = (
     # A model becomes a graph, a plan, a prepared model, a converted one.
     "quant.capture",
     "quant.ops",
+    "quant.fusion",
     "quant.fuse",
     "quant.shared",
     "quant.static",
@@ -65,20 +65,7 @@ ORDER = (
     "quant.__main__",
 )
 
-CLIMBING: dict[str, tuple[str, ...]] = {
-    "quant/fuse.py": (
-        "quant.static.joins",
-        "quant.static.streams",
-    ),
-    "quant/static/entries.py": ("quant.prepare",),
-    "quant/static/program_match.py": ("quant.called_alone",),
-    "quant/static/rebuild.py": (
-        "quant.convert",
-        "quant.prepare",
-    ),
-    "quant/static/rest.py": ("quant.prepare",),
-    "quant/static/runner.py": ("quant.further",),
-}
+CLIMBING: dict[str, tuple[str, ...]] = {}
 """File -> the modules that it imports although they belong further down in ORDER."""
 
 

@@ -16,6 +16,7 @@ With --suite each side runs its own tests, and every model that a test of both c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
+from typing import TypeAlias
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `golden` is a package
 
@@ -46,6 +48,12 @@ SHARES = {
     "trained-recurrent": 0.03,
 }
 """Kind of networks, of networks.py -> its share of all."""
+
+LOG = "errors.txt"
+"""In the folder of the links: what the last child wrote about the networks that ended with an error."""
+
+Line: TypeAlias = list[str] | dict[str, str] | RuntimeError | None
+"""A network and its result; versions; why a child could not begin; the end of one."""
 
 SHOWN = 10
 """Networks that differ, of which values are shown."""
@@ -106,50 +114,55 @@ def drawn(count: int) -> list[str]:
 
 
 def run(checkout: Path, names: list[str], jobs: int, keep: Path | None = None) -> Side:
-    """Convert and run the networks with the package of a checkout."""
+    """Convert and run the networks with the package of a checkout; interrupted, those that are done count."""
     side = Side(commit_of(checkout))
     with tempfile.TemporaryDirectory() as folder:
         link(checkout, Path(folder))
-        lines: Queue[list[str] | dict[str, str] | None] = Queue()
+        lines: Queue[Line] = Queue()
         threads = [
             threading.Thread(target=converse, args=(Path(folder), names[start::jobs], keep, lines), daemon=True)
             for start in range(jobs)
         ]
         for one in threads:
             one.start()
-        with tqdm(total=len(names), desc=side.commit, disable=None) as bar:
+        with tqdm(total=len(names), desc=side.commit, disable=None) as bar, contextlib.suppress(KeyboardInterrupt):
             waiting = jobs
             while waiting:
                 line = lines.get()
                 if line is None:
                     waiting -= 1
+                elif isinstance(line, RuntimeError):
+                    raise line
                 elif isinstance(line, dict):
                     side.versions = line
                 else:
                     side.results[line[0]] = line[1]
                     bar.update()
-    side.results = {name: side.results[name] for name in names}
+    side.results = {name: side.results[name] for name in names if name in side.results}
     return side
 
 
-def converse(site: Path, names: list[str], keep: Path | None, lines: Queue[list[str] | dict[str, str] | None]) -> None:
+def converse(site: Path, names: list[str], keep: Path | None, lines: Queue[Line]) -> None:
     """Put what a child says into `lines`, then None. A network at which it dies is a result, and another goes on."""
     while names:
-        done = 0
+        said = list[Line]()
         for line in child(site, names, keep):
+            said.append(line)
             lines.put(line)
-            done += isinstance(line, list)
-        if done < len(names):
+        done = sum(isinstance(line, list) for line in said)
+        if not said:
+            lines.put(RuntimeError(f"the package cannot be used: {(site / LOG).read_text()[-2000:]}"))
+        elif done < len(names):
             lines.put([names[done], "the process died"])
-        names = names[done + 1 :]
+        names = names[done + 1 :] if said else []
     lines.put(None)
 
 
 def child(site: Path, names: list[str], keep: Path | None) -> Iterator[list[str] | dict[str, str]]:
     command = [sys.executable, str(Path(__file__).with_name("child.py")), str(keep or ""), *names]
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    log = subprocess.DEVNULL if keep is None else None  # the errors of networks, to be read for a few
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    log = (site / LOG).open("w")
+    with log, subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             yield json.loads(line)
@@ -202,7 +215,7 @@ def report(here: Side, other: Side, names: list[str], checkouts: tuple[Path, Pat
             print(f"{key}: {here.versions[key]} here, {other.versions.get(key)} there", file=sys.stderr)
         print("the two sides cannot be compared", file=sys.stderr)
         return 2
-    both = [name for name in names if name in other.results]
+    both = [name for name in names if name in here.results and name in other.results]
     differing = [name for name in both if here.results[name] != other.results[name]]
     kinds = Counter(name.rsplit("-", 1)[0] for name in both)
     worse = Counter(name.rsplit("-", 1)[0] for name in differing)

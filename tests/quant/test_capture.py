@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot, storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.leaves import is_leaf, register_leaf

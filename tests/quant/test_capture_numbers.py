@@ -168,6 +168,17 @@ def test_what_only_calls_read_stays_free(between: Any) -> None:
     assert all(runs(net, X, torch.randn(2, size, 16)) for size in (126, 6, 300, 130))
 
 
+def checked(net: Any, y: Tensor, n: int) -> Tensor:
+    if y.dim() != 3:
+        raise ValueError("expected 3 dimensions, got a batch of %d" % y.shape[0])  # noqa: UP031
+    return y.view(y.shape[0], y.shape[1] // 1, 16)
+
+
+def test_an_error_that_is_not_raised_holds_no_size() -> None:
+    net = Net(checked)
+    assert all(runs(net, X, torch.randn(2, size, 16)) for size in (126, 6))
+
+
 @pytest.mark.parametrize("longest", [128, 140])
 def test_a_size_at_its_upper_bound_is_tried_smaller(longest: int) -> None:
     def between(net: Any, y: Tensor, n: int) -> Tensor:

@@ -247,7 +247,8 @@ def test_a_file_is_planned_by_the_rules_that_it_was_written_by(tmp_path: Path) -
 
 
 def test_rules_of_a_later_version_are_refused() -> None:
-    from quant.static.rebuild import describe, rebuild
+    from quant.artefact.rebuild import rebuild
+    from quant.static.description import describe
 
     _, _, q = made()
     description = copy.deepcopy(describe(q)) | {"rules": 99}

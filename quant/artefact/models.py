@@ -2,7 +2,7 @@
 
 The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model. The
 manifest says which float module each dynamically quantised one stands for, and of a static conversion the ranges and
-the calls (`static/rebuild.py`). Nothing packed for a CPU is saved, so what was quantised on one machine loads on
+the calls (`static/description.py`). Nothing packed for a CPU is saved, so what was quantised on one machine loads on
 another. Loading needs the float model: its code is the structure, its weights are not read.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.artefact_file import ArtefactError, read, write
+from quant.artefact.file import ArtefactError, read, write
+from quant.artefact.rebuild import rebuild
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_plan import base_type
@@ -28,9 +29,9 @@ from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.runtime.program_runner import ProgramRunner
+from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
-from quant.static.rebuild import DESCRIPTION, describe, rebuild, tables
 from quant.static.runner import RESERVED, runners
 from quant.static.state import without_ranges
 
