@@ -16,7 +16,7 @@ from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.ops.planning import ModuleCall
 from quant.static import nonfinite
 from quant.static.exchanged import Origin
-from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
+from quant.static.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.static.layers import StaticLayer
 
 
@@ -63,8 +63,8 @@ class Region:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
         They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
-        than what is checked, a mask is of booleans and was not when captured, or the other way round, or where a value
-        that is quantised is NaN or inf.
+        than what is checked, a guard does not hold, a mask is of booleans and was not when captured, or the other way
+        round, or where a value that is quantised is NaN or inf.
         """
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
@@ -89,7 +89,10 @@ class Region:
             try:
                 made = _run_of_finite(inputs, text.constants, text.program, backend)
             except (TypeError, ValueError) as error:
-                raise type(error)(self._named(str(error), text, inputs)) from error
+                instruction, message = self._blamed(str(error), text, inputs)
+                if isinstance(instruction, Guard):
+                    return False
+                raise type(error)(f"{said_of(instruction)}: {message}") from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -101,20 +104,20 @@ class Region:
         read = {one.source for one in self.instructions if isinstance(one, Quantize)}
         return {place for place, index in enumerate(self.inputs) if index in read}
 
-    def _named(self, error: str, text: _Text, inputs: list[Tensor]) -> str:
-        """An error of the native call by the instruction that it is of: the text's line that it names, or an input."""
+    def _blamed(self, error: str, text: _Text, inputs: list[Tensor]) -> tuple[Instruction, str]:
+        """The instruction that an error is of, by the text's line that it names, or by an input; and what it says."""
         found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
         made = {one.out: one for one in self.instructions}
         if found is None:
             given = zip(self.inputs, inputs, strict=True)
             wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
             reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
-            return f"{said_of(reader)}: {error}"
+            return reader, error
         lines = text.program.split("\n")
         begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
         # What lies between the lines of one instruction has registers of its own; the last line gives its value.
         outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
-        return f"{said_of(next(made[out] for out in outs if out in made))}: {found[2]}"
+        return next(made[out] for out in outs if out in made), found[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}
