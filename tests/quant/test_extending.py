@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,6 @@ import quant
 from quant import Recipe, RecipeError, quantize_dynamic, quantize_static, summary
 
 pytestmark = pytest.mark.usefixtures("own_registries")
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """install(source, group, name=value) puts the distribution "toy", with one module, on sys.path."""
-
-    def made(source: str, group: str, **offers: str) -> None:
-        about = tmp_path / "toy-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{a} = {b}\n" for a, b in offers.items()))
-        (tmp_path / "toy_module.py").write_text(source)
-        monkeypatch.syspath_prepend(tmp_path)
-
-    yield made
-    sys.modules.pop("toy_module", None)
 
 
 LOOPS = """

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from quant.kernels import dispatch
-from quant.kernels.recurrent import kind
 from quant.kernels.recurrent.kind import RecurrentKind, find, register
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from quant import Recipe, convert, load, parity, prepare, prepare_qat, quantize_dynamic, recurrent_layers, save, summary
+from quant import Recipe, convert, load, parity, prepare, prepare_qat, quantize_dynamic, save, summary
 from quant.nn.recurrent import OneStateSequence, register_recurrent
 from quant.recipe import QConfig
 from quant.recurrent_layers import kind_of
@@ -115,10 +116,7 @@ def _own_step(x: Tensor, h: Tensor, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) 
 
 
 @pytest.fixture(autouse=True)
-def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry only grows, so each test has copies."""
-    for registry in (kind._KINDS, recurrent_layers._CLASSES):
-        monkeypatch.setattr(registry, "_known", dict(registry._known))
+def added(own_registries: None) -> None:
     register(MINIMAL)
     register_recurrent(MINIMAL, sequence=MinimalSequence, cell=MinimalCell)
 
@@ -332,3 +330,46 @@ def test_a_module_without_its_sizes_is_refused_by_name() -> None:
     register_recurrent(MINIMAL, cell=Bare)
     with pytest.raises(ValueError, match="Bare is registered as a recurrent layer and has no input_size"):
         quantize_dynamic(nn.ModuleDict({"a": Bare()}))
+
+
+PACKAGE = """
+import torch
+from quant.kernels.recurrent.kind import RecurrentKind
+from quant.nn.recurrent.register import shared_cell
+from quant.recurrent_layers import RecurrentClass
+from torch import nn
+
+def light_step(a, r, bias_hh, h, c):
+    return torch.tanh(a + r) + h / 2, None
+
+LIGHT = RecurrentKind("light", gates=1, step=light_step)
+
+class LightCell(nn.RNNCell):
+    def forward(self, input, hx=None):
+        h = input.new_zeros(len(input), self.hidden_size) if hx is None else hx
+        return super().forward(input, h) + h / 2
+
+CELL = RecurrentClass(LightCell, True, lambda module: LIGHT, shared_cell)
+WRONG = LIGHT
+"""
+
+
+def test_an_installed_package_needs_no_call(install: Callable[..., None]) -> None:
+    install(PACKAGE, "octet.recurrent", **{"toy_module.LightCell": "toy_module:CELL"})
+    toy_module = importlib.import_module("toy_module")
+    cell, x = toy_module.LightCell(6, 8), torch.randn(3, 6)
+    assert kind_of(cell) is toy_module.LIGHT
+    register(toy_module.LIGHT)  # which an entry point of the other group does
+    assert error(cell(x), quantize_dynamic(cell)(x)) < 0.03
+    assert error(cell(x), convert(_calibrated(cell, x))(x)) < 0.05
+
+
+def test_a_package_offers_a_kind_by_its_name(install: Callable[..., None]) -> None:
+    install(PACKAGE, "octet.recurrent_kinds", light="toy_module:LIGHT")
+    assert find("light").gates == 1
+
+
+def test_what_a_package_offers_must_be_a_kind_of_that_name(install: Callable[..., None]) -> None:
+    install(PACKAGE, "octet.recurrent_kinds", heavy="toy_module:LIGHT")
+    with pytest.raises(ValueError, match=r"recurrent kind 'heavy': expected a RecurrentKind of that name.*toy 1\.0"):
+        find("heavy")
