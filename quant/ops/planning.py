@@ -7,16 +7,16 @@ integers is planned where its family's file says how (`plans_reals`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quant.graph import Node, Ref, attribute, leaves
-from quant.kernels.reference_plan import Constant, Line, Register
+from quant.kernels.reference_plan import Register
 from quant.ops.call import called
+from quant.runtime.module_call import ModuleCall
 
 
 class Unplanned(Exception):
@@ -90,35 +90,6 @@ class CountOf(Symbol):
     """The length of such a tuple."""
 
     parts: PartsOf
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """A line that depends on a float module of the user's, whose parameters and mode are read when it runs.
-
-    A native call keeps a copy of the parameters for as long as their versions stay, so a write that torch does not
-    count, as through `weight.data`, is not seen.
-
-    Attributes:
-        out, reads: registers.
-        path: of the module.
-    """
-
-    out: int
-    reads: tuple[int, ...]
-    path: str
-
-    def holds(self, module: nn.Module) -> bool:
-        """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
-        raise NotImplementedError
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        """The line; `constant` names a tensor in it."""
-        raise NotImplementedError
-
-    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        """What the line was made from: dictionaries of the module's, and names in them."""
-        return []
 
 
 Planned: TypeAlias = "Lines | Symbol | ModuleCall"

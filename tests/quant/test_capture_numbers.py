@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, evaluate
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, bound_values, finished, output_of
 
 

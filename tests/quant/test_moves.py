@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.static.instructions import FloatCall
-from quant.static.program_runner import ProgramRunner
-from quant.static.region import Region
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 
 Move = Callable[[Tensor], Tensor]
 
