@@ -144,11 +144,18 @@ class ClassRegistry(Generic[T]):
             NotLoaded: a package offers it, and it cannot be had.
         """
         known = self._known.get(kind)
-        if known is None:
-            offered = _offered(self.group, tuple(sys.path))
-            if offered and full_name_of(kind) in offered:
-                return self._load(kind)
-        return known
+        return self._load(kind) if known is None and self._is_offered((kind,)) else known
+
+    def nearest(self, kind: type) -> T | None:
+        """The entry of this class or of the first above it that has one; raises as `get` does."""
+        above = kind.__mro__
+        if not self._is_offered(above):
+            return next((self._known[one] for one in above if one in self._known), None)
+        return next((entry for one in above if (entry := self.get(one)) is not None), None)
+
+    def _is_offered(self, kinds: Iterable[type]) -> bool:
+        offered = _offered(self.group, tuple(sys.path))
+        return bool(offered) and any(full_name_of(kind) in offered for kind in kinds)
 
     def _load(self, kind: type) -> T:
         with self._lock:

@@ -24,9 +24,8 @@ from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
-from quant.static.binding import bound_values
-from quant.static.description import DESCRIPTION
-from quant.static.instructions import (
+from quant.runtime.binding import bound_values
+from quant.runtime.instructions import (
     Dequantize,
     FloatCall,
     Guard,
@@ -36,10 +35,11 @@ from quant.static.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Held
+from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
-from quant.static.values import Held
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -308,7 +308,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
     """What a call does, for people, and whether it has a weight of ours."""
     if not isinstance(instruction, LayerCall):
         return instruction.kind, False
-    layer: nn.Module = runner.layer(instruction.layer)
+    layer: object = runner.layer(instruction.layer)
     return (layer.product.name, True) if isinstance(layer, StaticLayer) else (type(layer).__name__, False)
 
 

@@ -23,13 +23,14 @@ from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import leave_float
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.entries import Entries, make_report, note_floats, note_programs
-from quant.static.exchanged import Origin
+from quant.static.exchanged import GraphOrigin
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
@@ -38,7 +39,6 @@ from quant.static.notes import silenced
 from quant.static.parts import add_parts
 from quant.static.plannable import Planner
 from quant.static.prepared import Prepared
-from quant.static.program_runner import ProgramRunner
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
@@ -126,7 +126,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = Origin(module.root, module.graph, module.program.instructions)
+            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))

@@ -82,7 +82,7 @@ def _harmless(kind: type) -> bool:
 
 def is_registered(module: nn.Module) -> bool:
     """Whether the module's class or one above it is registered as a leaf."""
-    return any(_REGISTERED.get(kind) is not None for kind in type(module).__mro__)
+    return _REGISTERED.nearest(type(module)) is not None
 
 
 def is_dynamic(module: nn.Module) -> bool:

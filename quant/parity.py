@@ -21,16 +21,16 @@ from quant.ops.recurrent import Sequence, product_range, state_range
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
-from quant.static.binding import bound_values
-from quant.static.instructions import Conversion
+from quant.runtime.binding import bound_values
+from quant.runtime.instructions import Conversion
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Held
 from quant.static.layers import StaticLayer
-from quant.static.program_runner import ProgramRunner
 from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.simulate import simulated_layer
-from quant.static.values import Held
 from quant.time_steps import TimeSteps, time_steps
 
 FLOAT_TOLERANCE = 1e-4

@@ -17,9 +17,9 @@ from quant import lasting
 from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
+from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASON
 from quant.capture.unlike_in_training import within as unlike_in_training
-from quant.capture.watched import evaluating
 from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.further import Extender, MakeRunner

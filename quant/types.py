@@ -17,7 +17,7 @@ from quant.observers import NoDataSeen
 from quant.parity import Parity, StepParity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
-from quant.static.fallback import UncapturedCall
+from quant.runtime.uncaptured import UncapturedCall
 
 __all__ = [
     "ArtefactError",

@@ -28,10 +28,10 @@ from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
-from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, runners
 from quant.static.state import without_ranges
 

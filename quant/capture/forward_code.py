@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -17,6 +18,10 @@ from typing import Any
 from torch import nn
 
 ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
+TEXTS = frozenset({"hex", "oct", "bin", "chr", "dumps"})
+"""Functions that make a text of an int."""
+INT_IN_TEXT = re.compile(r"%[-+ #0]*[0-9*]*(\.[0-9*]+)?[diouxXc]")
+PERCENT = {("BINARY_OP", "%"), ("BINARY_OP", "%="), ("BINARY_MODULO", ""), ("INPLACE_MODULO", "")}
 FOREIGN = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"}
 """Packages whose code is not looked into."""
 
@@ -51,6 +56,32 @@ def asks_for_gradients(root: nn.Module) -> bool:
     """Whether the code of a forward in a module asks if gradients are taken."""
     functions = (one for module in root.modules() for one in own_functions(module, module.forward))
     return any("is_grad_enabled" in names_in(one.__code__) for one in functions)
+
+
+def writes_texts(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a forward makes texts of ints in C, where one that takes notes is not asked: `'%d' % n`, `hex(n)`."""
+    return any(_writes_texts(one.__code__) for one in own_functions(module, forward))
+
+
+@functools.lru_cache(maxsize=4096)
+def _writes_texts(code: types.CodeType) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return not TEXTS.isdisjoint(code.co_names) or _formats_ints(code) or any(map(_writes_texts, inner))
+
+
+def _formats_ints(code: types.CodeType) -> bool:
+    """Whether code has a text for `%` with a place for an int, and a `%` that is not on the way to an error."""
+    if not any(isinstance(constant, str) and INT_IN_TEXT.search(constant) for constant in code.co_consts):
+        return False
+    raised = False
+    for instruction in reversed(list(dis.get_instructions(code))):
+        if instruction.opname == "RAISE_VARARGS":
+            raised = True
+        elif instruction.opname.startswith(("STORE", "RETURN", "JUMP", "POP_JUMP", "POP_TOP")):
+            raised = False
+        elif not raised and (instruction.opname, instruction.argrepr) in PERCENT:
+            return True
+    return False
 
 
 def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:

@@ -97,14 +97,14 @@ class FunctionCalls:
             number = recorded(int(value), self.tape, self.tape.append(node, value, follows), static)
             if name == "__len__":
                 self.tape.hold(number, "counts by")
-            return number
+            return self.tape.held_for_texts(number)
         self.tape.ranked = self.tape.ranked or follows == GIVEN  # how many sizes there are is not noted
         index = self.tape.append(node, value, follows)
         items = []
         for place, size in enumerate(value):
             item = Node(len(self.tape.nodes), "function", operator.getitem, (Ref(index), place), owner=node.owner)
             items.append(recorded(int(size), self.tape, self.tape.append(item, int(size), follows), static))
-        return type(value)(items)
+        return self.tape.held_for_texts(type(value)(items))
 
     def _read(self, name: str, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
         """A call that gives something that is no tensor: values leave torch, unless they are the same in every call."""

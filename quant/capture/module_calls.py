@@ -15,10 +15,10 @@ from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
 from quant.capture.numbers import plain_numbers
+from quant.capture.random_draws import Chance
 from quant.capture.sameness import same_content
-from quant.capture.surroundings import Chance
 from quant.capture.tape import GIVEN, Tape
-from quant.capture.unseen import out_of_sight
+from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
 from quant.graph import Node, Region, attribute, leaves
 from quant.leaves import is_leaf
@@ -101,6 +101,7 @@ class ModuleCalls:
         start, end_calls = len(self.tape.nodes), self.tape.given_back.mark()
         arguments = {key: self.tape.places(value) for key, value in bind(module, args, kwargs).items()}
         self.tape.owners.append(name)
+        self.tape.held_for_texts((args, kwargs))
         modes = modes_of(module)
         try:
             with self.tape.switched(True), self.noting_errors(name):

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from quant.arguments import copyable
 from quant.capture.places import MISSING, Checked, Content, Held, Place, Places, contents_of, items_of_container
+from quant.capture.random_draws import GENERATORS
 from quant.capture.sameness import all_same, flat
-from quant.capture.surroundings import GENERATORS
 from quant.objects import OPAQUE, attributes_of
 
 STORES = ("_parameters", "_buffers", "_modules")
@@ -68,6 +68,7 @@ class ModuleState:
     Attributes:
         tensors: that it holds, by name: parameters and buffers first.
         generators: of random numbers, that are attributes.
+        held: what was at places in its attributes, by the attribute's name.
     """
 
     def __init__(self, module: nn.Module, places: Places) -> None:
@@ -77,7 +78,7 @@ class ModuleState:
         self._names, self._values = [*self.own], [*self.own.values()]
         self._empty: list[tuple[str, Any]] = []
         self._items: dict[str, Items] = {}
-        self._held: list[tuple[str, Held]] = []
+        self.held: list[tuple[str, Held]] = []
         self._iterators: dict[str, Any] = {}
         self._states = [
             (key, TensorState(one, None)) for key, one in self.stores["_parameters"].items() if _has_version(one)
@@ -99,7 +100,7 @@ class ModuleState:
             else:
                 if isinstance(value, (list, dict, set)):
                     self._items[key] = Items(value)
-                self._held += [(key, places.of(place)) for place in _places_of(key, value)]
+                self.held += [(key, places.of(place)) for place in _places_of(key, value)]
         self._tables = [table for _, table in self._empty]
         self.tensors = stored_tensors(module)
 
@@ -110,7 +111,7 @@ class ModuleState:
             and self._holds_the_same()
             and not any(self._tables)
             and all(state.is_as_before() for _, state in self._states)
-            and all(checked.is_as_before(held) for _, held in self._held)
+            and all(checked.is_as_before(held) for _, held in self.held)
         )
 
     def _holds_the_same(self) -> bool:
@@ -169,7 +170,7 @@ class ModuleState:
             if table:
                 changed.add(key)
                 table.clear()
-        for key, held in self._held:
+        for key, held in self.held:
             if not checked.is_as_before(held):
                 changed.add(key)
                 held.put_back()

@@ -3,8 +3,9 @@
 They are subclasses of `int` and `float` that hold the value they had on the example inputs, so that whatever takes a
 number takes them: torch, C extensions, dictionaries. What Python lets a subclass see is noted: arithmetic becomes a
 call of the graph, and a comparison, a text or a bit operation a guard. What it does not (`range(n)`, an index into a
-list) uses the value; the recording of another size then differs, and that size is held fixed (`proof.py`). A quotient
-or remainder may be the same there; it is guarded where it may have been taken so (`Recorder.rounded`).
+list) uses the value, but for texts that C makes (`'%d' % n`), which the forward's code tells of; the recording of
+another size then differs, and that size is held fixed (`proof.py`). A quotient or remainder may be the same there; it
+is guarded where it may have been taken so (`Recorder.rounded`).
 """
 
 from __future__ import annotations

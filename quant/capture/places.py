@@ -7,7 +7,7 @@ import collections
 import contextvars
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.forward_code import FOREIGN
+from quant.capture.random_draws import GENERATORS, generator_key, generator_state, set_generator
 from quant.capture.sameness import same, same_content
-from quant.capture.surroundings import GENERATORS, generator_key, generator_state, set_generator
 from quant.objects import OPAQUE, attributes_of, fill
 
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
@@ -194,18 +194,27 @@ class Places:
     """What is at the places that modules hold or forwards reach, each kept once.
 
     Args:
-        known: of earlier snapshots, by key: used again where it is still so, and brought up to date.
+        known: of an earlier snapshot, by key: used again where it is still so.
     """
 
     def __init__(self, known: States, checked: Checked) -> None:
-        self.held, self._checked = known, checked
+        self.held: States = {}
+        self._known, self._checked = known, checked
 
     def of(self, place: Place) -> Held:
         """What is at a place."""
         found = self.held.get(place.key)
-        if found is None or not self._checked.is_as_before(found):
-            found = self.held[place.key] = Held(place, place.state())
+        if found is None:
+            found = self._known.get(place.key)
+            if found is None or not self._checked.is_as_before(found):
+                found = Held(place, place.state())
+            self.held[place.key] = found
         return found
+
+    def keep(self, held: Iterable[Held]) -> None:
+        """Use what an earlier snapshot found again; what nobody keeps is let go of, as it may hold many tensors."""
+        for one in held:
+            self.held[one.place.key] = one
 
 
 def alike(one: States, other: States) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from quant.arguments import Arguments, copied
 from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
+from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
 from quant.capture.snapshot import Snapshot
@@ -32,7 +33,6 @@ from quant.capture.variations import (
     same_values,
     varied,
 )
-from quant.capture.watched import Watched
 from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
 from quant.names import full_name
 

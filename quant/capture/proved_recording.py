@@ -9,11 +9,11 @@ from torch import nn
 from quant.arguments import ONE_MEMORY, Arguments, copied, share_memory
 from quant.capture.called import tensors_in
 from quant.capture.proof import Proof, run
+from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import Limit
 from quant.capture.undisturbed import disturbed
-from quant.capture.unseen import said_of
-from quant.capture.watched import Watched
+from quant.capture.unrecordable import said_of
 from quant.capture.with_gradients import unlike_in_training, unlike_with_gradients
 from quant.names import full_name
 

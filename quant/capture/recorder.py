@@ -1,8 +1,8 @@
 """The recorder: runs a module on real tensors, and notes the calls that it makes as a graph.
 
 Tensors are the user's own; torch says what is called (`TorchFunctionMode`, `function_calls.py`), and each submodule
-what it is called with (`watched.py`, `module_calls.py`). What takes values out of torch is seen to do so, and the
-innermost module that does it is noted as an island; the run goes on, with the right values, to find all of them at
+what it is called with (`recorded_modules.py`, `module_calls.py`). What takes values out of torch is seen to do so, and
+the innermost module that does it is noted as an island; the run goes on, with the right values, to find all of them at
 once.
 """
 
@@ -24,7 +24,7 @@ from quant.capture.numbers import NUMBERS, plain_numbers, recorded
 from quant.capture.scalars import NUMBER, Limit, with_numbers
 from quant.capture.snapshot import Snapshot
 from quant.capture.tape import GIVEN, Tape
-from quant.capture.unseen import asked, said_of, stand_ins
+from quant.capture.unrecordable import asked, said_of, stand_ins
 from quant.capture.writes import Writes, versions
 from quant.dead_calls import remove_dead
 from quant.graph import Graph, Node, Ref, leaves, map_leaves
@@ -82,6 +82,7 @@ class Recorder(Tape, TorchFunctionMode):
             if is_leaf(self.root):
                 self.result = self._modules.call_leaf(self.root, "", args, kwargs, type(self.root).forward)
             else:
+                self.held_for_texts((args, kwargs))
                 modes = modes_of(self.root)
                 with self.switched(True), self._modules.noting_errors(""):
                     self.result = forward_of(self.root, self.root.forward)(*args, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quant.capture.module_state import stored_tensors
-from quant.capture.places import Checked
+from quant.capture.places import Checked, Held
 from quant.graph import leaves, map_leaves
 
 
@@ -23,21 +23,22 @@ class ScriptState:
         self.module = module
         self.tensors = stored_tensors(module)
         self.generators: list[Any] = []
-        self.held: dict[str, tuple[Any, Any]] = {}
+        self.held: list[tuple[str, Held]] = []
+        self._values: dict[str, tuple[Any, Any]] = {}
         concrete = module._concrete_type.get_attributes()
         for key in [key for key, (_, is_parameter) in concrete.items() if not is_parameter and key != "training"]:
             with contextlib.suppress(RuntimeError):  # of a class that Python cannot hold
                 value = module._c.getattr(key)
-                self.held[key] = value, map_leaves(_kept, value)
+                self._values[key] = value, map_leaves(_kept, value)
 
     def is_as_before(self, checked: Checked) -> bool:
         """Whether the module holds what it held."""
-        return all(_same(self.module._c.getattr(key), kept) for key, (_, kept) in self.held.items())
+        return all(_same(self.module._c.getattr(key), kept) for key, (_, kept) in self._values.items())
 
     def put_back(self, checked: Checked) -> set[str]:
         """Let the module hold what it held, and say by their names what had changed."""
         changed = set()
-        for key, (value, kept) in self.held.items():
+        for key, (value, kept) in self._values.items():
             now = self.module._c.getattr(key)
             if _same(now, kept):
                 continue

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from quant.capture.module_state import ModuleState
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
+from quant.capture.random_draws import generator_state, set_generator
 from quant.capture.scripted import ScriptState
-from quant.capture.surroundings import generator_state, set_generator
 from quant.names import full_name
 
 
@@ -42,9 +42,10 @@ class Snapshot:
         self._modes: list[tuple[nn.Module, bool]] = []
         for name, module in model.named_modules():
             part = known.get(id(module))
-            self.parts[name] = (
-                part if part is not None and part.is_as_before(checked) else state_of(module, self._places)
-            )
+            if part is None or not part.is_as_before(checked):
+                part = state_of(module, self._places)
+            self._places.keep(held for _, held in part.held)
+            self.parts[name] = part
             self._modes.append((module, module.training))
         self._by_module: dict[int, ModuleState | ScriptState] = {id(part.module): part for part in self.parts.values()}
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.called import IslandCalls
-from quant.capture.given_back import GivenBack
+from quant.capture.forward_code import writes_texts
 from quant.capture.numbers import NUMBERS, plain, recorded
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
+from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
-from quant.capture.unseen import is_transformed
+from quant.capture.unrecordable import is_transformed
 from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, holds_itself, opened
@@ -107,6 +108,7 @@ class Tape:
         self._sources: dict[int, int] = {}
         self._sized_by_values: set[int] = set()
         self._unsure: list[int] = []
+        self._texts: dict[str, bool] = {}
 
     @property
     def owner(self) -> str:
@@ -262,6 +264,16 @@ class Tape:
             self.problem(self.owner, f"{what} a tensor's values")
             return
         self.guard(Ref(number.index), plain(number))
+
+    def held_for_texts(self, tree: Any) -> Any:
+        """The tree; where the module that runs makes texts of numbers unseen, those in the tree are held."""
+        numbers = [leaf for leaf in leaves(tree) if self.is_own_number(leaf) and leaf.static]
+        if numbers and self.owner not in self._texts:
+            module = self.parts[self.owner].module
+            self._texts[self.owner] = writes_texts(module, module.forward)
+        for number in numbers if numbers and self._texts[self.owner] else ():
+            self.hold(number, "writes a text with")
+        return tree
 
     def guard(self, place: Any, expected: Any) -> int:
         node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self.owner)

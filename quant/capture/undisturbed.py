@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
+from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
-from quant.capture.watched import Watched
 from quant.graph import Ref, Region, leaves, map_leaves
 from quant.objects import opened
 

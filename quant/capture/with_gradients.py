@@ -8,10 +8,10 @@ from quant.arguments import Arguments
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
+from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
 from quant.capture.unlike_in_training import unlike_layers
-from quant.capture.watched import Watched
 from quant.names import full_name
 
 

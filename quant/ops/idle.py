@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.call import Call, StaysFloat
 from quant.ops.moves import Move, moved
-from quant.ops.planning import Lines, ModuleCall, PlanCall, Unplanned
+from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.runtime.module_call import ModuleCall
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
 
-SPLITS = (torch.chunk, torch.split, torch.unbind, torch.tensor_split, "chunk", "split", "unbind", "tensor_split")
-"""Calls that give a tuple of parts of one tensor."""
-
-_SPLITTING = frozenset({*SPLITS, torch.split_with_sizes, "split_with_sizes"})
+SPLITS = frozenset({
+    torch.chunk, torch.split, torch.unbind, torch.tensor_split, torch.split_with_sizes, "chunk", "split", "unbind",
+    "tensor_split", "split_with_sizes",
+})  # fmt: skip
+"""Calls that give a tuple of parts of one tensor (`slices.py`)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def moved(operator: Operator, call: Call) -> Recognised:
     source = call.graph.nodes[value.index]
     if source.meta is not None:
         check_reals(source.meta)
-    if source.meta is None and not is_call_of(source, _SPLITTING):
+    if source.meta is None and not is_call_of(source, SPLITS):
         raise StaysFloat("its input is no tensor")
     return Recognised(operator, (value.index,))
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.idle import is_untouched
-from quant.ops.planning import ModuleCall, PlanCall, Unplanned
+from quant.ops.planning import PlanCall, Unplanned
 from quant.ops.registry import plans_reals
+from quant.runtime.module_call import ModuleCall
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ integers is planned where its family's file says how (`plans_reals`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quant.graph import Node, Ref, attribute, leaves
-from quant.kernels.reference_plan import Constant, Line, Register
+from quant.kernels.reference_plan import Register
 from quant.ops.call import called
+from quant.runtime.module_call import ModuleCall
 
 
 class Unplanned(Exception):
@@ -66,44 +66,30 @@ class RankCheck(Symbol):
 
 @dataclass(frozen=True)
 class PartsOf(Symbol):
-    """The tuple that `chunk` gives."""
-
-    chunks: int
-    dim: int
-
-
-@dataclass(frozen=True)
-class CountOf(PartsOf):
-    """The length of that tuple."""
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """A line that depends on a float module of the user's, whose parameters and mode are read when it runs.
-
-    A native call keeps a copy of the parameters for as long as their versions stay, so a write that torch does not
-    count, as through `weight.data`, is not seen.
+    """A tuple of parts of a tensor.
 
     Attributes:
-        out, reads: registers.
-        path: of the module.
+        dim: along which it is cut.
+        count: how many parts there are, or, of `chunk`, are asked for.
     """
 
-    out: int
-    reads: tuple[int, ...]
-    path: str
+    dim: int
+    count: int
 
-    def holds(self, module: nn.Module) -> bool:
-        """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
+    def part(self, index: int) -> Lines:
+        """One part."""
         raise NotImplementedError
 
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        """The line; `constant` names a tensor in it."""
+    def check(self) -> Lines:
+        """Lines that no plan is made of where there are not so many parts."""
         raise NotImplementedError
 
-    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        """What the line was made from: dictionaries of the module's, and names in them."""
-        return []
+
+@dataclass(frozen=True)
+class CountOf(Symbol):
+    """The length of such a tuple."""
+
+    parts: PartsOf
 
 
 Planned: TypeAlias = "Lines | Symbol | ModuleCall"
@@ -185,12 +171,6 @@ class PlanCall:
         if not isinstance(known, SizeOf):
             raise Unplanned("its shape is computed at run time")
         return Register(known.source, known.dim)
-
-
-def part_of(parts: PartsOf, index: int) -> Lines:
-    """One part of a tensor; a plan is not made for sizes that have fewer."""
-    place = {"chunks": parts.chunks, "dim": parts.dim, "index": index}
-    return [("chunk", {"x": Register(parts.source), **place})]
 
 
 def fixed(name: str, value: Any) -> Any:

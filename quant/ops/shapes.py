@@ -8,7 +8,7 @@ import torch
 
 from quant.graph import Node, Ref
 from quant.ops.call import is_call_of
-from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol, part_of
+from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
 
 RANKS = frozenset({"dim", "ndimension"})
 SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS
@@ -48,9 +48,8 @@ def planned_shape(call: PlanCall) -> Symbol | Lines | None:
 def _checked(known: Symbol | None, expected: object) -> Symbol | Lines | None:
     if isinstance(known, RankOf) and not isinstance(expected, Ref):
         return RankCheck(known.source)
-    # There are as many parts as were asked for, or fewer; with the last of them, as many.
-    if isinstance(known, CountOf) and expected == known.chunks:
-        return part_of(known, known.chunks - 1)
+    if isinstance(known, CountOf) and expected == known.parts.count:
+        return known.parts.check()
     return None
 
 
@@ -71,8 +70,8 @@ def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -
     place = _place(others)
     if isinstance(known, ShapeOf) and call.node.target is operator.getitem and place is not None:
         return SizeOf(known.source, place)
-    if type(known) is PartsOf and call.node.target is len:
-        return CountOf(known.source, known.chunks, known.dim)
+    if isinstance(known, PartsOf) and call.node.target is len:
+        return CountOf(known.source, known)
     if isinstance(known, RankOf) and is_call_of(call.node, PYTHONS) and not any(isinstance(one, Ref) for one in others):
         return RankOf(known.source)
     return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
 
+from quant.kernels.reference_plan import Register
 from quant.ops.call import Call
-from quant.ops.moves import SPLITS, Move, moved
-from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer, part_of
+from quant.ops.moves import Move, moved
+from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, recognises
 
 
@@ -44,7 +46,120 @@ class Chunk(Split):
     dim: Any = 0
 
     def plan(self, call: PlanCall) -> PartsOf:
-        return PartsOf(call.tensor().index, integer("chunks", self.chunks), integer("dim", self.dim))
+        return Chunks(call.tensor().index, integer("dim", self.dim), integer("chunks", self.chunks))
+
+
+@dataclass(frozen=True)
+class SplitSizes(Split):
+    """A tuple of parts of given sizes, or of one size and the last of them smaller."""
+
+    planned_in_reals: ClassVar[bool] = True
+    sizes: Any = 1
+    dim: Any = 0
+
+    def plan(self, call: PlanCall) -> PartsOf:
+        x, sizes = call.tensor(), fixed("sizes", self.sizes)
+        rank, dim, size = _along(call, x, self.dim)
+        if isinstance(sizes, int):
+            ends = range(sizes, size + sizes, sizes) if sizes > 0 else ()
+        elif isinstance(sizes, (tuple, list)) and all(isinstance(one, int) and one > 0 for one in sizes):
+            ends = tuple(accumulate(sizes))
+        else:
+            ends = ()
+        if not ends:
+            raise Unplanned("these sizes of parts have no plan")
+        return Spans(x.index, dim, len(ends), rank, (0, *ends), told=not isinstance(sizes, int))
+
+
+@dataclass(frozen=True)
+class Unbind(Split):
+    """A tuple of parts of one index each, without that dimension."""
+
+    planned_in_reals: ClassVar[bool] = True
+    dim: Any = 0
+
+    def plan(self, call: PlanCall) -> PartsOf:
+        x = call.tensor()
+        rank, dim, size = _along(call, x, self.dim)
+        if size == 0:
+            raise Unplanned("no parts have no plan")
+        return Rows(x.index, dim, size, rank)
+
+
+def _along(call: PlanCall, x: Register, dim: Any) -> tuple[int, int, int]:
+    """The number of dimensions, one of them counted from the front, and its size as captured."""
+    shape = call.values.shape(x)
+    dim = integer("dim", dim) % len(shape)
+    return len(shape), dim, shape[dim]
+
+
+@dataclass(frozen=True)
+class Chunks(PartsOf):
+    """What `chunk` gives; there may be fewer."""
+
+    def part(self, index: int) -> Lines:
+        place = {"chunks": self.count, "dim": self.dim, "index": index}
+        return [("chunk", {"x": Register(self.source), **place})]
+
+    def check(self) -> Lines:
+        return self.part(self.count - 1)
+
+
+@dataclass(frozen=True)
+class Rows(PartsOf):
+    """What `unbind` gives."""
+
+    rank: int
+
+    def part(self, index: int) -> Lines:
+        return [("select", {"x": Register(self.source), "dim": self.dim, "index": _from_front(index, self.count)})]
+
+    def check(self) -> Lines:
+        return _ends_between(self, self.count - 1, self.count)
+
+
+@dataclass(frozen=True)
+class Spans(PartsOf):
+    """What `split` gives. A recording holds the number of parts by a guard, whose check sees another sum as well.
+
+    Attributes:
+        bounds: of the parts, one more than there are.
+        told: whether each size was given, so that torch refuses a tensor of another sum.
+    """
+
+    rank: int
+    bounds: tuple[int, ...]
+    told: bool
+
+    def part(self, index: int) -> Lines:
+        index = _from_front(index, self.count)
+        place = {"dim": self.dim, "start": self.bounds[index], "end": self.bounds[index + 1], "step": 1}
+        return [("slice", {"x": Register(self.source), **place})]
+
+    def check(self) -> Lines:
+        least = self.bounds[-1] - 1 if self.told else self.bounds[-2]
+        return _ends_between(self, least, self.bounds[-1])
+
+
+def _from_front(index: int, count: int) -> int:
+    if not -count <= index < count:
+        raise Unplanned("there is no such part")
+    return index % count
+
+
+def _ends_between(parts: Rows | Spans, least: int, most: int) -> Lines:
+    """Nothing where the size is above `least` and at most `most`; no plan is made for another.
+
+    The index `least` has to be there, and what lies from `most` on to hold nothing, which a shape with a zero says.
+    """
+    x = Register(parts.source)
+    shape = [Register(parts.source, dim) if dim != parts.dim else 0 for dim in range(parts.rank)]
+    beyond = {"dim": parts.dim, "start": most, "end": None, "step": 1}
+    return [
+        ("select", {"x": x, "dim": parts.dim, "index": least}),
+        ("slice", {"x": x, **beyond}),
+        ("reshape", {"x": BEFORE, "shape": tuple(shape)}),
+    ]
 
 
 @dataclass(frozen=True)
@@ -76,9 +191,9 @@ class Item(Move):
 
 def _part(known: Symbol, index: Any) -> Lines:
     """One part of a tuple."""
-    if type(known) is not PartsOf or not isinstance(index, int):
+    if not isinstance(known, PartsOf) or not isinstance(index, int):
         raise Unplanned("this use of a tuple has no plan")
-    return part_of(known, index)
+    return known.part(index)
 
 
 @recognises(torch.narrow, "narrow")
@@ -93,9 +208,27 @@ def chunk(call: Call) -> Recognised:
     return moved(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
 
 
-@recognises(*(one for one in SPLITS if one not in (torch.chunk, "chunk")))
+@recognises(torch.split)
 def split(call: Call) -> Recognised:
     """Parts of given sizes."""
+    return moved(SplitSizes(call.get(1, "split_size_or_sections"), call.get(2, "dim", 0)), call)
+
+
+@recognises("split")
+def split_method(call: Call) -> Recognised:
+    """The same, whose sizes have another name."""
+    return moved(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
+
+
+@recognises(torch.unbind, "unbind")
+def unbind(call: Call) -> Recognised:
+    """Parts of one index."""
+    return moved(Unbind(call.get(1, "dim", 0)), call)
+
+
+@recognises(torch.tensor_split, "tensor_split")
+def tensor_split(call: Call) -> Recognised:
+    """Parts as numpy's, which no plan has operations for."""
     return moved(Split(), call)
 
 

@@ -24,10 +24,11 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static.binding import bound_values
-from quant.static.fallback import UncapturedCall
-from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
-from quant.static.undo import undone_at_mismatch
+from quant.runtime.binding import bound_values
+from quant.runtime.outputs import finished
+from quant.runtime.uncaptured import UncapturedCall
+from quant.runtime.undo import undone_at_mismatch
+from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")

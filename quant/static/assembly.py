@@ -14,8 +14,8 @@ from quant.ops.lowering import Context, Kernel
 from quant.ops.moves import Move
 from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, operator_of
-from quant.static.callee import Callee, Method, Submodule, function
-from quant.static.instructions import (
+from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.instructions import (
     Conversion,
     Dequantize,
     FloatCall,
@@ -29,9 +29,9 @@ from quant.static.instructions import (
     TakeSequence,
     renumbered,
 )
-from quant.static.program import Program, live, unread
+from quant.runtime.program import Program, live, unread
+from quant.runtime.values import Size, Value
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.values import Size, Value
 
 
 class OutOfReach(Exception):

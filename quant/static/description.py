@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from quant.kernels import QParams
 from quant.names import child_of
 from quant.recipe import QConfig
-from quant.static.instructions import KernelCall
+from quant.runtime.instructions import KernelCall
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.parts import Part
-from quant.static.program import Program
-from quant.static.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
 
 DESCRIPTION = RESERVED + "_description"

@@ -14,11 +14,11 @@ from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.call_text import call_text
-from quant.static.callee import Submodule
-from quant.static.instructions import FloatCall
 from quant.static.prepared import Prepared
-from quant.static.program_runner import ProgramRunner
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
@@ -217,7 +217,8 @@ def _readers(model: nn.Module) -> dict[str, str]:
 
 def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
     if name in info.islands:
-        return f"an island: {info.islands[name]}; its layers are handled one by one"
+        inside = any(one.startswith(f"{name}." if name else "") for one in info.called if one != name)
+        return f"an island: {info.islands[name]}" + ("; its layers are handled one by one" if inside else "")
     if name in info.called:
         return "its own parameters are used in float"
     if name in readers:

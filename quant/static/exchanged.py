@@ -8,7 +8,7 @@ with it. What cannot be done so is an error.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,14 @@ from torch import Tensor, nn
 from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
-from quant.static.callee import Submodule
-from quant.static.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.origin import Edge
+from quant.runtime.values import Held, Value
 from quant.static.layers import StaticLayer
-from quant.static.values import Held, Value
 
 
-class Edge(NamedTuple):
-    """That `children` had `module` under `name`; `path` leads there."""
-
-    children: dict[str, nn.Module | None]
-    name: str
-    module: nn.Module
-    path: str
-
-    def stands(self) -> bool:
-        """Whether it still has."""
-        return self.children.get(self.name) is self.module
-
-
-class Origin:
+class GraphOrigin:
     """The modules that a program was made of.
 
     Attributes:

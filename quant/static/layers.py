@@ -17,8 +17,8 @@ from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.ops.lowering import clamp_limits
 from quant.ops.products import Product, TransposedProduct
-from quant.static import nonfinite
-from quant.static.own_forward import is_falling_back
+from quant.runtime import nonfinite
+from quant.runtime.own_forward import is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.ops.planning import ModuleCall, RankCheck, Unplanned
-from quant.static.instructions import Instruction, LayerCall, Quantize, registers_in
+from quant.ops.planning import RankCheck, Unplanned
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.program import Program
+from quant.runtime.region import Region
+from quant.runtime.schedule import Schedule
 from quant.static.plannable import Piece, Planned, Planner
-from quant.static.program import Program
-from quant.static.region import Region
-from quant.static.schedule import Schedule
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""

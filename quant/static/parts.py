@@ -9,13 +9,13 @@ from torch import nn
 from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
+from quant.runtime.instructions import registers_in
+from quant.runtime.own_forward import is_falling_back
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
-from quant.static.instructions import registers_in
 from quant.static.native import schedule
-from quant.static.own_forward import is_falling_back
 from quant.static.plannable import Planner
-from quant.static.program import Program
-from quant.static.program_runner import ProgramRunner
 
 
 class Part:

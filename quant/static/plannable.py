@@ -22,12 +22,13 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
 from quant.ops.moves import Move
-from quant.ops.planning import BEFORE, Lines, ModuleCall, PlanCall, Symbol, Unplanned, fixed
+from quant.ops.planning import BEFORE, Lines, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
+from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
 from quant.static.assembly import Assembled
-from quant.static.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
-from quant.static.layers import StaticLayer
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
 """A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""
@@ -58,9 +59,7 @@ class Planner:
         rounded: float values that are only read to be quantised.
     """
 
-    def __init__(
-        self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]
-    ) -> None:
+    def __init__(self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[str], Int8Layer]) -> None:
         self.program, self.operators = assembled.program, assembled.operators
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}

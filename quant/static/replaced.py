@@ -12,9 +12,9 @@ from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
 from quant.ops.operator import Weighted
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.assembly import Site
 from quant.static.layers import FoldedNorm, StaticLayer
-from quant.static.program_runner import ProgramRunner
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

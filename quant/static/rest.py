@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from quant.capture.surroundings import OTHER_PARAMETERS
+from quant.capture.called import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic

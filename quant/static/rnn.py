@@ -22,7 +22,7 @@ from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.ops.recurrent import product_range, state_range
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, tensors_of
-from quant.static import nonfinite
+from quant.runtime import nonfinite
 from quant.static.recurrent import run_cell, run_layers
 from quant.static.weights import dequantized_rows, quantized_rows
 

@@ -17,7 +17,6 @@ from quant.arguments import bind
 from quant.dead_calls import last_uses
 from quant.fuse import Plan, is_recurrent
 from quant.graph import (
-    Attr,
     CaptureMismatch,
     Graph,
     Node,
@@ -29,22 +28,21 @@ from quant.graph import (
     map_leaves,
     match_arguments,
     settle,
-    settled,
 )
 from quant.kernels import QParams
 from quant.names import child_of
-from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
+from quant.runtime.binding import bound_values
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import run_own_forward
+from quant.runtime.programs import Programs
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
 from quant.static.as_forward import as_forward
-from quant.static.binding import bound_values
-from quant.static.fallback import warn_once
-from quant.static.own_forward import run_own_forward
-from quant.static.programs import Programs
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.simulate import simulated, simulated_recurrent
-from quant.static.undo import undone_at_mismatch, written_before_guards
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
@@ -275,22 +273,9 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     return found
 
 
-def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the caller of a captured module gets for its output: objects built, and everything written."""
-    output = with_attributes(output, root)
-    return output if type(output) is not Result else settled(output, root, bind(root, args, kwargs))
-
-
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
     """The captured module's output from its nodes' values, before it is `finished`."""
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
-
-
-def with_attributes(output: Any, root: nn.Module) -> Any:
-    """An output with the parameters and buffers that it names."""
-    if type(output) is Tensor:
-        return output
-    return map_leaves(lambda leaf: attribute(root, leaf.path) if type(leaf) is Attr else leaf, output)
 
 
 def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from quant.names import child_of
-from quant.static.program import Program
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
 
 ATTRIBUTE = "program"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quant.graph import Graph, Node
-from quant.static.values import Shape, Size
+from quant.runtime.values import Shape, Size
 
 Seen = tuple[int, ...]
 """One size in every recording, the first one's first."""

@@ -20,6 +20,7 @@ ORDER = (
     "quant.objects",
     "quant.graph",
     "quant.arguments",
+    "quant.runtime",
     "quant.leaves",
     "quant.folding",
     "quant.dead_calls",

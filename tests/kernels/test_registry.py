@@ -180,3 +180,19 @@ def test_classes_have_entries_by_their_full_name(install: Callable[..., None]) -
     assert list(kinds) == [Thing]
     with pytest.raises(ValueError, match=r"thing of .*Thing: .* is registered, and .* was before"):
         kinds.add(Thing, Thing())
+
+
+def test_the_nearest_class_with_an_entry_decides(install: Callable[..., None]) -> None:
+    class Middle(Thing):
+        pass
+
+    class Low(Middle):
+        pass
+
+    kinds: ClassRegistry[Thing] = ClassRegistry("thing", GROUP, {}, checked)
+    assert kinds.nearest(Low) is None
+    top = kinds.add(Thing, Thing())
+    assert kinds.nearest(Low) is top
+    install("toy_middle", MODULE, **{f"{Middle.__module__}.{Middle.__qualname__}": "toy_middle:THING"})
+    assert kinds.nearest(Low) is sys.modules["toy_middle"].THING
+    assert kinds.nearest(Thing) is top

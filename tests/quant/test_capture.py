@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot, storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
 from quant.leaves import is_leaf, register_leaf
-from quant.static.binding import bound_values
+from quant.runtime.binding import bound_values
 from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"

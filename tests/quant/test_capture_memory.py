@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import quant
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.recorder import Recorder
 from quant.capture.snapshot import Snapshot
 from quant.graph import Node, Ref
@@ -67,3 +67,14 @@ def test_another_tensor_may_have_the_identity_of_one_that_is_gone() -> None:
     del x
     assert identity not in recorder.where
     assert recorder.value(0) is None
+
+
+def test_a_snapshot_lets_go_of_what_the_model_no_longer_holds() -> None:
+    model = nn.Linear(2, 2)
+    model.cache = [torch.zeros(3)]
+    kept = weakref.ref(model.cache[0])
+    last = Snapshot(model, Outside())
+    model.cache = []
+    for _ in range(2):
+        last = Snapshot(model, Outside(), last)
+    assert kept() is None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.types import UncapturedCall
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.static.program_runner import ProgramRunner
-from quant.static.region import Region
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 
 Move = Callable[[Tensor], Tensor]
 
@@ -52,6 +54,11 @@ VIEWS: dict[str, Move] = {
     "items": lambda x: x[:, 1:, ::2, 3],
     "a chunk": lambda x: x.chunk(2, 1)[1],
     "a chunk by name": lambda x: x.chunk(chunks=2, dim=-1)[0],
+    "a part": lambda x: x.split([2, 4], 1)[1],
+    "a part of equal ones": lambda x: torch.split(x, 4, dim=1)[-1],
+    "a part by name": lambda x: x.split(split_size=2, dim=-1)[0],
+    "a row": lambda x: x.unbind(1)[-2],
+    "a row by name": lambda x: torch.unbind(x, dim=2)[0],
     "contiguous": lambda x: x.permute(0, 2, 3, 1).contiguous(),
 }
 COPIES: dict[str, Move] = {
@@ -69,7 +76,7 @@ UNPLANNED: dict[str, Move] = {
     "squeeze all": lambda x: x.unsqueeze(1).squeeze(),
     "view as": lambda x: x.view_as(x),
     "stack": lambda x: torch.stack([x, x], 1),
-    "split": lambda x: x.split([2, 4], 1)[1],
+    "tensor_split": lambda x: x.tensor_split(2, 1)[1],
     "narrow from the end": lambda x: x.narrow(1, -3, 2),
     "roll": lambda x: x.roll(1, 1),
 }
@@ -131,27 +138,52 @@ def test_a_move_without_operations_runs_by_itself(name: str) -> None:
     assert any("has no" in reason for reason in runner.schedule(runner.program).reasons.values())
 
 
-class Thirds(nn.Module):
-    """Three parts of a sequence, or two of a short one."""
+CUTS: dict[str, tuple[Callable[[Tensor], Sequence[Tensor]], tuple[int, ...]]] = {
+    "chunk": (lambda y: y.chunk(3, 1), (4, 2)),
+    "unbind": (lambda y: y.unbind(1), (5, 7)),
+    "split": (lambda y: y.split(4, 1), (4, 9)),
+}
+"""How six steps are cut, and other numbers of steps that give another number of parts."""
 
-    def __init__(self) -> None:
+
+class Counting(nn.Module):
+    """The first part of a sequence, times the number of parts."""
+
+    def __init__(self, cut: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super().__init__()
+        self.cut = cut
         self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.one(x).chunk(3, 1)
+        parts = self.cut(self.one(x))
         return self.two(parts[0]) * len(parts)
 
 
-def test_a_number_of_parts_is_checked_inside_of_a_native_call() -> None:
+@pytest.mark.parametrize("name", CUTS)
+def test_a_number_of_parts_is_checked_inside_of_a_native_call(name: str) -> None:
     torch.manual_seed(0)
-    model, x, short = Thirds().eval(), torch.randn(2, 6, 8), torch.randn(2, 4, 8)
+    cut, others = CUTS[name]
+    model, x = Counting(cut).eval(), torch.randn(2, 6, 8)
     q = quant.quantize_static(model, [x], progress=False)
     [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
-    inside = [step for step in runner.schedule(runner.program).steps if isinstance(step, Region)]
-    assert any("chunk" in str(piece) and "index=2" in str(piece) for region in inside for piece in region.pieces)
+    [region] = [step for step in runner.schedule(runner.program).steps if isinstance(step, Region)]
+    guards = [one for one in region.instructions if isinstance(one, FloatCall)]
+    assert any(runner.graph.nodes[one.node].kind == "guard" for one in guards)
     with torch.no_grad():
         assert (q(x) - model(x)).abs().max() < 0.1
-        with pytest.warns(quant.types.UncapturedCall, match="decides by a size"):
-            y = q(short)
-        assert (y - model(short)).abs().max() < 0.1
+        for length in others:
+            other = torch.randn(2, length, 8)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                y = q(other)
+            assert (y - model(other)).abs().max() < 0.1
+            assert length != others[0] or any(one.category is quant.types.UncapturedCall for one in said)
+
+
+def test_sizes_that_do_not_sum_up_are_an_error() -> None:
+    torch.manual_seed(0)
+    model, x = Counting(lambda y: y.split([2, 4], 1)).eval(), torch.randn(2, 6, 8)
+    q = quant.quantize_static(model, [x], progress=False)
+    for length in (5, 7):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="split_with_sizes expects"):
+            q(torch.randn(2, length, 8))

@@ -22,8 +22,8 @@ from quant.ops.norm import layer_norm
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
-from quant.static.program import Program
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 
 NAME = "largest_of_two"
 

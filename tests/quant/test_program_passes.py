@@ -6,13 +6,13 @@ import pytest
 from torch import nn
 
 from quant.graph import Graph, Node
+from quant.runtime.callee import Function, Method
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program import Program, live
+from quant.runtime.program_reader import parse
 from quant.static.assembly import Assembled
-from quant.static.callee import Function, Method
-from quant.static.instructions import FloatCall
 from quant.static.native import schedule
 from quant.static.plannable import Planner
-from quant.static.program import Program, live
-from quant.static.program_reader import parse
 
 
 def program(*lines: str, output: str) -> Program:

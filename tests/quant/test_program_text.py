@@ -19,11 +19,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import quant
 from quant.graph import Attr, PackedParts, Ref, Sizes
 from quant.objects import Given, Instance, Result, Write
-from quant.static.program import Program, alike
-from quant.static.program_reader import parse
+from quant.runtime.program import Program, alike
+from quant.runtime.program_reader import parse
+from quant.runtime.tree_reader import Reader, TextError
+from quant.runtime.tree_text import Writer
 from quant.static.shown_programs import ProgramsByModule, programs_of
-from quant.static.tree_reader import Reader, TextError
-from quant.static.tree_text import Writer
 
 EVERY_KIND = """\
 octet-program 1

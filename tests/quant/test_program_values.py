@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import quant
 from quant.graph import Graph, Node, TensorMeta
-from quant.static.program import Program
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Size, Value
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.values import Size, Value
 
 
 class Windows(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import quant
 from quant.graph import CaptureMismatch, Ref
-from quant.static.binding import QuickBinding, bound_values
-from quant.static.filling import filler
-from quant.static.program_runner import ProgramRunner
+from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.filling import filler
+from quant.runtime.program_runner import ProgramRunner
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(2, 8)
 MASK = torch.ones(2, 8)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.fuse import Plan
-from quant.static.instructions import IntegerMove
+from quant.runtime.instructions import IntegerMove
 from quant.static.runner import RESERVED, runners
 
 KEPT = Path(__file__).parent / "artefacts"

@@ -30,13 +30,13 @@ from quant.graph import leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.ops.registry import real_form
 from quant.parity import parity
-from quant.static import program_runner
-from quant.static.instructions import FloatCall
-from quant.static.program_reader import parse
-from quant.static.program_runner import ProgramRunner
+from quant.runtime import program_runner
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_reader import parse
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.single_steps import call
 from quant.static.shown_programs import programs_of
 from quant.static.simulating import simulating
-from quant.static.single_steps import call
 
 from .random_blocks import Draw
 from .random_operators import BOTH, DIMS, OUTPUTS, PLACES, STEPS, Choices, built

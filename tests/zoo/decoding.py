@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import quant
 from quant.ops.call import called
-from quant.static.instructions import Instruction
-from quant.static.program_runner import ProgramRunner
-from quant.static.region import Region
+from quant.runtime.instructions import Instruction
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 from quant.static.runner import RESERVED
 from quant.static.simulating import simulating
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,9 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.names import submodule
 from quant.objects import Result
-from quant.static import nonfinite
-from quant.static.binding import QuickBinding, bound_values
-from quant.static.exchanged import Origin
-from quant.static.fallback import WeightsToRestore, warn_once
-from quant.static.instructions import (
+from quant.runtime import nonfinite
+from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.instructions import (
     Conversion,
     FloatCall,
     Guard,
@@ -33,20 +31,29 @@ from quant.static.instructions import (
     TakeSequence,
     said_of,
 )
-from quant.static.layers import StaticLayer
-from quant.static.own_forward import is_falling_back, run_own_forward
-from quant.static.program import Program
-from quant.static.programs import Programs
-from quant.static.region import Region
-from quant.static.runner import finished
-from quant.static.single_steps import SingleStep, call, move, rescaled, single_step
-from quant.static.undo import undone_at_mismatch, written_before_guards
-from quant.static.values import Held
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.origin import Origin
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.program import Program
+from quant.runtime.programs import Programs
+from quant.runtime.region import Region
+from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
+from quant.runtime.values import Held
 
 
 def names_more_than_registers(output: Any) -> bool:
     """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
+
+
+class Restores(Protocol):
+    """Puts parameters back that have become parts of int8 layers, for the user's own forward."""
+
+    def restore(self, root: nn.Module, layers: Any) -> None:
+        """Set the parameters that are gone to the real values of the integers they became."""
 
 
 class ProgramRunner(Programs):
@@ -73,7 +80,7 @@ class ProgramRunner(Programs):
         super().__init__()
         self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
         self.layers = nn.ModuleDict()
-        self.weights: WeightsToRestore | None = None
+        self.weights: Restores | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(graph, ranges, program.input_of)
         self._plain = not names_more_than_registers(program.output)
@@ -110,7 +117,7 @@ class ProgramRunner(Programs):
             raise mismatch
         for runner in self.programs():
             if runner.weights is not None:
-                runner.weights.restore(self.root, runner.layers)  # type: ignore[arg-type]
+                runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
             warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
@@ -143,7 +150,7 @@ class ProgramRunner(Programs):
         places = [*(one.arguments for one in self.program.instructions if one.own), self.program.output]
         return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
-    def layer(self, key: str) -> StaticLayer:
+    def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
         if key.startswith("/"):
             return self.layers[key[1:]]  # type: ignore[return-value]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quant.graph import Ref
-from quant.static.callee import Callee, Method, Submodule
-from quant.static.instructions import (
+from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.instructions import (
     Conversion,
     Dequantize,
     FloatCall,
@@ -28,10 +28,10 @@ from quant.static.instructions import (
     TakeSequence,
     registers_in,
 )
-from quant.static.program import Program, unread
-from quant.static.program_text import HEADER
-from quant.static.tree_reader import NAME, Reader, TextError, of_tensors
-from quant.static.values import Shape, Size, Value
+from quant.runtime.program import Program, unread
+from quant.runtime.program_text import HEADER
+from quant.runtime.tree_reader import NAME, Reader, TextError, of_tensors
+from quant.runtime.values import Shape, Size, Value
 
 
 def parse(text: str) -> Program:

@@ -6,19 +6,17 @@ A program that runs step by step spends more time finding out what a step is tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from quant.graph import attribute, settle
 from quant.kernels.reference_ops import rescale
 from quant.objects import holds_objects
-from quant.static.callee import Submodule
-from quant.static.filling import Fill, filler
-from quant.static.instructions import FloatCall, Guard, Instruction, IntegerMove
-
-if TYPE_CHECKING:
-    from quant.static.exchanged import Edge, Origin
+from quant.runtime.callee import Submodule
+from quant.runtime.filling import Fill, filler
+from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
+from quant.runtime.origin import Edge, Origin
 
 
 @dataclass

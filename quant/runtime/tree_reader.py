@@ -26,8 +26,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant.graph import Attr, PackedParts, Ref, Sizes
 from quant.objects import Given, Instance, Result, Write
-from quant.static.callee import Function, named
-from quant.static.tree_text import BARE
+from quant.runtime.callee import Function, named
+from quant.runtime.tree_text import BARE
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")

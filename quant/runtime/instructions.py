@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from quant.graph import Ref, leaves, map_leaves
-from quant.static.callee import Callee, Submodule
+from quant.runtime.callee import Callee, Submodule
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to values of the program, or constants."""

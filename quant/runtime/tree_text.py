@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant.graph import Attr, PackedParts, Ref, Sizes
 from quant.objects import Given, Instance, Result, Write, has_own_form
-from quant.static.callee import Function, function
+from quant.runtime.callee import Function, function
 
 BARE = re.compile(r"[\w./@-]+")
 """Names that stand without quotes."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quant.static.instructions import Instruction
-from quant.static.region import Region
+from quant.runtime.instructions import Instruction
+from quant.runtime.region import Region
 
 
 @dataclass

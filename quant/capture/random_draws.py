@@ -1,4 +1,4 @@
-"""What a forward uses beside its arguments, of which torch tells nobody: swapped parameters, and draws of chance."""
+"""The generators of random numbers that a forward may draw from without torch knowing of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy
 import torch
-
-OTHER_PARAMETERS = "it is called with parameters that are not its own"
 
 
 class Chance:

@@ -12,13 +12,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from quant.static.filling import Fill, filler
-from quant.static.instructions import Instruction, registers_in
-from quant.static.program_text import program_text
-from quant.static.values import Value, at
+from quant.runtime.filling import Fill, filler
+from quant.runtime.instructions import Instruction, registers_in
+from quant.runtime.program_text import program_text
+from quant.runtime.values import Value, at
 
 if TYPE_CHECKING:
-    from quant.static.schedule import Schedule
+    from quant.runtime.schedule import Schedule
 
 
 @dataclass(eq=False, repr=False)

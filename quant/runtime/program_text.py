@@ -28,8 +28,8 @@ from torch import Tensor
 
 from quant.graph import Ref
 from quant.kernels.reference_ops import OPS
-from quant.static.callee import Callee, Method, Submodule
-from quant.static.instructions import (
+from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.instructions import (
     Conversion,
     FloatCall,
     Guard,
@@ -41,11 +41,11 @@ from quant.static.instructions import (
     RecurrentCall,
     TakeSequence,
 )
-from quant.static.tree_text import Writer, word
-from quant.static.values import Value
+from quant.runtime.tree_text import Writer, word
+from quant.runtime.values import Value
 
 if TYPE_CHECKING:
-    from quant.static.program import Program
+    from quant.runtime.program import Program
 
 HEADER = "octet-program 1"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from quant.capture.attention import stop_nesting
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot
 
 if TYPE_CHECKING:

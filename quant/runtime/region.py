@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import HEADER, Constant, Line, Register
-from quant.ops.planning import ModuleCall
-from quant.static import nonfinite
-from quant.static.exchanged import Origin
-from quant.static.instructions import Instruction, LayerCall, Quantize, said_of
-from quant.static.layers import StaticLayer
+from quant.runtime import nonfinite
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, said_of
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.origin import Origin
 
 
 class Home(Protocol):
@@ -26,7 +26,7 @@ class Home(Protocol):
     root: nn.Module
     origin: Origin | None
 
-    def layer(self, key: str) -> StaticLayer:
+    def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
 
 
@@ -131,7 +131,7 @@ class _Members:
     """
 
     def __init__(self, region: Region, home: Home) -> None:
-        self.layers: dict[str, StaticLayer] = {}
+        self.layers: dict[str, Int8Layer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
         origin = home.origin
@@ -177,7 +177,7 @@ class _Text:
     def __init__(self, region: Region, members: _Members) -> None:
         self.members = members
         self.constants = list(region.constants)
-        self.sources: list[tuple[StaticLayer, int, Any, Tensor]] = []
+        self.sources: list[tuple[Int8Layer, int, Any, Tensor]] = []
         self.numbers: list[tuple[dict[str, Any], str, Any]] = []
         modules = iter(module for _, module in members.calls)
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
@@ -189,8 +189,8 @@ class _Text:
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
 
-    def _layer(self, call: LayerCall, layer: StaticLayer, spare: int) -> list[str]:
-        """The lines that do what `StaticLayer.compute` does."""
+    def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
+        """The lines that do what `Int8Layer.compute` does."""
         site = call.site
         known = layer.site(site)
         self.sources.append((layer, site, known, layer.q_weight))
