@@ -256,7 +256,8 @@ def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any])
     expected = runner.simulated(step, _reals(runner, registers))[step.output]
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
-    if not runner.plan.emits_integers(step):
+    # Convert may have left float what reads a step in integers here.
+    if not runner.plan.emits_integers(step) or 2 * step.output + 1 not in registers:
         return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
     return _integers(name, registers[2 * step.output + 1], q_expected)
