@@ -26,7 +26,7 @@ CHECKS := lint types build test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -62,6 +62,9 @@ test-zoo: build $(STAMPS)/zoo ## 160 architectures with random weights, static a
 test-generate: build $(STAMPS)/zoo ## generate() of int8 decoders with cache, beside simulation and float: tests/zoo/generate.py --help (10 minutes)
 	@$(say) "generating text with int8 models (installs some hundred megabytes of model libraries the first time)"
 	@$(in_venv) OMP_NUM_THREADS=1 python tests/zoo/generate.py $(ARGS)
+
+golden: build ## Whether 3,000 random networks give the same bytes as in another checkout: ARGS='--against PATH' (10 minutes a side)
+	@$(in_venv) python tests/golden/run.py $(ARGS)
 
 test-hostile: build ## Every hostile forward of the catalogue alone and as a child of another model, and the faults users reported
 	@$(say) "quantising hostile forwards"
@@ -132,6 +135,9 @@ build: $(STAMPS)/build ## The compiled kernels, into the checkout
 core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library for C++ programs, kernels/csrc/README.md
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
+
+architecture: ## The packages, their sizes, who imports whom, and what is against the order
+	@$(PYTHON) tests/architecture/run.py $(ARGS)
 
 clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist kernels/_octet.so kernels/_octet.stamp *.egg-info .mypy_cache .pytest_cache .ruff_cache

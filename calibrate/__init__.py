@@ -1,4 +1,4 @@
-"""Driving data through an observed model, and saying what its observers found. README.md is the manual."""
+"""Runs data through a prepared model and reports what its observers saw. README.md is the manual."""
 
 from __future__ import annotations
 

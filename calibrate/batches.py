@@ -1,4 +1,4 @@
-"""What of a batch is given to the model, how many samples it holds, and its name in messages.
+"""Which part of a batch the model is called with, how many samples it holds, and its name in messages.
 
 The rule, from the parameters that the model's own forward requires (`type(model).forward`):
 
@@ -38,7 +38,7 @@ class Signature:
     Attributes:
         required: names of the positional parameters without a default.
         optional: names of those with one.
-        keywords: every parameter that can be given by name.
+        keywords: every parameter that can be passed by name.
         more, any_keyword: it takes *args, **kwargs.
     """
 
@@ -53,20 +53,20 @@ class Signature:
         """That of the class's forward: an instance may have had its forward replaced by one that takes anything."""
         while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        found = cls()
+        signature = cls()
         for parameter in list(inspect.signature(type(model).forward).parameters.values())[1:]:
             kind = parameter.kind
             if kind is parameter.VAR_POSITIONAL:
-                found.more = True
+                signature.more = True
             elif kind is parameter.VAR_KEYWORD:
-                found.any_keyword = True
+                signature.any_keyword = True
             else:
                 if kind is not parameter.POSITIONAL_ONLY:
-                    found.keywords.add(parameter.name)
+                    signature.keywords.add(parameter.name)
                 if kind is not parameter.KEYWORD_ONLY:
                     has_default = parameter.default is not parameter.empty
-                    (found.optional if has_default else found.required).append(parameter.name)
-        return found
+                    (signature.optional if has_default else signature.required).append(parameter.name)
+        return signature
 
 
 class Caller:
@@ -110,7 +110,7 @@ class Caller:
         spare = self.signature.optional[max(1 - len(required), 0) :]
         if len(batch) > used and (spare or self.signature.more):
             self._doubt(
-                f"batches have {len(batch)} elements and forward requires {used}: the rest is taken for labels and not "
+                f"batches have {len(batch)} elements and forward requires {used}: the rest counts as labels and is not "
                 f"used; if it is meant for {', '.join(spare) or '*args'}, give dicts or forward="
             )
         return tuple(batch[:used]), {}
@@ -118,13 +118,13 @@ class Caller:
     def _of_mapping(self, batch: Mapping[Any, Any]) -> Arguments:
         if self.signature.any_keyword:
             return (), dict(batch)
-        taken = {key: value for key, value in batch.items() if key in self.signature.keywords}
-        if not taken:
+        inputs = {key: value for key, value in batch.items() if key in self.signature.keywords}
+        if not inputs:
             return (batch,), {}
-        left = [str(key) for key in batch if key not in taken]
+        left = [str(key) for key in batch if key not in inputs]
         if left:
             self._doubt(f"batches have {', '.join(left)}, which forward does not take: not used")
-        return (), taken
+        return (), inputs
 
     def _doubt(self, text: str) -> None:
         if text not in self.doubts:

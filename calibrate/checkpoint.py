@@ -40,7 +40,7 @@ class Progress:
     Attributes:
         batches, samples: seen so far.
         data: hex digest of those batches (`batches.fingerprint` of each, in order).
-        warnings: given so far.
+        warnings: their texts, so far.
     """
 
     batches: int
@@ -112,7 +112,7 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read, found good and not yet applied."""
+    """A checkpoint that was read and checked, and is not applied yet."""
 
     progress: Progress
     observers: Mapping[str, Observer]
@@ -125,14 +125,14 @@ class Saved:
 
 def states(observers: Mapping[str, Observer]) -> dict[str, Tensor]:
     """Every buffer of every observer, on the CPU, by `observer name.buffer name`."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, observer in observers.items():
         for key, value in observer.state_dict().items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"observer {name!r}: {key} of its state is a {type(value).__name__}, expected tensors")
             # Cloned, as safetensors refuses tensors that share memory.
-            found[f"{name}.{key}"] = value.detach().cpu().contiguous().clone()
-    return found
+            tensors[f"{name}.{key}"] = value.detach().cpu().contiguous().clone()
+    return tensors
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -171,7 +171,7 @@ def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[s
         )
         raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}{_REMEDY}")
     if manifest["weights"] != expected["weights"]:
-        raise CheckpointError(f"{path} was made with other weights in the model{_REMEDY}")
+        raise CheckpointError(f"{path} was written with other weights in the model{_REMEDY}")
 
 
 def _kind(entry: list[str] | None) -> str:

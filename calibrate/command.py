@@ -59,8 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--observer",
         default="histogram",
-        choices=[name for name in OBSERVERS if name != "fixed"],
-        help="how ranges of activations are chosen (default: histogram)",
+        type=_observer,
+        metavar="NAME",
+        help="how ranges of activations are chosen (default: histogram): "
+        f"{', '.join(name for name, kind in OBSERVERS.items() if not kind.by_hand)}, or one of an installed package",
     )
     parser.add_argument(
         "--observer-option",
@@ -68,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=NUMBER",
         action="append",
         default=[],
-        help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be given several "
-        "times",
+        help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be repeated",
     )
     parser.add_argument("--save-ranges", metavar="FILE", help="write every range there, as JSON to look at and to edit")
     parser.add_argument(
@@ -185,7 +186,7 @@ def example(model: nn.Module, options: argparse.Namespace, batches: Iterable[Any
 
 
 class _Peeked:
-    """An iterable whose first batch was taken, whole again: what is behind it may be a generator. Readable once."""
+    """An iterable with its first batch, which was read already, put back in front. Readable once."""
 
     def __init__(self, first: Any, rest: Iterator[Any], whole: Iterable[Any]) -> None:
         self.first, self.rest, self.whole = first, rest, whole
@@ -231,6 +232,17 @@ def _number(text: str) -> float:
         return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+
+
+def _observer(name: str) -> str:
+    try:
+        fits = name in OBSERVERS and not OBSERVERS[name].by_hand
+    except ValueError as error:  # of an installed package, and not to be had
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not fits:
+        known = ", ".join(one for one, kind in OBSERVERS.items() if not kind.by_hand)
+        raise argparse.ArgumentTypeError(f"{name!r} is no observer that chooses a range from data, as {known} do")
+    return name
 
 
 def _option(text: str) -> tuple[str, float]:

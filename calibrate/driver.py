@@ -42,9 +42,9 @@ class Calibration:
 
     Attributes:
         batches, samples: seen, those before a resumption included.
-        resumed: batches that a checkpoint made unnecessary, on this rank.
+        resumed: batches that a checkpoint already covers, on this rank.
         seconds: that this call took.
-        warnings: the text of every warning given, on this rank.
+        warnings: the text of every warning, on this rank.
     """
 
     batches: int

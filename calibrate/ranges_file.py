@@ -8,8 +8,8 @@ A line of the file is one range:
 for people, and nothing reads it. Ends are written with as many digits as tell one float32 from the next, so a file that
 nobody edited gives every scale and zero point back to the bit.
 
-A range that is read is given to the observer, which goes on counting: what is suspicious is still found, and said of
-the range that was given.
+A range from a file takes the place of the observer's own; the observer goes on counting, so that the report still warns
+of values outside that range.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def save_ranges(prepared: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the range of every value of a calibrated model to a JSON file that a person can edit.
 
     Args:
-        prepared: from `quant.prepare`, after data went through it or ranges were given to it.
+        prepared: from `quant.prepare`, after data went through it or its ranges were set.
         path: of the file; one that is there is replaced.
 
     Raises:
@@ -73,14 +73,14 @@ def load_ranges(prepared: nn.Module, path: str | os.PathLike[str]) -> None:
         OSError: it cannot be read.
     """
     names = list(_observers(prepared, "load_ranges"))
-    found = _read(Path(path))
-    missing = [name for name in names if name not in found]
+    ranges = _read(Path(path))
+    missing = [name for name in names if name not in ranges]
     if missing:
         raise ValueError(
-            f"{path} lacks the ranges of {_with_near(missing, list(found), 'the file has')}; calibrate.set_ranges sets "
-            "some and leaves the others to the data"
+            f"{path} lacks the ranges of {_with_near(missing, list(ranges), 'the file has')}; calibrate.set_ranges "
+            "sets some and leaves the others to the data"
         )
-    _give(prepared, found, str(path), "load_ranges")
+    _give(prepared, ranges, str(path), "load_ranges")
 
 
 def set_ranges(prepared: nn.Module, ranges: Mapping[str, tuple[float, float]]) -> None:
@@ -108,8 +108,8 @@ def _give(prepared: nn.Module, ranges: Mapping[str, Sequence[float]], where: str
         for name, pair in pairs.items():
             observers[name].give(*pair)
     except ValueError as error:
-        for name, given in before.items():
-            observers[name].given = given
+        for name, pair_before in before.items():
+            observers[name].given = pair_before
         raise ValueError(f"{where}: {error}") from error
 
 
@@ -132,26 +132,26 @@ def _observers(prepared: nn.Module, verb: str) -> dict[str, Observer]:
             f"calibrate.{verb}: the model is prepared for training, which moves its ranges; set them before, on the "
             "model from quant.prepare that quant.prepare_qat starts from"
         )
-    found: dict[str, Observer] = {}
+    observers: dict[str, Observer] = {}
     for name, module in prepared.named_modules():
         if isinstance(module, Observer) and not isinstance(module, ChannelMean) and module.scheme.axis is None:
-            found[name if module.name in found else module.name or name] = module
-    if not found:
+            observers[name if module.name in observers else module.name or name] = module
+    if not observers:
         raise ValueError(
             f"calibrate.{verb}: {type(prepared).__name__} has no observers; quant.prepare(model, example_inputs) puts "
             "them in"
         )
-    return found
+    return observers
 
 
 def _agreed(prepared: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
     """(low, high) where values that are concatenated took one range together, by their observers' ids."""
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    agreed: dict[int, tuple[Tensor, Tensor]] = {}
     for module in prepared.modules():
         ends = getattr(module, "agreed_ends", None)
         if ends is not None:
-            found.update(ends())
-    return found
+            agreed.update(ends())
+    return agreed
 
 
 def _entry(observer: Observer, agreed: tuple[Tensor, Tensor] | None = None) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _kind(observer: Observer) -> str:
     """As recipes call it; "given" where the range is not the observer's choice."""
     names = {kind: name for name, kind in OBSERVERS.items()}
     kind = names.get(type(observer), type(observer).__name__)
-    return kind if observer.given is None or kind == "fixed" else "given"
+    return kind if observer.given is None or observer.by_hand else "given"
 
 
 def _short(value: float) -> float:

@@ -5,7 +5,7 @@
     read("mypackage.data:make_loader")
 
 A source is a number of samples and a way to get one; `Batches` puts order, limit, shard and batch size on any of them.
-Floats become float32, integers int64 and stay integers (they may be indices) unless scale, mean or std is given.
+Floats become float32, integers int64 and stay integers (they may be indices) unless scale, mean or std is set.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def read(
         limit: how many samples to take; of a loader, how many batches.
         shuffle, seed: a random order, the same for a seed, chosen before `limit`.
         shard: (rank, ranks): every ranks-th sample (of a loader, batch) from rank on.
-        image_size: shorter side S of the resized image, of which the middle S x S is taken; or (height, width).
+        image_size: shorter side S of the resized image, of which the middle S x S is used; or (height, width).
         channels: of an image: 3, or 1 for grey.
         scale, mean, std: (value * scale - mean) / std, in this order; mean and std are numbers, or one per channel.
-            Images: scale is 1/255 where not given.
+            Images: scale is 1/255 where it is not set.
         fields: which arrays of the .npz, or columns of the .csv. One array gives tensors, several give dicts by name;
             arrays that numpy named arr_0, arr_1, ... give tuples.
 
@@ -139,9 +139,9 @@ def read(
     text, path = os.fspath(data), Path(data)
     own = {"image_size": image_size, "scale": scale, "mean": mean, "std": std, "fields": fields}
     if not path.exists() and ":" in text and path.suffix.partition(":")[0] not in (".npz", ".npy", ".csv"):
-        given = [name for name, value in {**own, "shuffle": shuffle or None}.items() if value is not None]
-        if given:
-            raise DataError(f"{text}: {', '.join(given)} do not apply to a loader, which gives finished batches")
+        settings = [name for name, value in {**own, "shuffle": shuffle or None}.items() if value is not None]
+        if settings:
+            raise DataError(f"{text}: {', '.join(settings)} do not apply to a loader, which gives finished batches")
         return _Strided(load(text), limit, shard)
     transform = None
     if scale is not None or mean is not None or std is not None:
@@ -161,13 +161,13 @@ def read(
     return Batches(source, order[:limit][shard[0] :: shard[1]], batch_size)
 
 
-def _numbers(name: str, given: float | Sequence[float] | None, default: float) -> tuple[float, ...]:
-    if given is None:
+def _numbers(name: str, value: float | Sequence[float] | None, default: float) -> tuple[float, ...]:
+    if value is None:
         return (default,)
     try:
-        return tuple(float(value) for value in (given if isinstance(given, Iterable) else (given,)))
+        return tuple(float(one) for one in (value if isinstance(value, Iterable) else (value,)))
     except (TypeError, ValueError) as error:
-        raise DataError(f"{name} is {given!r}, expected a number, or one per channel") from error
+        raise DataError(f"{name} is {value!r}, expected a number, or one per channel") from error
 
 
 def images(path: Path, size: int | tuple[int, int] | None, channels: Literal[1, 3], transform: Transform) -> Source:
@@ -195,7 +195,7 @@ def load(spec: str) -> Iterable[Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise
@@ -204,21 +204,21 @@ def load(spec: str) -> Iterable[Any]:
             "the installed packages"
         ) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+        if not hasattr(target, part):
+            names = [name for name, value in vars(target).items() if callable(value) and not name.startswith("_")]
             raise DataError(f"{spec!r}: there is no {part!r}; there is {listed(names) or 'nothing callable'}")
-        found = getattr(found, part)
-    # A class with both, as a DataLoader subclass, is made; an instance with both is a loader already.
-    if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
+        target = getattr(target, part)
+    # A DataLoader subclass is callable and iterable: as a class it is called, as an instance it is a loader already.
+    if callable(target) and (isinstance(target, type) or not hasattr(target, "__iter__")):
         try:
-            found = found()
+            target = target()
         except Exception as error:
             raise DataError(
                 f"{spec!r} failed with {type(error).__name__}: {error}; it is called without arguments"
             ) from error
-    if isinstance(found, (str, bytes, Mapping, Tensor)) or not hasattr(found, "__iter__"):
-        raise DataError(f"{spec!r}: it gives a {type(found).__name__}, expected an iterable of batches")
-    iterable: Iterable[Any] = found
+    if isinstance(target, (str, bytes, Mapping, Tensor)) or not hasattr(target, "__iter__"):
+        raise DataError(f"{spec!r}: it gives a {type(target).__name__}, expected an iterable of batches")
+    iterable: Iterable[Any] = target
     return iterable
 
 
@@ -278,15 +278,15 @@ def _arrays(arrays: Mapping[str, Any], path: Path, transform: Transform | None) 
         raise DataError(f"{path}: it has no samples")
 
     def get(index: int) -> Any:
-        found = {}
+        tensors = {}
         for name, values in arrays.items():
             sample = _to_tensor(values[index])
-            found[name] = sample if transform is None else transform(sample, f"{path}, sample {index}")
-        if len(found) == 1:
-            return next(iter(found.values()))
-        if all(name == f"arr_{place}" for place, name in enumerate(found)):
-            return tuple(found.values())
-        return found
+            tensors[name] = sample if transform is None else transform(sample, f"{path}, sample {index}")
+        if len(tensors) == 1:
+            return next(iter(tensors.values()))
+        if all(name == f"arr_{place}" for place, name in enumerate(tensors)):
+            return tuple(tensors.values())
+        return tensors
 
     return Source(count, get, lambda index: f"{path}, sample {index}")
 
@@ -294,7 +294,7 @@ def _arrays(arrays: Mapping[str, Any], path: Path, transform: Transform | None) 
 def _to_tensor(sample: Any) -> Tensor:
     kind = sample.dtype.kind
     # A copy: the array is a read-only map of the file, perhaps of the other byte order. What float32 cannot hold
-    # becomes infinite, and calibrate.run says so.
+    # turns infinite, and calibrate.run says so.
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.array(sample, dtype={"f": np.float32, "b": np.bool_}.get(kind, np.int64)))
 

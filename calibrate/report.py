@@ -1,4 +1,4 @@
-"""What calibration found: a row per observer with its range, and what looks wrong about it. Reads, changes nothing.
+"""The report of a calibration: a row per observer, with its range and suspicions. Observers are only read.
 
 Every suspicion says what was measured and what may help. The shares come from the histogram, so observers that keep
 none (min-max, moving average, fixed) are only checked for what their extremes show.
@@ -45,7 +45,7 @@ class Row:
     """One observer.
 
     Attributes:
-        layer: the observer's `name` where it was given one, else its module's.
+        layer: the observer's `name` where it has one, else its module's.
         observer: class name; "Given" where the range was given by hand.
         channels: how many ranges; 1 per tensor.
         low, high: extremes of the finite values seen; NaN where there were none.
@@ -90,16 +90,16 @@ def _is_given(observer: Observer) -> bool:
 
 def unseen(observers: Mapping[str, Observer]) -> list[str]:
     """The layers whose observer cannot give a range, as it (or some of its channels) saw no finite value."""
-    found = []
+    layers = []
     for name, observer in observers.items():
         if not _has_range(observer) or not observer.needs_data:
             continue
         empty = observer.low > observer.high
         if observer.low.numel() == 0 or bool(empty.all()):
-            found.append(observer.name or name)
+            layers.append(observer.name or name)
         elif bool(empty.any()):
-            found.append(f"{observer.name or name} (channels {empty.nonzero().flatten().tolist()})")
-    return found
+            layers.append(f"{observer.name or name} (channels {empty.nonzero().flatten().tolist()})")
+    return layers
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -154,18 +154,18 @@ def _ends(qparams: QParams) -> Tensor:
 
 
 def _suspicions(observer: Observer, qparams: QParams | None) -> list[str]:
-    found = []
+    suspicions = []
     if observer.nan_count or observer.inf_count:
-        found.append(
+        suspicions.append(
             f"{int(observer.nan_count)} NaN and {int(observer.inf_count)} infinite values were left out: look for a "
             "division, log or square root in the float model, or bad samples"
         )
     if qparams is None:
-        return [*found, "saw no finite value and has no range: the data never reaches it; give data that does"]
-    found += _of_given(observer, qparams)
+        return [*suspicions, "saw no finite value and has no range: the data never reaches it; give data that does"]
+    suspicions += _of_given(observer, qparams)
     if isinstance(observer, FixedObserver) or not bool((observer.low <= observer.high).any()):
-        return found
-    return [*found, *_of_extremes(observer, qparams), *_of_histogram(observer, qparams)]
+        return suspicions
+    return [*suspicions, *_of_extremes(observer, qparams), *_of_histogram(observer, qparams)]
 
 
 def _of_given(observer: Observer, qparams: QParams) -> list[str]:
@@ -182,41 +182,41 @@ def _of_given(observer: Observer, qparams: QParams) -> list[str]:
     if low >= first - step and high <= last + step:
         return []
     return [
-        f"values reach from {low:.4g} to {high:.4g}, and the range that was given ends at {first:.4g} and {last:.4g}: "
+        f"values reach from {low:.4g} to {high:.4g}, and the range set by hand ends at {first:.4g} and {last:.4g}: "
         "what lies beyond is clipped"
     ]
 
 
 def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
-    found = []
+    suspicions = []
     low, high = observer.low.double(), observer.high.double()
     constant = (low == high).nonzero().flatten().tolist()
     if constant:
         which = f"channels {listed(constant)} are" if observer.scheme.axis is not None else f"is always {low[0]:.4g},"
-        found.append(f"{which} constant: a dead layer, or too little data")
+        suspicions.append(f"{which} constant: a dead layer, or too little data")
     width = torch.maximum(high, high.new_zeros(())) - torch.minimum(low, low.new_zeros(()))
     # Not where all is zero, which needs no levels.
     wasteful = ((high - low) < USED * width) & (low != high)
     if bool(wasteful.any()):
         row = int(wasteful.nonzero()[0])
-        found.append(
+        suspicions.append(
             f"values lie in [{low[row]:.4g}, {high[row]:.4g}], far from zero, and share few of the integers: subtract "
             "their mean before, or keep it float"
         )
     if observer.scheme.axis is not None and width.numel() > 1:
         spread = width.max() / width[width > 0].min() if bool((width > 0).any()) else width.new_ones(())
         if spread > CHANNEL_SPREAD:
-            found.append(
+            suspicions.append(
                 f"the widest of {width.numel()} channels has {spread:.3g} times the range of the narrowest: keep it "
                 "per channel, or equalise the layers around it"
             )
-    return found
+    return suspicions
 
 
 def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
     if not isinstance(observer, HistogramStore):
         return []
-    found: list[str] = []
+    suspicions: list[str] = []
     suspicious = 0
     ends, scales = _ends(qparams), qparams.scale.reshape(-1).double().cpu()
     for index, exponent in enumerate(observer.exponents()):
@@ -226,24 +226,26 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
         row = RowView(observer.counts[index].cpu(), 2.0**exponent, low, high)
         half_step = scales[index].item() / 2
         where = f"channel {index}: " if observer.scheme.axis is not None else ""
-        said = _of_row(row, ends[index, 0].item(), ends[index, 1].item(), half_step, given=_is_given(observer))
-        suspicious += bool(said)
+        suspicions_of_row = _of_row(
+            row, ends[index, 0].item(), ends[index, 1].item(), half_step, by_hand=_is_given(observer)
+        )
+        suspicious += bool(suspicions_of_row)
         if suspicious <= SHOWN:
-            found += [where + text for text in said]
+            suspicions += [where + text for text in suspicions_of_row]
     if suspicious > SHOWN:
-        found.append(f"the same or similar of {suspicious - SHOWN} more channels")
-    return found
+        suspicions.append(f"the same or similar of {suspicious - SHOWN} more channels")
+    return suspicions
 
 
-def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float, *, given: bool) -> list[str]:
+def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float, *, by_hand: bool) -> list[str]:
     """Suspicions about one histogram whose integers reach from chosen_low to chosen_high."""
-    found = []
+    suspicions = []
     total = int(row.counts.sum())
     largest = max(-row.low, row.high)
     rank = int(torch.searchsorted(row.magnitudes.cumsum(0), math.ceil(0.999 * total)))
     usual = (rank + 1) * row.width
     if largest > SPREAD * usual:
-        found.append(
+        suspicions.append(
             f"the largest magnitude, {largest:.4g}, is over {largest / usual:.0f} times the 99.9th percentile: "
             "outliers; the percentile or histogram observer leaves them out"
         )
@@ -252,17 +254,17 @@ def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: floa
     above = int(row.counts[row.lower_edges > chosen_high + half_step].sum()) / total
     for share, end in ((below, "below"), (above, "above")):
         if share > CLIPPED:
-            found.append(
+            suspicions.append(
                 f"{share:.1%} of the values lie {end} the range [{chosen_low:.4g}, {chosen_high:.4g}] and are clipped: "
-                f"{'widen it' if given else 'try the minmax observer'}"
+                f"{'widen it' if by_hand else 'try the minmax observer'}"
             )
     lost = _lost(row, half_step)
     if lost:
-        found.append(
+        suspicions.append(
             f"{lost:.0%} of the values round to zero: 8 bits with one scale cannot hold this range; keep the layer "
             "float, take 16 bits, or give it the logarithm"
         )
-    return found
+    return suspicions
 
 
 def lost_share(observer: Observer) -> float:

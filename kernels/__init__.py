@@ -1,6 +1,7 @@
 """Int8 arithmetic on plain tensors: schemes, the reference, and one dispatch over the backends that are here."""
 
 from quant.kernels.autotune import autotune
+from quant.kernels.backend import Backend
 from quant.kernels.dispatch import (
     BackendUnavailable,
     available,
@@ -8,6 +9,7 @@ from quant.kernels.dispatch import (
     dequantize,
     histogram,
     quantize,
+    register_backend,
     requantize,
     use,
 )
@@ -24,6 +26,7 @@ from quant.kernels.scheme import (
 __all__ = [
     "ACTIVATION_U8",
     "WEIGHT_S8",
+    "Backend",
     "BackendUnavailable",
     "QParams",
     "QScheme",
@@ -35,6 +38,7 @@ __all__ = [
     "histogram",
     "quantize",
     "quantize_weight",
+    "register_backend",
     "requantize",
     "use",
     "weight_scheme",

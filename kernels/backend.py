@@ -1,41 +1,90 @@
-"""What a backend is: a name, a reason when it cannot be used, and the operators.
+"""What a backend is: a name, a reason when it cannot be used, what it can, and the operators.
 
 A new backend is one file with a subclass that brings `product`, the exact int32 product of u8 activations and s8
-weights, and one line of registration in `dispatch.py`; every operator then exists, in the reference's arithmetic around
-that product. A backend that can do better overrides the operators themselves.
+weights, and registers itself (`dispatch.register_backend`); every operator then exists, in the reference's arithmetic
+around that product. A backend that can do better overrides the operators themselves.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
 import torch
-from quant.kernels import reference, reference_rnn, tables
+from quant.kernels import in_graphs, product_conv, reference, reference_conv, reference_rnn, tables
+from quant.kernels.product_conv import Matrices
+from quant.kernels.reference import Product
+from quant.kernels.reference_ops import OPS, OpTable
 from torch import Tensor
 
 
 class Backend:
-    """The operators of `quant.kernels`, with the signatures and meaning of `reference.py` and `tables.py`."""
+    """The operators of `quant.kernels`, with the signatures and meaning of their references.
+
+    Attributes:
+        name: by which users choose it.
+        plans: whether neighbouring steps of a static model are one call of `torch.ops.octet.run_plan`, which takes the
+            name; where not, they run one by one.
+        computes_reals: whether it has kernels for float steps (layer norms, attention), which then compute these
+            wherever they stand, planned or alone, because their last bits are not torch's.
+        transposes: whether its transposed convolutions are better than ordinary ones over phases (`static/phases.py`).
+    """
 
     name: str
+    plans: ClassVar[bool] = False
+    computes_reals: ClassVar[bool] = False
+    transposes: ClassVar[bool] = False
+    _operators: OpTable = MappingProxyType({})
+    _matrices: Matrices | None = None
 
     def why_not(self) -> str:
         """'' where the backend can be used on this machine, else the reason it cannot."""
         return ""
 
+    @property
+    def operators(self) -> OpTable:
+        """Every integer operator that a static model calls, by name, with the arguments of `reference_ops`.
+
+        A method of an operator's name computes it, else the reference does.
+        """
+        known = self._operators
+        if len(known) != len(OPS):  # the first time, or an operator was added
+            known = self._operators = self._table()
+        return known
+
+    def _table(self) -> dict[str, Callable[..., Tensor]]:
+        return {name: getattr(self, name, ref) for name, ref in OPS.items()}
+
     def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:
         """uint8 (rows, K), int8 (N, K) -> int32 (rows, N), exact whatever the values (equation 5)."""
         raise NotImplementedError(f"backend {self.name!r} brings no product")
 
+    @property
+    def _product(self) -> Product:
+        """`product`, as an operator where a graph is made."""
+        return functools.partial(torch.ops.octet.product, backend=self.name) if in_graphs.is_made() else self.product
+
     def route(self, q_weight: Tensor) -> str:
-        """How the products with this weight are formed here, for the report."""
+        """How the products with this weight (N, K) are formed here, for the report."""
         return "exact"
 
+    def conv_route(self, q_weight: Tensor, groups: int) -> str:
+        """How a convolution's products with this weight (out, in / groups, kernel...) are formed here."""
+        return ", ".join(sorted({self.route(rows) for rows in self._rows_of(q_weight, groups)}))
+
+    def why_not_conv(self, q_weight: Tensor, groups: int) -> str:
+        """'' where a convolution with this weight is computed here, else why the reference computes it instead."""
+        return product_conv.why_not(q_weight, groups)
+
     def linear_u8s8_s32(self, q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None) -> Tensor:
-        return reference.linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=self.product)
+        return reference.linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=self._product)
 
     def linear_u8s8_f32(
         self, q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None, multiplier: Tensor
     ) -> Tensor:
-        return reference.linear_u8s8_f32(q_x, zero_point, q_weight, q_bias, multiplier, product=self.product)
+        return reference.linear_u8s8_f32(q_x, zero_point, q_weight, q_bias, multiplier, product=self._product)
 
     def linear_u8s8_u8(
         self,
@@ -57,8 +106,66 @@ class Backend:
             output_zero_point,
             quant_min,
             quant_max,
-            product=self.product,
+            product=self._product,
         )
+
+    def conv_u8s8_s32(
+        self,
+        q_x: Tensor,
+        zero_point: int,
+        q_weight: Tensor,
+        q_bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        arguments: tuple[Any, ...] = (q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+        reference_conv.check_conv(q_x, q_weight, stride, padding, dilation, groups)
+        if self.why_not_conv(q_weight, groups):
+            return reference_conv.conv_u8s8_s32(*arguments)
+        if in_graphs.is_made():
+            return torch.ops.octet.conv_by_product(*arguments, self.name)  # type: ignore[no-any-return]
+        return product_conv.conv_u8s8_s32(*arguments, rows=self._rows_of(q_weight, groups), product=self.product)
+
+    def conv_u8s8_f32(
+        self,
+        q_x: Tensor,
+        zero_point: int,
+        q_weight: Tensor,
+        q_bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        multiplier: Tensor,
+    ) -> Tensor:
+        sums = self.conv_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+        return reference_conv.scale_channels(sums, multiplier)
+
+    def conv_u8s8_u8(
+        self,
+        q_x: Tensor,
+        zero_point: int,
+        q_weight: Tensor,
+        q_bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        multiplier: Tensor,
+        output_zero_point: int,
+        quant_min: int,
+        quant_max: int,
+    ) -> Tensor:
+        sums = self.conv_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups)
+        return reference_conv.requantize_channels(sums, multiplier, output_zero_point, quant_min, quant_max)
+
+    def _rows_of(self, q_weight: Tensor, groups: int) -> list[Tensor]:
+        matrices = self._matrices
+        if matrices is None:
+            matrices = self._matrices = Matrices()
+        return matrices.of(q_weight, groups)
 
     @torch.no_grad()  # as the compiled operators: no gradient goes through integers
     def linear_dynamic(
@@ -73,7 +180,7 @@ class Backend:
         relu: bool,
     ) -> Tensor:
         return reference.linear_dynamic(
-            x, q_weight, scale, bias, columns, activation_bits, per_row, relu, product=self.product
+            x, q_weight, scale, bias, columns, activation_bits, per_row, relu, product=self._product
         )
 
     @torch.no_grad()
@@ -115,7 +222,7 @@ class Backend:
             scale_hr,
             mode,
             reverse,
-            product=self.product,
+            product=self._product,
         )
 
     @torch.no_grad()
@@ -165,7 +272,7 @@ class Backend:
             mode,
             reverse,
             quantized,
-            product=self.product,
+            product=self._product,
         )
 
     def embedding(self, rows: Tensor, indices: Tensor, bits: int, dim: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 The backend is, in this order: the one that the call names (a layer's own choice), the one of the enclosing
 `with use(...)` in this thread, the one that QUANT_BACKEND names, the fastest that is exact on this machine. Nothing
-here is a switch for the whole process.
+here is a switch for the whole process. Backends of others are added by `register_backend`, or by an entry point of the
+group "octet.backends" in an installed package.
 """
 
 from __future__ import annotations
@@ -11,30 +12,42 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
+from typing import Any
 
 import torch
-from quant.kernels import ops, reference_histogram
+from quant.kernels import in_graphs, ops, reference_histogram, trial
 from quant.kernels.backend import Backend
 from quant.kernels.backends.compiled import CompiledBackend
 from quant.kernels.backends.onednn import OneDnnBackend
 from quant.kernels.backends.reference import ReferenceBackend
+from quant.kernels.registry import NotLoaded, Registry, described
 from torch import Tensor
 
-_BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {
-        backend.name: backend
-        for backend in (
-            CompiledBackend("native"),
-            CompiledBackend("fbgemm"),
-            CompiledBackend("qnnpack"),
-            OneDnnBackend(),
-            ReferenceBackend(),
+
+def _as_backend(name: str, value: Any) -> Backend:
+    """What was registered, as a backend; an entry point may name its class."""
+    if isinstance(value, type) and issubclass(value, Backend):
+        value = value()
+    if not isinstance(value, Backend):
+        raise TypeError(f"backend {name!r}: expected a quant.kernels.Backend, got {described(value)}")
+    if not name or value.name != name:
+        raise ValueError(
+            f"backend {name!r}: {described(value)} has the name {value.name!r}, expected the same, not empty"
         )
-    }
-)
+    if getattr(value.product, "__func__", None) is Backend.product:
+        raise ValueError(
+            f"backend {name!r}: {described(value)} has no product(q_x, q_weight), the exact int32 sums that all else "
+            "is made of"
+        )
+    return value
+
+
+_OWN = {
+    backend.name: backend for backend in (*map(CompiledBackend, ops.LIBRARIES), OneDnnBackend(), ReferenceBackend())
+}
+_BACKENDS: Registry[Backend] = Registry("backend", "octet.backends", _OWN, _as_backend)
 
 _IN_GRAPH = CompiledBackend("")
 _is_compiling = torch.compiler.is_compiling
@@ -58,9 +71,22 @@ class BackendUnavailable(ValueError):
     """A backend that does not exist, or cannot be used on this machine; the message says why and names the others."""
 
 
+def register_backend(backend: Backend) -> Backend:
+    """Let `backend` be chosen by its name, in this process.
+
+    Its product is held against the exact one when it is first asked for. A package that is installed needs no call: an
+    entry point of the group "octet.backends", with the backend's name, names its class.
+
+    Raises:
+        ValueError, TypeError: it is no backend, brings no product, or another has its name.
+    """
+    return _BACKENDS.add(getattr(backend, "name", ""), backend)
+
+
 def available() -> dict[str, str]:
-    """Every backend and '' where it can be used here, else the reason it cannot."""
-    return {name: backend.why_not() for name, backend in _BACKENDS.items()}
+    """Every backend and '' where it can be used here, else why not. Imports those of installed packages."""
+    problems = _BACKENDS.load_all()
+    return {**{name: _reason(backend) for name, backend in _BACKENDS.items()}, **problems}
 
 
 def find(name: str) -> Backend:
@@ -69,24 +95,30 @@ def find(name: str) -> Backend:
     Raises:
         BackendUnavailable: there is none of that name, or it cannot be used on this machine.
     """
-    backend = _BACKENDS.get(name)
-    if backend is None:
-        raise BackendUnavailable(f"no backend is called {name!r}; there are {', '.join(_BACKENDS)}")
-    reason = _reason(name)
+    try:
+        backend = _BACKENDS[name]
+    except KeyError:
+        known = ", ".join(_BACKENDS.names())
+        raise BackendUnavailable(f"no backend is called {name!r}; there are {known}") from None
+    except NotLoaded as error:
+        raise BackendUnavailable(str(error)) from error
+    reason = _reason(backend)
     if reason:
-        usable = [other for other in _BACKENDS if not _reason(other)]
+        usable = [name for name, other in _BACKENDS.items() if not _reason(other)]
         raise BackendUnavailable(f"backend {name!r} cannot be used here: {reason}; usable are {', '.join(usable)}")
     _usable[name] = backend
     return backend
 
 
 @functools.cache
-def _reason(name: str) -> str:
-    return _BACKENDS[name].why_not()
+def _reason(backend: Backend) -> str:
+    """Why it cannot be used here, or ''; those of others must multiply exactly besides."""
+    reason = backend.why_not()
+    return reason if reason or backend.name in _OWN else trial.problem(backend.product)
 
 
-def current(name: str = "") -> Backend:
-    """The backend that a call with this `name` ('' for no choice of its own) uses in this thread.
+def current(name: str | None = "") -> Backend:
+    """The backend that a call with this `name` ('' or None for no choice of its own) uses in this thread.
 
     While a graph is made (torch.compile, torch.export, torch.jit.trace) a layer without a choice of its own stays so:
     the machine that runs the graph decides.
@@ -101,7 +133,7 @@ def current(name: str = "") -> Backend:
     return backend
 
 
-def is_direct(name: str = "") -> bool:
+def is_direct(name: str | None = "") -> bool:
     """Whether a layer with this choice may hand its call straight to the extension, as `direct` operators do, and leave
     the choice out: nobody made one, and the default here is a library of the extension.
 
@@ -141,6 +173,9 @@ def use(name: str) -> Iterator[Backend]:
         yield backend
     finally:
         _scoped.name = before
+
+
+in_graphs.define(find)
 
 
 def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:

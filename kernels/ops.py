@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from quant.kernels import (
     reference_training,
     tables,
 )
+from quant.kernels.recurrent.kind import find
 from torch import Tensor
 
 _CONV = (
@@ -71,6 +73,10 @@ SCHEMAS = {
 
 WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend" in schema)
 """The operators that a backend computes; the others are the same everywhere, or those of the default backend."""
+
+_TABLE = Path(__file__).resolve().parent / "csrc" / "torch" / "libraries.inc"
+LIBRARIES = tuple(re.findall(r"^OCTET_LIBRARY\((\w+)", _TABLE.read_text(encoding="ascii"), re.MULTILINE))
+"""The backends inside the extension."""
 
 DEFAULT_EXTENSION = Path(__file__).resolve().parent / "_octet.so"
 
@@ -343,7 +349,7 @@ def _fake_rnn_layer_static(
 
 
 def _fake_cell(h: Tensor, c: Tensor | None, mode: str) -> Tensor:
-    if c is None or mode != "lstm":
+    if c is None or not find(mode).has_cell:
         return h.new_empty((0,))
     return torch.empty_like(c, memory_format=torch.contiguous_format)
 

@@ -34,6 +34,15 @@ class Setting:
     optional: bool
     nothing: bool
 
+    @property
+    def is_register(self) -> bool:
+        """Whether it names an activation, or a list of some."""
+        return self.kind.removesuffix("s") in REGISTERS
+
+    def has_word(self, value: object) -> bool:
+        """False for a value that is none of the words which it can be."""
+        return "," not in self.kind or str(value) in self.kind.split(",")
+
 
 @functools.cache
 def table() -> dict[str, dict[str, Setting]]:
@@ -219,6 +228,7 @@ def _float32(value: float) -> float:
     return ctypes.c_float(value).value
 
 
+REGISTERS = ("u8", "f32", "any")
 LARGEST = _float32(3.4028234663852886e38)
 KINDS: dict[str, _Check] = {
     "byte": _within(0, 255),
@@ -233,6 +243,6 @@ KINDS: dict[str, _Check] = {
     "positive": _positive(LARGEST),
     "factor": _positive(MOST),
     "flag": _flag,
-    **dict.fromkeys(("u8", "f32", "any"), _register),
+    **dict.fromkeys(REGISTERS, _register),
 }
 """What one value of each kind must be; lists are made of these."""

@@ -40,13 +40,9 @@ def conv_u8s8_s32(
         int32, (N, out, spatial...), in the memory format of q_x.
 
     Raises:
-        ValueError: q_x has another number of channels.
+        TypeError, ValueError: as `check_conv`.
     """
-    channels = q_weight.shape[1] * groups
-    if q_x.shape[1] != channels:
-        raise ValueError(
-            f"q_x has {q_x.shape[1]} channels, q_weight {list(q_weight.shape)} expects {channels} in {groups} groups"
-        )
+    check_conv(q_x, q_weight, stride, padding, dilation, groups)
     conv = _CONV[q_weight.dim() - 2]
     sums = conv(_centred(q_x, zero_point), q_weight.to(torch.float64), None, stride, padding, dilation, groups)
     return _add_bias(sums, q_bias)
@@ -139,6 +135,39 @@ def conv_transpose_u8s8_f32(
     """`conv_transpose_u8s8_s32` times s_x * s_w: float32."""
     sums = conv_transpose_u8s8_s32(q_x, zero_point, q_weight, q_bias, stride, padding, dilation, groups, output_padding)
     return scale_channels(sums, multiplier)
+
+
+def check_conv(
+    q_x: Tensor,
+    q_weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> None:
+    """Raise TypeError or ValueError for what is no convolution, as csrc/core/conv/conv_shape.cpp does."""
+    if q_x.dtype != torch.uint8 or q_weight.dtype != torch.int8:
+        raise TypeError(f"q_x is {q_x.dtype} and q_weight {q_weight.dtype}, expected Byte and Char")
+    input, weight, dims = list(q_x.shape), list(q_weight.shape), q_x.dim() - 2
+    if not 1 <= dims <= 3 or len(weight) != len(input):
+        raise ValueError(
+            f"q_x has shape {input} and q_weight {weight}, expected (batch, channels, *spatial) and (out_channels, "
+            "channels / groups, *kernel) of 1 to 3 spatial dimensions"
+        )
+    if groups < 1 or input[1] != weight[1] * groups or weight[0] % groups:
+        raise ValueError(
+            f"q_x has {input[1]} channels, q_weight {weight} expects {weight[1] * groups} in {groups} groups"
+        )
+    for name, values in (("stride", stride), ("padding", padding), ("dilation", dilation)):
+        if len(values) != dims:
+            raise ValueError(f"{name} has {len(values)} values, expected {dims}")
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise ValueError("stride and dilation must be positive and padding not negative")
+    if 0 in weight[2:]:
+        raise ValueError(f"the kernel {weight} is empty")
+    for size, taps, pad, apart in zip(input[2:], weight[2:], padding, dilation, strict=True):
+        if size + 2 * pad - apart * (taps - 1) < 1:
+            raise ValueError(f"the kernel {weight} does not fit the padded input {input}")
 
 
 def requantize_channels(

@@ -1,9 +1,9 @@
 """The oracle of recurrent layers: one direction of one layer over a whole sequence, in plain torch arithmetic.
 
-The gates and the loop over time are `run_steps`, once, for floats and integers alike. What the two operators differ in
-is the product with the state: `rnn_layer` quantises it anew at every step, by the range of each row, `rnn_layer_static`
-by a range known beforehand. A caller that brings a float product (fake quantisation) gets the same loop and a
-gradient.
+What is computed at a step is the kind's (`recurrent/`), and the loop over time is `run_steps`, once, for floats and
+integers alike. What the two operators differ in is the product with the state: `rnn_layer` quantises it anew at every
+step, by the range of each row, `rnn_layer_static` by a range known beforehand. A caller that brings a float product
+(fake quantisation) gets the same loop and a gradient.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from quant.kernels.recurrent.kind import RecurrentKind, find
 from quant.kernels.reference import (
     Product,
     exact_product,
@@ -21,79 +22,51 @@ from quant.kernels.reference import (
 )
 from torch import Tensor
 
-MODES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-
 Step = Callable[[Tensor], Tensor]
-"""float32 (rows, K) -> (rows, N): the recurrent product, without bias; or an LSTM's projection; or a rounding."""
+"""float32 (rows, K) -> (rows, N): the recurrent product, without bias; or a projection; or a rounding."""
 
 
 def run_steps(
+    kind: RecurrentKind,
     gates: Tensor,
     sizes: list[int],
     h: Tensor,
     c: Tensor | None,
     bias_hh: Tensor | None,
-    mode: str,
     reverse: bool,
     recurrent: Step,
     project: Step | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loop over time; gates as torch.nn.LSTM, GRU and RNN define them.
+    """The loop over time, with the steps of a kind.
 
     Args:
-        gates: float32 (rows, gates * H), the input projection of every step with its bias, step after step.
+        gates: float32 (rows, gates * H), the input projection of every step with `kind.input_bias`, step after step.
         sizes: rows of each step, never growing.
-        h, c: float32 (B, S) and (B, H), the initial state; c for mode "lstm" only.
-        bias_hh: float32 (3 * H,) of mode "gru", which multiplies a part of it by a gate; other modes have it in gates.
+        h, c: float32 (B, S) and (B, H), the initial state; c where the kind has one.
+        bias_hh: float32 (gates * H,), or None; read where the kind does not sum biases.
         recurrent: of the state before, (rows, S) -> (rows, gates * H).
-        project: of the LSTM's o * tanh(c), (rows, H) -> (rows, S).
+        project: of what a step gives, (rows, H) -> (rows, S).
 
     Returns:
         (y (rows, S), h (B, S), c (B, H), or of shape (0,) where there is none).
     """
     starts = [sum(sizes[:t]) for t in range(len(sizes))]
     outputs: list[Tensor] = [h.new_empty(0)] * len(sizes)
-    h, cell = h.clone(), h.new_empty(0) if c is None or mode != "lstm" else c.clone()
+    h, cell = h.clone(), h.new_empty(0) if c is None or not kind.has_cell else c.clone()
+    bias = None if kind.sums_biases else bias_hh
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):
         rows = sizes[t]
         before = h[:rows]
         product = recurrent(before)
         step = gates[starts[t] : starts[t] + rows]
-        if mode == "lstm":
-            after, c_after = _lstm_cell(step, product, cell[:rows])
+        after, c_after = kind.step(step, product, bias, before, cell[:rows] if kind.has_cell else None)
+        if c_after is not None:
             cell = torch.cat([c_after, cell[rows:]])
-        elif mode == "gru":
-            after = _gru_cell(step, product, bias_hh, before)
-        else:
-            after = torch.tanh(step + product) if mode == "rnn_tanh" else torch.relu(step + product)
         if project is not None:
             after = project(after)
         h = torch.cat([after, h[rows:]])
         outputs[t] = after
     return torch.cat(outputs) if outputs else gates.new_empty(0, h.shape[1]), h, cell
-
-
-def _lstm_cell(step: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    in_gate, forget, cell, out_gate = (step + recurrent).chunk(4, dim=1)
-    c = torch.sigmoid(forget) * c + torch.sigmoid(in_gate) * torch.tanh(cell)
-    return torch.sigmoid(out_gate) * torch.tanh(c), c
-
-
-def _gru_cell(step: Tensor, recurrent: Tensor, bias_hh: Tensor | None, h: Tensor) -> Tensor:
-    reset_in, update_in, new_in = step.chunk(3, dim=1)
-    reset_h, update_h, new_h = recurrent.chunk(3, dim=1)
-    bias_reset, bias_update, bias_new = (0.0, 0.0, 0.0) if bias_hh is None else bias_hh.chunk(3)
-    reset = torch.sigmoid(reset_in + reset_h + bias_reset)
-    update = torch.sigmoid(update_in + update_h + bias_update)
-    new = torch.tanh(new_in + reset * (new_h + bias_new))
-    return (1.0 - update) * new + update * h
-
-
-def input_bias(mode: str, bias_ih: Tensor | None, bias_hh: Tensor | None) -> Tensor | None:
-    """What is added to the input projection: both biases, but for the GRU, which multiplies its recurrent one."""
-    if mode == "gru" or bias_hh is None:
-        return bias_ih
-    return bias_hh if bias_ih is None else bias_ih + bias_hh
 
 
 def rnn_layer(
@@ -124,23 +97,24 @@ def rnn_layer(
     Args:
         x: float32, (T, B, I), or (rows, I) with batch_sizes.
         batch_sizes: int64 (T,), rows of each step, never growing (torch's PackedSequence); None: B rows at each.
-        h, c: float32, (B, S) and (B, H), the initial state; c for mode "lstm" only. S is H, or the projection's size.
+        h, c: float32, (B, S) and (B, H), the initial state; c where the kind has one. S is H, or the projection's size.
         q_weight_ih, scale_ih, columns_ih, activation_bits, per_row: the input projection, as in `linear_dynamic`.
         q_weight_hh, scale_hh: int8 (gates * H, S) and float32 (gates * H,).
         bias_ih, bias_hh: float32 (gates * H,), or None.
-        q_weight_hr, scale_hr: int8 (S, H) and float32 (S,), the LSTM's projection, or None.
-        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        q_weight_hr, scale_hr: int8 (S, H) and float32 (S,), the projection of a kind that has one, or None.
+        mode: the name of the kind.
         reverse: run from the last step to the first.
 
     Returns:
         (y (T, B, S) or (rows, S), h (B, S), c (B, H), or of shape (0,) where there is none).
     """
-    sizes = _step_sizes(x, batch_sizes, h, c, q_weight_hh, mode)
+    kind = find(mode)
+    sizes = _step_sizes(kind, x, batch_sizes, h, c, q_weight_hh, q_weight_hr)
     gates = linear_dynamic(
         x,
         q_weight_ih,
         scale_ih,
-        input_bias(mode, bias_ih, bias_hh),
+        kind.input_bias(bias_ih, bias_hh),
         columns_ih,
         activation_bits,
         per_row,
@@ -158,12 +132,12 @@ def rnn_layer(
         return linear_of_rows(after, q_weight_hr, scale_hr, 8, product=product)
 
     y, h, c = run_steps(
+        kind,
         gates.reshape(-1, q_weight_ih.shape[0]),
         sizes,
         h,
         c,
         bias_hh,
-        mode,
         reverse,
         recurrent,
         None if q_weight_hr is None else project,
@@ -203,18 +177,19 @@ def rnn_layer_static(
         h, c: float32, the initial state. It is quantised as every later one is, so a sequence in two calls gives what
             it gives in one.
         h_scale, h_zero_point: of the state, the same at every step.
-        m_scale, m_zero_point: of o * tanh(c), which q_weight_hr multiplies; not read without one.
+        m_scale, m_zero_point: of what q_weight_hr multiplies; not read without one.
         quantized: give y as the integers of the state, which the next step and the next layer read; else as float32.
         others: as in `rnn_layer`.
 
     Returns:
         (y uint8 or float32, (T, B, S) or (rows, S); h, c as `rnn_layer`, float32, not rounded).
     """
-    sizes = _step_sizes(q_x, batch_sizes, h, c, q_weight_hh, mode)
+    kind = find(mode)
+    sizes = _step_sizes(kind, q_x, batch_sizes, h, c, q_weight_hh, q_weight_hr)
     gates = linear_u8s8_f32(
         q_x, x_zero_point, q_weight_ih, None, _product_scale(x_scale, scale_ih), product=product
     ).reshape(-1, q_weight_ih.shape[0])
-    bias = input_bias(mode, bias_ih, bias_hh)
+    bias = kind.input_bias(bias_ih, bias_hh)
     if bias is not None:
         gates = gates + bias
     _check_floats(h, c)
@@ -232,7 +207,7 @@ def rnn_layer_static(
         return linear_u8s8_f32(q_m, m_zero_point, q_weight_hr, None, factors, product=product)
 
     last = None if q_weight_hr is None else project
-    y, h, c = run_steps(gates, sizes, h, c, bias_hh, mode, reverse, recurrent, last)
+    y, h, c = run_steps(kind, gates, sizes, h, c, bias_hh, reverse, recurrent, last)
     y = quantize(y, h_scale, h_zero_point) if quantized else y
     return y.reshape(*q_x.shape[:-1], q_weight_hh.shape[1]), h, c
 
@@ -242,19 +217,25 @@ def _product_scale(scale: float, weight_scale: Tensor) -> Tensor:
 
 
 def _step_sizes(
-    x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None, q_weight_hh: Tensor, mode: str
+    kind: RecurrentKind,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    h: Tensor,
+    c: Tensor | None,
+    q_weight_hh: Tensor,
+    q_weight_hr: Tensor | None,
 ) -> list[int]:
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}, expected lstm, gru, rnn_tanh or rnn_relu")
+    if q_weight_hr is not None and not kind.projects:
+        raise ValueError(f"mode {kind.name!r} has no projection, expected no q_weight_hr")
     if batch_sizes is None and x.dim() != 3:
         raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
     sizes: list[int] = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
     if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
         batch = sizes[0] if sizes else "batch"
         raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {q_weight_hh.shape[1]})")
-    hidden = q_weight_hh.shape[0] // 4
-    if mode == "lstm" and (c is None or c.shape != (h.shape[0], hidden)):
-        raise ValueError(f"an LSTM needs c of shape ({h.shape[0]}, {hidden})")
+    hidden = q_weight_hh.shape[0] // kind.gates
+    if kind.has_cell and (c is None or c.shape != (h.shape[0], hidden)):
+        raise ValueError(f"mode {kind.name!r} needs c of shape ({h.shape[0]}, {hidden})")
     return sizes
 
 

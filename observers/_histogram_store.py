@@ -129,8 +129,8 @@ class HistogramStore(Observer):
             self.counts = fresh(self.counts, (rows, self.bins), 0, device)
 
     def _range(self) -> tuple[Tensor, Tensor]:
-        found = [self._row_range(index, exponent) for index, exponent in enumerate(self.exponents())]
-        return self.low.new_tensor([low for low, _ in found]), self.high.new_tensor([high for _, high in found])
+        ranges = [self._row_range(index, exponent) for index, exponent in enumerate(self.exponents())]
+        return self.low.new_tensor([low for low, _ in ranges]), self.high.new_tensor([high for _, high in ranges])
 
     def _row_range(self, index: int, exponent: int | None) -> tuple[float, float]:
         assert exponent is not None, "range() has checked that every row has data"

@@ -48,12 +48,12 @@ def round_trip(
             x, scale, zero_point, scheme.axis, scheme.quant_min, scheme.quant_max, *clamp, with_mask
         )
         return out, mask if with_mask else None
-    given = x
+    unclamped = x
     if clamp != NO_CLAMP:
         x = x.clamp(*clamp)
     out, mask = _round_trip(x, scale, zero_point, scheme, with_mask)
     if mask is not None and clamp != NO_CLAMP:
-        mask &= (given > clamp[0]) & (given < clamp[1])
+        mask &= (unclamped > clamp[0]) & (unclamped < clamp[1])
     return out, mask
 
 

@@ -1,6 +1,6 @@
 """What an observer is: the protocol, the input checks, and the finite range of a tensor.
 
-An observer only looks: `forward` returns the very tensor it was given, builds no graph, and keeps statistics in
+An observer only looks: `forward` returns its very input, builds no graph, and keeps statistics in
 buffers of constant size. How statistics become a range is each subclass's one idea, in its own file.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme, choose_qparams
@@ -43,19 +43,23 @@ class Observer(Stateful, ABC):
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
 
     Attributes:
-        given: the range (low, high) that somebody gave instead of the one that statistics would choose; None lets
+        by_hand: whether its options are the range itself, rather than how one is chosen.
+        follows_batches: whether its range is made of batches one after another. A weight is looked at once.
+        given: a range (low, high) set by hand, in place of the one that statistics would choose; None lets
             them. A setting, not a statistic: no part of state_dict.
 
     Args:
         scheme: the integers to choose parameters for; `scheme.axis` says per tensor or along which axis.
 
     Raises:
-        NoDataSeen: from `range` and `qparams`, when nothing finite was seen, by any row. A range that was given needs
+        NoDataSeen: from `range` and `qparams`, when nothing finite was seen, by any row. A range set by hand needs
             no data, except with `scheme.axis`, where the number of rows is unknown before.
         TypeError: from `forward`, for a tensor that is not real floating point.
         ValueError: from `forward`, when the axis is absent or its size changes.
     """
 
+    by_hand: ClassVar[bool] = False
+    follows_batches: ClassVar[bool] = False
     low: Tensor
     high: Tensor
     nan_count: Tensor
@@ -95,11 +99,11 @@ class Observer(Stateful, ABC):
 
     @property
     def needs_data(self) -> bool:
-        """Whether its range waits for statistics: not where one was given for the whole tensor."""
+        """Whether its range waits for statistics: not where one was set by hand for the whole tensor."""
         return self.given is None or self.scheme.axis is not None
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """The chosen or given (low, high): float32, shape () or (channels,), finite, low <= high.
+        """The chosen (low, high), or those set by hand: float32, shape () or (channels,), finite, low <= high.
 
         Raises:
             NoDataSeen: nothing finite was seen, or one channel saw nothing finite.

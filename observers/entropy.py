@@ -2,7 +2,7 @@
 GTC 2017; widened to affine ranges as in ONNX Runtime's EntropyCalibrater).
 
 For a threshold T, P is the histogram clipped to [-T, T] with the tails counted in its end bins, Q is the histogram
-inside [-T, T] seen through as many buckets as there are steps. The T with the smallest KL(P || Q) is taken.
+inside [-T, T] seen through as many buckets as there are steps. The T with the smallest KL(P || Q) is chosen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CANDIDATES = 128
 """Thresholds tried, evenly spaced; TensorRT tries every bin, for the same answer within a hundredth of the range."""
 
 EPSILON = 1e-4
-"""Probability given to a bin that is empty in Q but not in P, which would make the divergence infinite (MXNet, ORT)."""
+"""Probability of a bin that is empty in Q but not in P, which would make the divergence infinite (MXNet, ORT)."""
 
 
 class EntropyObserver(HistogramStore):

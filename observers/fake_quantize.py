@@ -102,7 +102,7 @@ class FakeQuantizeBase(Stateful, ABC):
 
     @abstractmethod
     def start(self, low: Tensor, high: Tensor) -> None:
-        """Begin with the range [low, high], float32 () or (channels,), that calibration found."""
+        """Begin with the range [low, high], float32 () or (channels,), of calibration."""
 
     def set_observing(self, on: bool) -> None:
         """Let ranges follow the data, or freeze them."""
@@ -155,7 +155,7 @@ class FakeQuantizeBase(Stateful, ABC):
 
 
 class FakeQuantize(FakeQuantizeBase):
-    """An observer, and quantise-dequantise with the range it has found so far.
+    """An observer, and quantise-dequantise with its range so far.
 
     In training mode, while observing, the batch is observed first and then rounded with the range that includes it; in
     eval mode nothing is observed, as in batch normalisation. A recomputation of the forward by gradient checkpointing

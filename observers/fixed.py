@@ -1,4 +1,4 @@
-"""A range known beforehand: what a function can return, whatever it is given (TensorFlow Lite's 8-bit specification).
+"""A range known beforehand: what a function can return for any input (TensorFlow Lite's 8-bit specification).
 
 Sigmoid and softmax give [0, 1], tanh [-1, 1]. TensorFlow Lite and QNNPACK use the scales 1/256 and 1/128 there, which
 leave out the largest value by one step: FixedObserver(low=0, high=255 / 256) and FixedObserver(low=-1, high=127 / 128)
@@ -7,6 +7,8 @@ are exactly those.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.observers.base import FiniteRange, Observer
@@ -14,7 +16,7 @@ from torch import Tensor
 
 
 class FixedObserver(Observer):
-    """low and high are given. What is seen is kept in the buffers for the report, and changes nothing.
+    """low and high are options. Statistics are kept for the report and change nothing.
 
     It answers before it saw data, except with `scheme.axis`, where the number of channels is unknown. The ends have no
     default: a range that nobody chose would clip in silence.
@@ -23,6 +25,8 @@ class FixedObserver(Observer):
         scheme: as for Observer.
         low, high: finite, low <= high.
     """
+
+    by_hand: ClassVar[bool] = True
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8, *, low: float, high: float) -> None:
         super().__init__(scheme)

@@ -8,6 +8,7 @@ running extreme would remember weights that no longer exist.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -30,6 +31,7 @@ class MovingAverageObserver(RangeObserver):
         momentum: weight of the newest batch, in (0, 1].
     """
 
+    follows_batches: ClassVar[bool] = True
     batches: Tensor
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8, *, momentum: float = 0.01, distributed: bool = False) -> None:

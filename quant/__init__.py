@@ -1,13 +1,13 @@
 """Octet: int8 for PyTorch models on the CPUs people really have."""
 
 from quant import calibrate, kernels, observers, types
-from quant.artefact import load, save
-from quant.artefact_file import ArtefactError
+from quant.artefact import ArtefactError, load, save
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import quantize_dynamic
 from quant.dynamic_plan import NothingQuantized
 from quant.equalize import equalize
+from quant.leaves import register_leaf
 from quant.page import report_html
 from quant.parity import parity
 from quant.post_training import quantize_static
@@ -15,7 +15,6 @@ from quant.prepare import prepare
 from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, summary
-from quant.static.leaves import register_leaf
 
 __all__ = [
     "ArtefactError",

@@ -14,7 +14,7 @@ from torch import nn
 
 from quant.graph import CaptureMismatch
 from quant.names import full_name
-from quant.static.own_forward import falling_back, is_falling_back
+from quant.runtime.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
 
 MakeProgram = Callable[[GraphRunner, str, tuple[Any, ...], dict[str, Any]], GraphRunner | None]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Node, evaluate, leaves, map_leaves
@@ -23,23 +24,24 @@ from quant.halves import like
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
-from quant.static.arguments import copied
-from quant.static.binding import bound_values
-from quant.static.instructions import (
+from quant.runtime.binding import bound_values
+from quant.runtime.instructions import (
     Dequantize,
     FloatCall,
+    Guard,
     Instruction,
     IntegerMove,
     LayerCall,
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Held
+from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.program import ProgramRunner
-from quant.static.rebuild import DESCRIPTION
 from quant.static.runner import RESERVED
 
-UNCOMPARED = (Dequantize, IntegerMove, FloatCall, RecurrentCall)
+UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
@@ -240,7 +242,7 @@ def _add_unit(
     """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        found = runner.registers_of(other.args, other.kwargs)
+        found = runner.held_by(other.args, other.kwargs)
         if found is None:
             return False
         _add_program(path, model, *found, one, sums, settings)
@@ -252,7 +254,7 @@ def _add_unit(
 def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
-    kind = unit.op if isinstance(unit, StaticLayer) else type(unit).__name__
+    kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
@@ -271,7 +273,7 @@ def _add_program(
     path: str,
     model: nn.Module,
     runner: ProgramRunner,
-    registers: dict[int, Any],
+    held: Held,
     one: Call,
     sums: Sums,
     settings: dict[str, QConfig],
@@ -282,21 +284,18 @@ def _add_program(
         rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
         if isinstance(instruction, UNCOMPARED) and not rescales:
             continue
-        value = instruction.value
-        known = Range(*runner.ranges[value]) if instruction.gives_integers else None
-        found = registers[instruction.out] if known is None else known.real(registers[instruction.out])
-        kind = _kind(instruction, runner)
-        node = runner.graph.nodes[value]
+        value = runner.program.values[instruction.out]
+        known = None if value.qparams is None else Range(*value.qparams)
+        found = held.of(value) if known is None else known.real(held.of(value))
+        kind, weighted = _kind(instruction, runner)
+        node = runner.graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = registers[2 * value] if rounds else _own(node, runner, model, registers)
+        own = held.reals[value.node] if rounds else _own(node, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
-        module = _module_of(name, settings) if kind in WEIGHTED else ""
+        module = _module_of(name, settings) if weighted else ""
         total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
-        total.add(values[value], own, found, known)
-
-
-WEIGHTED = {"linear", "conv", "conv_transpose"}
+        total.add(values[value.node], own, found, known)
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
@@ -305,11 +304,12 @@ def _module_of(step: str, settings: dict[str, QConfig]) -> str:
     return name if name in settings else name.rpartition(".")[0]
 
 
-def _kind(instruction: Instruction, runner: ProgramRunner) -> str:
+def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
+    """What a call does, for people, and whether it has a weight of ours."""
     if not isinstance(instruction, LayerCall):
-        return instruction.kind
-    layer: nn.Module = runner.layer(instruction.layer)
-    return layer.op if isinstance(layer, StaticLayer) else type(layer).__name__
+        return instruction.kind, False
+    layer: object = runner.layer(instruction.layer)
+    return (layer.product.name, True) if isinstance(layer, StaticLayer) else (type(layer).__name__, False)
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
@@ -323,19 +323,19 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, runner: ProgramRunner, model: nn.Module, registers: dict[int, Any]) -> Tensor:
+def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
     """The value of a step in float, on the inputs that the int8 step got.
 
-    Of calls that were folded into one step (conv, batch norm, ReLU) no register holds what lies between: they are
-    computed from the nearest values that one does hold.
+    Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
+    are computed from the nearest values that it does hold.
     """
 
     def value(index: int) -> Any:
-        if 2 * index + 1 in registers:
+        if index in held.integers:
             known = Range(*runner.ranges[index])
-            return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, registers[2 * index + 1])
-        if 2 * index in registers:
-            return copied(registers[2 * index])  # the call may change it in place
+            return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
+        if index in held.reals:
+            return copied(held.reals[index])  # the call may change it in place
         return evaluate(runner.graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)

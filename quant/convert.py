@@ -20,28 +20,32 @@ from quant.halves import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
-from quant.ops.lowering import Context
-from quant.prepare import Prepared
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
+from quant.static.assembly import AssemblyContext, assemble
 from quant.static.beyond import float_norms, leave_float
 from quant.static.call_text import call_text
+from quant.static.description import DESCRIPTION, make_description
 from quant.static.entries import Entries, make_report, note_floats, note_programs
-from quant.static.exchanged import Origin
+from quant.static.exchanged import GraphOrigin
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.native import schedule
 from quant.static.notes import silenced
 from quant.static.parts import add_parts
-from quant.static.program import ProgramRunner, assemble
-from quant.static.rebuild import DESCRIPTION, make_description
+from quant.static.plannable import Planner
+from quant.static.prepared import Prepared
 from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.rest import is_lone_dynamic, make_rest_dynamic
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
+from quant.static.symbolic_shapes import SymbolicShapes
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -60,6 +64,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
             models (`torch.optim.swa_utils.AveragedModel`) and of data-parallel wrappers the model in them is taken.
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
 
+    Returns:
+        a copy; its attribute `program` prints what it computes, call by call.
+
     Raises:
         ValueError: `prepared` was not made by `prepare`, or holds a part that was.
         NotCalibrated: some observers saw no data; all are listed.
@@ -74,12 +81,13 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
+    own: Prepared = model.__dict__[RESERVED + "_prepared"]
+    lasting.put_back(own.state, model)  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
-    lasting.put_back(info.state, model)  # hidden states and counters, as before any data
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
@@ -119,8 +127,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = Origin(module.root, module.graph, module.program.instructions)
+            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
     keep_ranges(model)
+    show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
 
@@ -212,13 +221,14 @@ def _convert_unit(
     further = "@" in path  # a further program of a module whose first one is in place
     by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
     emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
-    context = Context(plan.graph, root, by_value, emitted, runner.tables)
+    shapes = SymbolicShapes(plan.graph)
+    context = AssemblyContext(plan.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the layers are those of the first program
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(plan, shown, path)
     steps = plan.steps
     given = {node.index for node in plan.graph.nodes if node.kind == "input"}
-    program = assemble(plan, steps, given, plan.graph.output, context, sites)
+    assembled = assemble(plan, steps, given, plan.graph.output, context, sites)
     remove_folded(plan, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
@@ -234,13 +244,14 @@ def _convert_unit(
         if not name.startswith("/"):
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
-    program_runner = ProgramRunner(root, plan.graph, program, numbers, backend)
+    program_runner = ProgramRunner(root, plan.graph, assembled.program, numbers, backend)
     program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
             program_runner.layers[name[1:]] = layer
-    planned = program_runner.schedule(program_runner.program)
+    planned = schedule(assembled.program, Planner(assembled, plan.graph, root, program_runner.layer))
+    assembled.program.schedule = planned
     if planned.regions or planned.reasons:
         name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
         entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())

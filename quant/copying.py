@@ -20,6 +20,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from quant.names import child_of
 from quant.rebinding import rebind
+from quant.recurrent_layers import is_recurrent_layer
 from quant.uncompiled import is_compiled, stand_in_of
 
 
@@ -46,7 +47,8 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
         for key, hook in hooks_of(module):
             del module._forward_pre_hooks[key]
             _parametrize(module, hook)
-            if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and not training:
+            recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or is_recurrent_layer(module)
+            if recurrent and not training:
                 _unparametrize(module)
     return copied
 

@@ -18,15 +18,16 @@ from quant.dynamic_plan import (
     check_something,
     check_weights,
     plan_modules,
-    supported,
 )
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
+from quant.kernels.registry import described
 from quant.names import full_name
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
-from quant.nn.rnn import Direction
+from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, interpreted_steps
+from quant.nn.registry import is_own, maker
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
 
@@ -106,16 +107,30 @@ def _make(plan: ModulePlan, owners: dict[int, ModulePlan]) -> QuantModule:
     """The stand-in of one module; `owners` is who came first with a weight, by the weight's id."""
     module, qconfig = plan.module, plan.qconfig
     assert qconfig is not None
-    if isinstance(module, (nn.Linear, *TABLES)):
+    base = base_type(module)
+    assert base is not None
+    if base in (nn.Linear, *TABLES):
         owner = owners.setdefault(id(module.weight), plan)
         if owner is not plan:
             tied = _make_tied(plan, owner)
             if tied is not None:
                 plan.tied_to = owner.names[0]
                 return tied
-    base = base_type(module)
-    assert base is not None
-    return supported()[base](module, qconfig)
+    return stand_in(module, base, qconfig)
+
+
+def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> QuantModule:
+    """What the maker of the class `base` makes of a module.
+
+    Raises:
+        ValueError: it is no int8 module.
+    """
+    make = maker(base)
+    assert make is not None
+    made = make(module, qconfig)
+    if not isinstance(made, QuantModule):
+        raise ValueError(f"{described(make)} made a {described(made)}, expected a quant.nn.QuantModule")
+    return made
 
 
 def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:
@@ -185,6 +200,9 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     if isinstance(module, TiedEmbedding):
         return f"int{bits}", "reads int8 rows"
     routes = sorted({used.route(weight) for weight in _weights(module)})
+    if not (is_own(module) or isinstance(module, (RecurrentSequence, RecurrentCell))):
+        by = f"{used.name} ({', '.join(routes)})" if routes else "no product of a backend's"
+        return f"int{bits}", "; ".join(filter(None, [f"{described(module)}, {by}", getattr(module, "described", "")]))
     ranges = "per row" if qconfig is None or qconfig.ranges_per_row else "per tensor"
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"
     text = f"weights {scales}, activation ranges {ranges}, {used.name} ({', '.join(routes)})"
@@ -195,8 +213,10 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     ]
     if isinstance(module, Linear) and module.described:
         unusual.append(module.described)
-    return f"int{bits}", "; ".join([text, *unusual])
+    unusual.append(interpreted_steps(module))
+    return f"int{bits}", "; ".join([text, *filter(None, unusual)])
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    return [tensor for name, tensor in module.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
+    found = [tensor for name, tensor in module.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
+    return [tensor for tensor in found if tensor.dtype == torch.int8 and tensor.dim() == 2]

@@ -1,13 +1,12 @@
 """What `quantize_dynamic` will do with each module, decided before anything is built: settings, or why it stays float.
 
-A module is replaced where its type is one of SUPPORTED and its forward is that type's own.
+A module is replaced where its type has an int8 layer (`nn/registry.py`) and its forward is that type's own.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -16,49 +15,17 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
-from quant.nn import (
-    GRU,
-    LSTM,
-    RNN,
-    Conv1D,
-    Embedding,
-    EmbeddingBag,
-    GRUCell,
-    Linear,
-    LSTMCell,
-    MultiheadAttention,
-    QuantModule,
-    RNNCell,
-)
+from quant.nn import QuantModule
 from quant.nn.base import HALVES
+from quant.nn.registry import maker, supported
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
+from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
-
-SUPPORTED: dict[type[nn.Module], Callable[..., QuantModule]] = {
-    nn.Linear: Linear.from_float,
-    nn.LSTM: LSTM,
-    nn.GRU: GRU,
-    nn.RNN: RNN,
-    nn.LSTMCell: LSTMCell,
-    nn.GRUCell: GRUCell,
-    nn.RNNCell: RNNCell,
-    nn.MultiheadAttention: MultiheadAttention,
-    nn.Embedding: Embedding,
-    nn.EmbeddingBag: EmbeddingBag,
-}
-"""Float type -> what makes its int8 stand-in from (module, qconfig)."""
-
-
-def supported() -> dict[type[nn.Module], Callable[..., QuantModule]]:
-    """SUPPORTED, and types of libraries that are imported already, which need not be for that."""
-    conv1d = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
-    return SUPPORTED if conv1d is None else {**SUPPORTED, conv1d: Conv1D.from_float}
-
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
-PARAMETERS = ("weight", "bias", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "in_proj_weight", "in_proj_bias")
-"""What the supported types call their parameters; sequences number theirs (`_flat_weights_names`)."""
+PARAMETERS = ("weight", "bias", "in_proj_weight", "in_proj_bias")
+"""What the supported types call their parameters, but for recurrent ones."""
 
 
 class NothingQuantized(ValueError):
@@ -122,8 +89,8 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    for base in supported():
-        if isinstance(module, base):
+    for base in type(module).__mro__:
+        if issubclass(base, nn.Module) and maker(base) is not None:
             return base if type(module).forward is base.forward else None
     return None
 
@@ -146,7 +113,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         return "its lazy parameters are not initialised; run one batch first"
-    names = getattr(module, "_flat_weights_names", PARAMETERS)
+    names = parameter_names(module) if is_recurrent_layer(module) else PARAMETERS
     settled = {name_of(hook) for _, hook in hooks_of(module)}  # what torch's own hooks compute becomes a parameter
     if any(isinstance(module.__dict__.get(name), Tensor) and name not in settled for name in names):
         return "a hook of yours computes its weight at every call; make it an ordinary parameter first"

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from quant.capture import capture
 from quant.copying import copy_model
+from quant.folding import norm_of
 from quant.fuse import Plan, make_plan
 from quant.graph import Attr, Graph, attribute, leaves
 from quant.names import full_name
@@ -32,7 +33,6 @@ from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
 from quant.ops.step import Step
 from quant.recipe import Recipe
-from quant.static.folding import norm_of
 from quant.static.runner import runners
 from quant.static.weights import folded
 

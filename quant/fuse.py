@@ -13,22 +13,24 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from quant.capture.calls import says_it_writes
+from quant.folding import Affine, ChannelShift
+from quant.fusion.concat_ranges import Groups, join
+from quant.fusion.float_values import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 from quant.graph import Graph, Node, Ref, attribute
 from quant.names import full_name
 from quant.ops.arithmetic import Add, Mul
-from quant.ops.call import StaysFloat, reads_only_rank, reads_only_shape, what
+from quant.ops.call import StaysFloat
 from quant.ops.concat import Concat
+from quant.ops.idle import Identity
 from quant.ops.linear import Linear
 from quant.ops.lookup import Lookup
 from quant.ops.moves import Move
 from quant.ops.operator import Float, Operator, Recurrent, ShapeOnly, Weighted
 from quant.ops.recurrent import Cell, Sequence
 from quant.ops.registry import Recognised, recognise
+from quant.ops.shapes import reads_only_rank, reads_only_shape
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
-from quant.static.folding import Affine
-from quant.static.joins import Groups, join
-from quant.static.streams import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
 
 RULES = 3
 """Version of what is decided here about float values, shared ranges and biases. A saved model is planned by the rules
@@ -146,7 +148,7 @@ def make_plan(
     _look_at_inputs(steps, graph, root)
     users = graph.users()
     if rules > 2:
-        steps = _drop_identities(steps, graph, root, users)
+        steps = _drop_identities(steps, users)
     steps = _fuse(steps, graph, root, users)
     if rules > 2:
         steps = _join_lookups(steps, graph, root, users)
@@ -230,7 +232,7 @@ def _look_at_inputs(steps: list[Step], graph: Graph, root: nn.Module) -> None:
 
 def _keeps_rank(step: Step, graph: Graph, root: nn.Module) -> bool:
     """Whether an integer step that may be fused with others has the rank of one of its inputs."""
-    return isinstance(step.operator, (Lookup, Add, Mul, Weighted)) or _is_identity(step, graph, root)
+    return isinstance(step.operator, (Lookup, Add, Mul, Weighted, Identity))
 
 
 def _of_same_rank(step: Step, graph: Graph) -> int:
@@ -241,18 +243,12 @@ def _of_same_rank(step: Step, graph: Graph) -> int:
     return max(step.inputs, key=rank)
 
 
-def _is_identity(step: Step, graph: Graph, root: nn.Module) -> bool:
-    """Whether a step is an nn.Identity."""
-    node = graph.nodes[step.nodes[0]]
-    return isinstance(step.operator, Move) and node.kind == "module" and what(node, root) == "Identity"
-
-
-def _drop_identities(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
+def _drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step]:
     """Take an nn.Identity into the integer step before it, so that it does not keep what follows from being fused."""
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
-        if not _is_identity(step, graph, root):
+        if not isinstance(step.operator, Identity):
             continue
         before = by_output[step.inputs[0]]
         known = before.operator
@@ -371,7 +367,7 @@ def _choose_domains(steps: list[Step], graph: Graph, users: dict[int, list[int]]
     moving = {step.output for step in steps if isinstance(step.operator, Move)}
 
     def demote(step: Step, reason: str) -> None:
-        step.operator, step.inputs = Float(reason), ()
+        step.operator, step.inputs = Float(reason, form=step.operator if len(step.nodes) == 1 else None), ()
 
     def demote_unread() -> None:
         for step in reversed(steps):
@@ -420,7 +416,7 @@ def _correct_own_biases(steps: list[Step]) -> None:
         layer = step.operator
         if step.qconfig is None or not isinstance(layer, Weighted):
             continue
-        shifted = layer.batch_norm is not None or any(one.op == "add" for one in layer.affine)
+        shifted = layer.batch_norm is not None or any(isinstance(one, ChannelShift) for one in layer.affine)
         if layer.bias is None and not shifted:
             step.qconfig = replace(step.qconfig, bias_correction=False)
 

@@ -106,6 +106,7 @@ class Node:
         owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
         site: how many calls of the same module came before in this graph.
         meta: of the value, None where it is no tensor.
+        other_shapes: of the value, in recordings of the same calls on other sizes.
         frozen: whether it is told `training=False` in training mode too.
         writes: whether it changes an argument of the graph or a buffer of the module, and so is needed for that.
         number: of an input that is no tensor, int or float.
@@ -122,6 +123,7 @@ class Node:
     writes: bool = False
     frozen: bool = False
     number: type | None = None
+    other_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
@@ -134,6 +136,12 @@ class Node:
         self.__dict__.update(state)
         if isinstance(self.target, _Named):
             self.target = getattr(importlib.import_module(self.target.module), self.target.name)
+
+    def note_other_shape(self, other: Node) -> None:
+        """Keep the shape that the same call's value has in another recording."""
+        if self.meta is not None:
+            like = other.meta is not None and len(other.meta.shape) == len(self.meta.shape)
+            self.other_shapes += (other.meta.shape if other.meta is not None and like else self.meta.shape,)
 
     @property
     def refs(self) -> list[int]:
@@ -453,7 +461,7 @@ def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     if node.kind == "module":
         return call_module(root, node.target, args, kwargs)
     if node.kind == "guard":
-        return check_guard(node, args[0], args[1], root)
+        return check_guard(args[0], args[1], node.owner, root, node.index)
     raise AssertionError(f"{node.kind} node {node.index} has no value of its own")
 
 
@@ -476,13 +484,18 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     return type(root).forward(root, *args, **kwargs)
 
 
-def check_guard(node: Node, given: Any, expected: Any, root: nn.Module) -> Any:
-    """The value, if it is what the model's branch was captured with."""
+def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: int) -> Any:
+    """The value, if it is what the model's branch was captured with.
+
+    Args:
+        owner: dotted name of the module in `root` that decides by it.
+        place: the node that it is the value of.
+    """
     if given != expected:
         raise CaptureMismatch(
-            f"{type(root).__name__}{'.' + node.owner if node.owner else ''} decides by a size: it was {expected!r} for "
+            f"{type(root).__name__}{'.' + owner if owner else ''} decides by a size: it was {expected!r} for "
             f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "
             "model with example_inputs of this size",
-            node.index,
+            place,
         )
     return given

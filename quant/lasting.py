@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copyable
 from quant.copying import copy_value
 from quant.names import full_name
-from quant.static.arguments import copyable
 from quant.static.runner import RESERVED
 
 State = dict[str, Any]
-"""Values by dotted name within the model."""
+"""Values by dotted name within the model; a submodule is itself, as observers are in it."""
 
 
 class Absent(enum.Enum):
@@ -37,15 +37,18 @@ def note(state: State, module: nn.Module, path: str, names: Iterable[str]) -> No
         if full not in state:
             owner, _, attribute = name.rpartition(".")
             holder = module.get_submodule(owner)
-            state[full] = copy_value(getattr(holder, attribute)) if hasattr(holder, attribute) else Absent.ABSENT
+            value = getattr(holder, attribute, Absent.ABSENT)
+            state[full] = value if isinstance(value, (Absent, nn.Module)) else copy_value(value)
 
 
 def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
-    """Let a model have the state that was noted."""
-    for path, value in state.items():
+    """Let a model have the state that was noted; a submodule that was put in place of another one goes first."""
+    for path, value in sorted(state.items(), key=lambda one: not isinstance(one[1], nn.Module)):
         owner, _, name = path.rpartition(".")
         holder = model.get_submodule(owner)
-        if value is not Absent.ABSENT:
+        if isinstance(value, nn.Module):
+            holder._modules[name] = value
+        elif value is not Absent.ABSENT:
             setattr(holder, name, copy_value(value))
         elif any(name in store for store in (vars(holder), holder._buffers, holder._parameters, holder._modules)):
             delattr(holder, name)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
 from quant.fuse import is_recurrent
@@ -16,16 +17,16 @@ from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
-from quant.ops.recurrent import Sequence
+from quant.ops.recurrent import Sequence, product_range, state_range
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
-from quant.static.arguments import copied
-from quant.static.binding import bound_values
-from quant.static.instructions import Conversion, FloatCall
+from quant.runtime.binding import bound_values
+from quant.runtime.instructions import Conversion
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Held
 from quant.static.layers import StaticLayer
-from quant.static.program import ProgramRunner
-from quant.static.recurrent import call_of, product_range, state_range
+from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
@@ -195,17 +196,18 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
     """The steps of one call of a unit; None where it has no program for the call."""
     program = child_of(unit, RESERVED)
     if not isinstance(program, ProgramRunner):
-        registers = _layer_registers(unit, first, *call.args, **call.kwargs)
+        held = _held_by_layer(unit, first, *call.args, **call.kwargs)
         with first.settled():
-            return list(_steps(path, first, unit, registers, set(registers)))
-    found = program.registers_of(call.args, call.kwargs)
+            return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
+    found = program.held_by(call.args, call.kwargs)
     runner = None if found is None else _prepared_as(first, found[0].graph)
     if found is None or runner is None:
         return None
-    one, registers = found
-    computed = {part.out for part in one.program.instructions if not isinstance(part, (FloatCall, Conversion))}
+    one, held = found
+    steps = [part for part in one.program.instructions if not (part.own or isinstance(part, Conversion))]
+    computed = {one.program.values[part.out].node for part in steps}
     with runner.settled():
-        return list(_steps(path, runner, unit, registers, computed))
+        return list(_steps(path, runner, unit, held, computed))
 
 
 def _prepared_as(first: GraphRunner, graph: Graph) -> GraphRunner | None:
@@ -217,50 +219,49 @@ def _prepared_as(first: GraphRunner, graph: Graph) -> GraphRunner | None:
     return next((one for one in runners if outline(one.graph) == wanted), None)
 
 
-def _steps(
-    path: str, runner: GraphRunner, unit: nn.Module, registers: dict[int, Any], computed: set[int]
-) -> Iterator[StepParity]:
-    """Every integer step of one call, of a program whose registers are known.
+def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed: set[int]) -> Iterator[StepParity]:
+    """Every integer step of one call, of a program whose values are known.
 
     Args:
-        computed: registers that steps of integers fill.
+        computed: values of the graph that steps of integers give.
     """
     for step in runner.plan.steps:
         name = full_name(path, step.name)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
-        if step.integer and not computed.isdisjoint({2 * step.output, 2 * step.output + 1}):
+        if step.integer and step.output in computed:
             if is_recurrent(step):
-                yield from _recurrent(name, step, runner, _recurrent_layer(unit, step, runner), registers)
+                yield from _recurrent(name, step, runner, _recurrent_layer(unit, step, runner), held)
             else:
-                yield _step(name, step, runner, registers)
+                yield _step(name, step, runner, held)
         elif isinstance(table := _called(step, runner.graph, unit), (Embedding, EmbeddingBag)):
-            yield _table(name, step, runner, table, registers)
+            yield _table(name, step, runner, table, held)
 
 
-def _layer_registers(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> dict[int, Any]:
-    """The registers of a captured module that was nothing but one layer."""
+def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> Held:
+    """The values of a captured module that was nothing but one layer."""
     [step] = [step for step in runner.plan.steps if step.integer]
     if not isinstance(layer, StaticLayer):
         given = bound_values(runner.graph, runner.root, args, kwargs)
         found = layer(*args, **kwargs)
         value = step.inputs[0]
-        held = {2 * value + 1: runner.qparams(runner.plan.slot_of[value]).quantize(given[value])}
+        q_x = runner.qparams(runner.plan.slot_of[value]).quantize(given[value])
         output = found[0] if step.output != step.nodes[0] else found
-        return {**{2 * index: one for index, one in given.items()}, **held, 2 * step.output: output}
+        return Held({**given, step.output: output}, {value: q_x})
     [value] = step.inputs
     q_x = runner.qparams(runner.plan.slot_of[value]).quantize(*args, **kwargs)
-    return {2 * value + 1: q_x, 2 * step.output + runner.plan.emits_integers(step): layer.compute(q_x, layer.own)}
+    output = {step.output: layer.compute(q_x, layer.own)}
+    return Held({}, {value: q_x, **output}) if runner.plan.emits_integers(step) else Held(output, {value: q_x})
 
 
-def _step(name: str, step: Step, runner: GraphRunner, registers: dict[int, Any]) -> StepParity:
-    expected = runner.simulated(step, _reals(runner, registers))[step.output]
+def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
+    expected = runner.simulated(step, _reals(runner, held))[step.output]
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     # Convert may have left float what reads a step in integers here.
-    if not runner.plan.emits_integers(step) or 2 * step.output + 1 not in registers:
-        return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
+    if not runner.plan.emits_integers(step) or step.output not in held.integers:
+        return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
-    return _integers(name, registers[2 * step.output + 1], q_expected)
+    return _integers(name, held.integers[step.output], q_expected)
 
 
 def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
@@ -269,15 +270,13 @@ def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
     return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
 
 
-def _table(
-    name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, registers: dict[int, Any]
-) -> StepParity:
+def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, held: Held) -> StepParity:
     """Rows of a packed table, or their sums, beside those of the float table rounded as training rounds it."""
     node = runner.graph.nodes[step.nodes[0]]
-    args, kwargs = arguments_of(node, runner.root, lambda index: registers[2 * index])
+    args, kwargs = arguments_of(node, runner.root, held.reals.__getitem__)
     rounding = QConfig(weight_bits=table.bits)
     expected = call_rounded(attribute(runner.root, node.target), rounding, args, kwargs)
-    return StepParity(name, _relative(registers[2 * step.output], expected), 0.0, expected.numel(), False)
+    return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
 
 
 def _integers(name: str, found: Tensor, expected: Tensor) -> StepParity:
@@ -304,7 +303,7 @@ def _recurrent_layer(unit: nn.Module, step: Step, runner: GraphRunner) -> Static
 
 
 def _recurrent(
-    name: str, step: Step, runner: GraphRunner, layer: StaticRecurrent | StaticCell, registers: dict[int, Any]
+    name: str, step: Step, runner: GraphRunner, layer: StaticRecurrent | StaticCell, held: Held
 ) -> Iterator[StepParity]:
     """The states of every layer inside, at every time step, and what the last layer gave in the model's own call."""
     plan, node = runner.plan, runner.graph.nodes[step.nodes[0]]
@@ -313,17 +312,21 @@ def _recurrent(
     states = [known[one] for one in names]
     simulate = simulated_layer(step, runner.graph, runner.root, {one: rounding(known[one]) for one in known})
     reads = [runner.qparams(plan.slot_of[step.inputs[0]]), *states]
-    args, kwargs = arguments_of(node, runner.root, lambda index: registers[2 * index + (index in step.inputs)])
+
+    def given_to(index: int) -> Any:
+        return (held.integers if index in step.inputs else held.reals)[index]
+
+    args, kwargs = arguments_of(node, runner.root, given_to)
     made, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
     for one in made:
         projected = product_range(one.layer) in known
         yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)
     emits, last, name = plan.emits_integers(step), states[-1], f"{name}.{names[-1]}"
-    given = _first(registers[2 * step.output + emits])
+    given = _first((held.integers if emits else held.reals)[step.output])
     q_given = given if emits else last.quantize(given)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
     if isinstance(step.operator, Sequence):
-        whole = _first(runner.simulated(step, _reals(runner, registers))[step.output])
+        whole = _first(runner.simulated(step, _reals(runner, held))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 
 
@@ -348,18 +351,18 @@ def _real(qparams: QParams, found: Tensor) -> Tensor:
     return qparams.dequantize(found).contiguous()
 
 
-def _reals(runner: GraphRunner, registers: dict[int, Any]) -> Callable[[int], Any]:
+def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
     """Gives the real value of a node: what its integers stand for, where it has any.
 
-    What follows from parameters alone stands in a look-up table, and in no register.
+    What follows from parameters alone stands in a look-up table, and in no value of the program.
     """
 
     def value(index: int) -> Any:
-        found = registers.get(2 * index + 1)
-        if found is None and 2 * index not in registers:
+        found = held.integers.get(index)
+        if found is None and index not in held.reals:
             return evaluate(runner.graph.nodes[index], runner.root, value)
         if found is None:
-            return registers[2 * index]
+            return held.reals[index]
         qparams = runner.qparams(runner.plan.slot_of[index])
         if isinstance(found, (tuple, list)):
             return type(found)(_real(qparams, part) for part in found)

@@ -8,56 +8,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from quant import lasting
+from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
+from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASON
 from quant.capture.unlike_in_training import within as unlike_in_training
-from quant.capture.watched import evaluating
 from quant.copying import copy_model
 from quant.dynamic_plan import NothingQuantized
 from quant.further import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
 from quant.halves import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
+from quant.leaves import base_layer, is_dynamic
 from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
-from quant.static.arguments import copied
 from quant.static.beyond import suspects
 from quant.static.examples import encode
-from quant.static.leaves import base_layer, is_dynamic
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
-
-
-@dataclass
-class Prepared:
-    """What prepare notes on the model it returns.
-
-    Attributes:
-        recipe: as given.
-        islands: why modules are no part of a graph, by dotted name.
-        called: dotted names of the modules that ran on the example inputs.
-        example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
-        state: what the forward changes of the model itself, as it was: calibration leaves its own there.
-    """
-
-    recipe: Recipe
-    islands: dict[str, str]
-    called: set[str]
-    example: Any
-    state: dict[str, Any] = field(default_factory=dict)
 
 
 @torch.inference_mode(False)

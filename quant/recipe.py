@@ -15,7 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from quant.observers import LEARNED, OBSERVERS, check_options, option_names
+from quant.kernels.registry import NotLoaded
+from quant.observers import AUTO, LEARNED, OBSERVERS, by_hand, check_options, follows_batches, names, option_names
 
 Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool]"
 """A module name with shell wildcards (``encoder.*``), a module type (subclasses match), or a predicate of both."""
@@ -112,14 +113,14 @@ class QConfig:
                 raise RecipeError(f"QConfig: {name} is {getattr(self, name)!r}, expected True or False")
         if type(self.per_row) is not bool and self.per_row != "auto":
             raise RecipeError(f"QConfig: per_row is {self.per_row!r}, expected True, False or 'auto'")
-        if self.weight_observer == "moving_average":
-            raise RecipeError(
-                "QConfig: weight_observer is 'moving_average', which averages over batches, and a weight is looked at "
-                "once; 'minmax' is what it would be"
-            )
         for kind in ("weight", "activation"):
             checked = _checked_options(kind, getattr(self, f"{kind}_observer"), getattr(self, f"{kind}_options"))
             object.__setattr__(self, f"{kind}_options", checked)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether `activation_options` are the range of what the layer puts out, as those of "fixed" are."""
+        return by_hand(self.activation_observer)
 
     @property
     def ranges_per_row(self) -> bool:
@@ -128,9 +129,9 @@ class QConfig:
 
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
-        if self.activation_observer != "fixed":
+        if not self.by_hand:
             return self
-        return dataclasses.replace(self, activation_observer="auto", activation_options=NO_OPTIONS)
+        return dataclasses.replace(self, activation_observer=AUTO, activation_options=NO_OPTIONS)
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not the defaults, in the order of the fields."""
@@ -157,19 +158,16 @@ class QConfig:
 
 def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
-    where, names = f"QConfig: {kind}_observer", [*OBSERVERS, *LEARNED]
-    if kind == "activation":
-        names.insert(0, "auto")
-    else:
-        names.remove("moving_average")
-    if not isinstance(observer, str) or observer not in names:
-        raise RecipeError(f"{where} is {observer!r}, expected one of {', '.join(names)}")
+    where = f"QConfig: {kind}_observer"
+    if kind == "weight" or observer != AUTO:
+        _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
     found = Options({str(name): _number(kind, name, value) for name, value in options.items()})
-    if observer == "auto":
+    if observer == AUTO:
         if found:
-            takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in names[1:] if option_names(name)]
+            known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
+            takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
                 f"QConfig: {kind}_options are {found} without an {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
@@ -178,9 +176,29 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     try:
         check_options(observer, found)
     except ValueError as error:
-        hint = f", as in {kind}_options={{'low': 0.0, 'high': 6.0}}" if observer == "fixed" else ""
+        hint = f", as in {kind}_options={{'low': 0.0, 'high': 6.0}}" if by_hand(observer) else ""
         raise RecipeError(f"{where}: {error}{hint}") from error
     return found
+
+
+def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
+    """Raise RecipeError where there is no observer of that name, or it is none for a weight."""
+    try:
+        exists = isinstance(observer, str) and (observer in OBSERVERS or observer in LEARNED)
+    except NotLoaded as error:
+        raise RecipeError(f"{where}: {error}") from error
+    if not exists:
+        known = names() if of_weight else [AUTO, *names()]
+        unfit = [name for name, one in OBSERVERS.items() if of_weight and one.follows_batches]
+        raise RecipeError(
+            f"{where} is {observer!r}, expected one of {', '.join(name for name in known if name not in unfit)}; that "
+            "of another package is there when the package is installed, or has called quant.observers.register"
+        )
+    if of_weight and follows_batches(observer):
+        raise RecipeError(
+            f"{where} is {observer!r}, whose range is made of batches one after another, and a weight is looked at "
+            "once; 'minmax' is what it would be"
+        )
 
 
 def _number(kind: str, name: Any, value: Any) -> float:

@@ -15,10 +15,10 @@ from torch import nn
 
 from quant.fuse import Plan, is_recurrent
 from quant.graph import attribute
+from quant.leaves import is_dynamic
 from quant.names import full_name
-from quant.observers import LEARNED, OBSERVERS, trains
+from quant.observers import AUTO, LEARNED, OBSERVERS, trains
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
-from quant.static.leaves import is_dynamic
 from quant.static.runner import runners
 
 
@@ -32,8 +32,8 @@ def check_observers(recipe: Recipe, verb: str, *, training: bool) -> None:
     for rule, qconfig in _configs(recipe):
         asks = f"{verb}: {recipe.said(rule)} asks for"
         kind = qconfig.activation_observer
-        if training and kind != "auto" and not trains(kind):
-            legal = ", ".join(["auto", *filter(trains, [*OBSERVERS, *LEARNED])])
+        if training and kind != AUTO and not trains(kind):
+            legal = ", ".join([AUTO, *filter(trains, [*OBSERVERS, *LEARNED])])
             raise RecipeError(
                 f"{asks} activation_observer {kind!r}, which searches all that it ever saw for a range, and training "
                 f"moves on; expected one of {legal}. To begin with ranges of {kind!r}, calibrate first: quant.prepare "
@@ -70,7 +70,7 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
                     f"{asks} {setting}={value!r}, and layer {layers.dynamic[0]!r} becomes dynamic, without it; leave "
                     "it out for this layer"
                 )
-        if qconfig.activation_observer == "fixed" and not layers.with_range:
+        if qconfig.by_hand and not layers.with_range:
             why = "it decides no layer with weights"
             if layers.static:
                 why = f"the output of layer {layers.static[0]!r} is read in float"
@@ -151,4 +151,4 @@ def _check_recurrent(plan: Plan, path: str, verb: str) -> None:
 
 
 def _by_hand(qconfig: QConfig | None) -> Any:
-    return qconfig.activation_options if qconfig is not None and qconfig.activation_observer == "fixed" else None
+    return qconfig.activation_options if qconfig is not None and qconfig.by_hand else None

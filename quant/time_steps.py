@@ -27,7 +27,7 @@ class TimeSteps:
         layer: which.
         q_states: uint8 (rows, S), the states as the int8 layer rounds them, of the whole sequence in one call.
         states, expected: float32 (rows, S), the same before rounding, by single time steps; and as simulated.
-        cells, expected_cells: float32 (rows, H), an LSTM's cell states; of shape (0,) otherwise.
+        cells, expected_cells: float32 (rows, H), the cell states of a kind that has them; of shape (0,) otherwise.
     """
 
     layer: int
@@ -68,8 +68,8 @@ def time_steps(
         return q_y if index < last else walk.h_after.reshape(q_y.shape), walk.h, walk.c
 
     if isinstance(layer, StaticCell):
-        return made, run_cell(layer.mode, layer.input_size, layer.hidden_size, input, hx, run)
-    return made, run_layers(layer, input, hx, run)
+        return made, run_cell(layer._kind, layer.input_size, layer.hidden_size, input, hx, run)
+    return made, run_layers(layer._kind, layer, input, hx, run)
 
 
 def _direction(layer: StaticRecurrent | StaticCell, index: int, reverse: bool) -> Any:

@@ -5,7 +5,7 @@ from quant.types import Comparison, Report
 def worst(comparison: Comparison) -> str: ...
 """
 
-from quant.artefact_file import ArtefactError
+from quant.artefact import ArtefactError
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
@@ -17,7 +17,7 @@ from quant.observers import NoDataSeen
 from quant.parity import Parity, StepParity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
-from quant.static.fallback import UncapturedCall
+from quant.runtime.uncaptured import UncapturedCall
 
 __all__ = [
     "ArtefactError",

@@ -68,6 +68,7 @@ def run_console(block: Block, document: str) -> None:
             pytest.fail(f"{document}: $ {line}\n{checker.output_difference(example, done.stdout, ELLIPSIS)}")
 
 
+@pytest.mark.usefixtures("own_registries")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +88,7 @@ def test_its_links_lead_somewhere(document: str) -> None:
 
 
 def test_the_readme_lists_the_types_that_are_quantised() -> None:
-    from quant.dynamic_plan import SUPPORTED
+    from quant.nn.registry import SUPPORTED
 
     table = (CHECKOUT / "README.md").read_text().partition("### What is quantised dynamically")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == [base.__name__ for base in SUPPORTED]

@@ -10,19 +10,16 @@ two that cannot overflow.
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from quant.kernels.backend import Backend
+from quant.kernels.per_weight import PerWeight
 from torch import Tensor
 
 PANEL = 2**24 // (255 * 128)
 """Largest K whose sums are exact in float32, even for weights of -128."""
-
-_State = tuple[int, int, torch.Size]
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,7 @@ class OneDnnBackend(Backend):
     name = "onednn"
 
     def __init__(self) -> None:
-        # By id, dropped when the weight dies; the state says whether it was written to since.
-        self._packed: dict[int, tuple[_State, list[_Panel]]] = {}
-        self._lock = threading.Lock()
+        self._packed: PerWeight[list[_Panel]] = PerWeight()
 
     def why_not(self) -> str:
         if not torch.backends.mkldnn.is_available():
@@ -58,23 +53,10 @@ class OneDnnBackend(Backend):
         sums = torch.zeros(q_x.shape[0], q_weight.shape[0], dtype=torch.int32)
         if sums.numel() == 0:
             return sums
-        for panel in self._panels(q_weight):
+        for panel in self._packed.get(q_weight, lambda: self._pack(q_weight)):
             part = _multiply(q_x[:, panel.first : panel.last].contiguous(), panel.packed, q_weight.shape[0])
             sums += part.to(torch.int32)
         return sums
-
-    def _panels(self, q_weight: Tensor) -> list[_Panel]:
-        # The address and shape too: `weight.data = other` leaves the version as it was.
-        version = 0 if q_weight.is_inference() else q_weight._version
-        key, state = id(q_weight), (version, q_weight.data_ptr(), q_weight.shape)
-        with self._lock:
-            known = self._packed.get(key)
-            if known is None:
-                weakref.finalize(q_weight, self._packed.pop, key, None)
-            if known is None or known[0] != state:
-                known = (state, self._pack(q_weight))
-                self._packed[key] = known
-        return known[1]
 
     def _pack(self, q_weight: Tensor) -> list[_Panel]:
         parts = [q_weight]

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.capture.outside import looks_at_class
-from quant.capture.proof import record
+from quant.arguments import Arguments, bind, copied
+from quant.capture.forward_code import looks_at_class
+from quant.capture.proved_recording import record
+from quant.capture.recorded_modules import Watched, watching
 from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
-from quant.capture.unseen import refuse_read_once
-from quant.capture.watched import Watched, watching
+from quant.capture.unrecordable import refuse_read_once
 from quant.graph import Graph
 from quant.names import full_name
-from quant.static.arguments import Arguments, bind, copied
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Capture:
         graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
         islands: by dotted name, why a module is none of a graph's.
         called: dotted names of every module that ran.
-        state: dotted names of the attributes and buffers that some forward changed.
+        state: dotted names of the attributes, buffers and submodules that some forward changed.
         unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
     """
 

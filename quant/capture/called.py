@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.capture.outside import States
-from quant.capture.outside import alike as found_alike
-from quant.capture.surroundings import OTHER_PARAMETERS, OwnParameters
-from quant.capture.unseen import foreign, is_transformed, read_once
+from quant.arguments import Arguments, alike, copied
+from quant.capture.places import States
+from quant.capture.places import alike as found_alike
+from quant.capture.snapshot import Snapshot
+from quant.capture.unrecordable import foreign, is_transformed, read_once
 from quant.graph import leaves
+from quant.leaves import is_leaf
 from quant.objects import opened
-from quant.static.arguments import Arguments, alike, copied
-from quant.static.leaves import is_leaf
 
+OTHER_PARAMETERS = "it is called with parameters that are not its own"
 VARIES = "it is called with different arguments each time"
 
 
@@ -55,9 +56,9 @@ class IslandCalls:
         found: by dotted name, every module that was called.
     """
 
-    def __init__(self, parameters: OwnParameters, reached: Callable[[], States]) -> None:
+    def __init__(self, before: Snapshot, reached: Callable[[], States]) -> None:
         self.found: dict[str, Called] = {}
-        self._parameters, self._reached = parameters, reached
+        self._before, self._reached = before, reached
         self._thread = threading.get_ident()
         self._running: list[str] = []
         self._elsewhere = threading.local()
@@ -90,7 +91,7 @@ class IslandCalls:
                 self.found[parent].children.append(path)
             known = self.found.get(path)
             reason, reached = _why_alone(module, (args, kwargs)), self._reached()
-            if not reason and self._parameters.are_swapped(module):
+            if not reason and self._before.are_swapped(module):
                 reason = OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else (copied(args), copied(kwargs))

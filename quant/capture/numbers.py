@@ -3,8 +3,9 @@
 They are subclasses of `int` and `float` that hold the value they had on the example inputs, so that whatever takes a
 number takes them: torch, C extensions, dictionaries. What Python lets a subclass see is noted: arithmetic becomes a
 call of the graph, and a comparison, a text or a bit operation a guard. What it does not (`range(n)`, an index into a
-list) uses the value; the recording of another size then differs, and that size is held fixed (`proof.py`). A quotient
-or remainder may be the same there; it is guarded where it may have been taken so (`Recorder.rounded`).
+list) uses the value, but for texts that C makes (`'%d' % n`), which the forward's code tells of; the recording of
+another size then differs, and that size is held fixed (`proof.py`). A quotient or remainder may be the same there; it
+is guarded where it may have been taken so (`Recorder.rounded`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quant.graph import leaves, map_leaves
+
 if TYPE_CHECKING:
-    from quant.capture.recorder import Recorder
+    from quant.capture.tape import Tape
 
 
 class RecordedInt(int):
@@ -30,7 +33,7 @@ class RecordedInt(int):
         static: whether it follows from shapes and given numbers alone, so that a decision by it can be guarded.
     """
 
-    recorder: Recorder
+    recorder: Tape
     index: int
     static: bool
 
@@ -41,7 +44,7 @@ class RecordedInt(int):
 class RecordedFloat(float):
     """A float of a recording; as `RecordedInt`."""
 
-    recorder: Recorder
+    recorder: Tape
     index: int
     static: bool
 
@@ -54,7 +57,7 @@ SEQUENCES = (list, tuple, str, bytes, bytearray)
 COMPUTES = "computes in Python with"
 
 
-def recorded(value: Any, recorder: Recorder, index: int, static: bool) -> Any:
+def recorded(value: Any, recorder: Tape, index: int, static: bool) -> Any:
     """A number as the value of node `index`; a bool is itself, since nothing else can be one."""
     if type(value) is int or type(value) is RecordedInt:
         found: Any = int.__new__(RecordedInt, plain(value))
@@ -71,6 +74,13 @@ def plain(value: Any) -> Any:
     if type(value) is RecordedInt:
         return int.__int__(value)
     return float.__float__(value) if type(value) is RecordedFloat else value
+
+
+def plain_numbers(tree: Any) -> Any:
+    """Arguments with numbers in place of recorded ones; the same objects where none is there."""
+    if any(type(leaf) in NUMBERS for leaf in leaves(tree)):
+        return map_leaves(plain, tree)
+    return tree
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)

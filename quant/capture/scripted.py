@@ -8,30 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant.capture.module_state import stored_tensors
+from quant.capture.places import Checked, Held
 from quant.graph import leaves, map_leaves
-from quant.names import full_name
 
 
 class ScriptState:
-    """The buffers and other attributes of one script module: tensors, numbers, texts, and lists and dicts of them."""
+    """The buffers and other attributes of one script module: tensors, numbers, texts, and lists and dicts of them.
 
-    def __init__(self, name: str, module: torch.jit.ScriptModule) -> None:
-        self.name, self.module = name, module
-        self.held: dict[str, tuple[Any, Any]] = {}
+    As a `ModuleState`, of which a script module has neither generators nor objects that others hold too.
+    """
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        self.module = module
+        self.tensors = stored_tensors(module)
+        self.generators: list[Any] = []
+        self.held: list[tuple[str, Held]] = []
+        self._values: dict[str, tuple[Any, Any]] = {}
         concrete = module._concrete_type.get_attributes()
         for key in [key for key, (_, is_parameter) in concrete.items() if not is_parameter and key != "training"]:
             with contextlib.suppress(RuntimeError):  # of a class that Python cannot hold
                 value = module._c.getattr(key)
-                self.held[key] = value, map_leaves(_kept, value)
+                self._values[key] = value, map_leaves(_kept, value)
 
-    def put_back(self) -> list[str]:
-        """Let the module hold what it held, and say by dotted names what had changed."""
-        changed = []
-        for key, (value, kept) in self.held.items():
+    def is_as_before(self, checked: Checked) -> bool:
+        """Whether the module holds what it held."""
+        return all(_same(self.module._c.getattr(key), kept) for key, (_, kept) in self._values.items())
+
+    def put_back(self, checked: Checked) -> set[str]:
+        """Let the module hold what it held, and say by their names what had changed."""
+        changed = set()
+        for key, (value, kept) in self._values.items():
             now = self.module._c.getattr(key)
             if _same(now, kept):
                 continue
-            changed.append(full_name(self.name, key))
+            changed.add(key)
             for tensor, values in zip(leaves(value), leaves(kept), strict=True):
                 if isinstance(tensor, Tensor):
                     with torch.no_grad():

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.capture.recorder import Recorder
+from quant.dead_calls import keep_only, needed_places
+from quant.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 from quant.graph import Attr, Graph, Node, Ref, leaves
 from quant.names import full_name
-from quant.static.dead import keep_only, needed_places
-from quant.static.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 
 
 def graph_of(recorder: Recorder) -> Graph:

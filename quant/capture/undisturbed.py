@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
-from quant.capture.outside import Outside
+from quant.capture.outer_objects import Outside
+from quant.capture.proof import run
+from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
-from quant.capture.watched import Watched
 from quant.graph import Ref, Region, leaves, map_leaves
 from quant.objects import opened
-from quant.static.arguments import Arguments, bind, copied
 
 NEAR = 1e-3
 """Largest relative error of a tensor: torch's attention is recorded as plain calls, which round otherwise."""
@@ -47,22 +48,21 @@ class Listener:
         return output
 
 
-def disturbed(watched: Watched, recorder: Recorder, call: Arguments, put_back: Callable[[], None]) -> str | None:
-    """The module (within the recorded one) that does something else when it is recorded; None where none does.
-
-    Args:
-        put_back: makes the model's state what it was before the recording.
-    """
-    put_back()
+def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | None:
+    """The module (within the recorded one) that does something else when it is recorded; None where none does."""
+    watched.put_back(recorder.before)
     root, (args, kwargs) = recorder.root, copied(call)
     try:
         output = root.__dict__["forward"](*args, **kwargs)
         if _near(recorder.result, output):
             return None
-        put_back()
+        watched.put_back(recorder.before)
         listener, (args, kwargs) = Listener(root), copied(call)
         with watched.telling(listener):
             root.__dict__["forward"](*args, **kwargs)
+        watched.put_back(recorder.before)
+        recorder = recorder.again(recorder.before, training=recorder.training, keeps=True)
+        run(watched, recorder, call)
     except Exception:  # the user's own, which the recording did not come to
         return ""
     counts: dict[str, int] = {}
@@ -78,7 +78,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     """Whether a module gives something else by itself than it gave where an island called it."""
     if call.output is None:
         return False
-    put_back = watched.state()
+    before = watched.snapshot()
     try:
         torch.set_rng_state(call.chance)
         args, kwargs = copied(call.example)
@@ -86,12 +86,12 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     except Exception:  # what its caller would have set is not there
         return True
     finally:
-        put_back()
+        before.put_back()
 
 
 def _gave_otherwise(recorder: Recorder, region: Region, arguments: Any, output: Any) -> bool:
     def real(tree: Any) -> Any:
-        return map_leaves(lambda leaf: recorder.values[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
+        return map_leaves(lambda leaf: recorder.value(leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
     return _near(real(region.arguments), arguments) and not _near(real(region.output), output)
 

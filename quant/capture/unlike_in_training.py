@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.graph import Attr, Node, Ref, attribute, leaves
-from quant.static.leaves import is_leaf
+from quant.leaves import is_leaf
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
@@ -64,7 +64,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
         if name is None:
             continue
         for ref in filter(activations.__contains__, node.refs):
-            value = recorder.values[ref]
+            value = recorder.value(ref)
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
                 found.setdefault(name, {})[ways[ref]] = value.detach()
     return found

@@ -6,7 +6,7 @@
     quant report --model package.module:factory --data photos/ --out report.html
     quant doctor
 
-Here are the arguments and what becomes of errors; `commands.py` does the work. Exit status: 0, or 2 with one line on
+Arguments and errors are handled here; `commands.py` does the work. Exit status: 0, or 2 with one line on
 standard error that says what was wrong and the way out. Nothing is imported before it is needed.
 """
 
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATTERN",
         action="append",
         default=[],
-        help="leave the modules of this name float; shell wildcards; may be given several times",
+        help="leave the modules of this name float; shell wildcards; may be repeated",
     )
     dynamic.add_argument("--json", action="store_true", help="print the report as JSON")
 

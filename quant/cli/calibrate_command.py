@@ -19,7 +19,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `quant.calibrate.command`, and what the recipe is made of."""
+    """Those of `quant.calibrate.command`, and those that the recipe is built from."""
     from quant.calibrate import command
 
     command.add_arguments(parser)
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         action="append",
         default=[],
-        help="leave the modules of this name float; shell wildcards; may be given several times",
+        help="leave the modules of this name float; shell wildcards; may be repeated",
     )
 
 

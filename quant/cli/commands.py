@@ -36,7 +36,7 @@ def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def summary(options: argparse.Namespace, rest: list[str]) -> int:
-    """Print what became of each module: of a file that `dynamic` or `calibrate` wrote, or of a model."""
+    """Print the outcome of each module: of a file that `dynamic` or `calibrate` wrote, or of a model."""
     import quant
     from quant.cli import files
 

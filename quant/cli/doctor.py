@@ -23,7 +23,7 @@ LEVELS: dict[str, tuple[tuple[str, set[str]], ...]] = {
     ),
     "aarch64": (("neoni8mm", {"asimddp", "i8mm"}), ("neondot", {"asimddp"}), ("neon", {"asimd"})),
 }
-"""Instruction sets that the kernels know, best first, and the flags of /proc/cpuinfo that make them."""
+"""Instruction sets that the kernels know, best first, and the flags of /proc/cpuinfo that each needs."""
 
 
 def examine() -> dict[str, Any]:

@@ -23,15 +23,15 @@ def with_type(error: BaseException) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """Where the error, or the one that it was made of, left code that is neither ours, torch's nor Python's."""
+    """File and line of the user's own code that raised the error or its cause: neither ours, torch's nor Python's."""
     place = ""
     link: BaseException | None = error
     while link is not None:
-        found = link.__traceback__
-        while found is not None:
-            name = str(found.tb_frame.f_globals.get("__name__", ""))
+        trace = link.__traceback__
+        while trace is not None:
+            name = str(trace.tb_frame.f_globals.get("__name__", ""))
             if name.partition(".")[0] not in {"quant", "torch", *sys.stdlib_module_names}:
-                place = f"{found.tb_frame.f_code.co_filename}:{found.tb_lineno}"
-            found = found.tb_next
+                place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            trace = trace.tb_next
         link = link.__cause__
     return place

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import quant
 from quant import artefact
-from quant.artefact_file import MANIFEST
+from quant.artefact.file import MANIFEST
 from quant.cli.errors import UserError, with_type
 from quant.report import Report
 
@@ -28,10 +28,10 @@ SHOWN = 5
 
 
 def load_model(name: str, weights: str | None) -> nn.Module:
-    """The model that the factory `name` ("package.module:factory") makes, with the weights of the file, if any.
+    """The model that the factory `name` ("package.module:factory") returns, with the weights of the file, if any.
 
     Raises:
-        UserError: the factory is not there, fails or makes no module; the file cannot be read or does not fit.
+        UserError: the factory is not there, fails or returns no module; the file cannot be read or does not fit.
     """
     model = _make(name)
     if weights is not None:
@@ -44,19 +44,19 @@ def _make(name: str) -> nn.Module:
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise UserError(f"--model is {name!r}, expected package.module:factory, as in 'mymodels.asr:make_encoder'")
-    made = _attribute(_module(module_name), module_name, attribute)
-    if callable(made) and not isinstance(made, nn.Module):
+    model = _attribute(_module(module_name), module_name, attribute)
+    if callable(model) and not isinstance(model, nn.Module):
         try:
-            made = made()
+            model = model()
         except (Exception, SystemExit) as error:
             raise UserError(
                 f"--model {name!r} failed with {with_type(error)}; it is called without arguments and returns the model"
             ) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(model, nn.Module):
         raise UserError(
-            f"--model {name!r}: what it names or returns is of type {type(made).__name__}, expected a torch.nn.Module"
+            f"--model {name!r}: what it names or returns is of type {type(model).__name__}, expected a torch.nn.Module"
         )
-    return made
+    return model
 
 
 def _module(name: str) -> Any:
@@ -76,13 +76,13 @@ def _module(name: str) -> Any:
 
 
 def _attribute(module: Any, module_name: str, dotted: str) -> Any:
-    found = module
+    target = module
     for part in dotted.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
             raise UserError(f"--model: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""`quant report`: calibrate, convert, compare with float, and write what was found as one HTML page."""
+"""`quant report`: calibrate, convert, compare with float, and write the result as one HTML page."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
             save_ranges(prepared, options.save_ranges)
         converted = quant.convert(prepared)
         options.data = options.compare_data or options.data
-        found = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
+        comparison = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
     except (CalibrationError, CheckpointError, TypeError, ValueError, OSError) as error:
         raise UserError(one_line(error)) from error
-    out.write_text(quant.report_html(converted, found, prepared=prepared), encoding="utf-8")
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    out.write_text(quant.report_html(converted, comparison, prepared=prepared), encoding="utf-8")
+    print(json.dumps(comparison.to_dict(), indent=2) if options.json else comparison)
     if not options.json:
         print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
     return 0

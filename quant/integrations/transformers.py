@@ -10,8 +10,8 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from quant.qat import QATSchedule
-from quant.qat.phases import training_runners
 from quant.qat.schedule import OBSERVE
+from quant.qat.switches import training_runners
 
 
 class QATCallback(TrainerCallback):  # type: ignore[misc]

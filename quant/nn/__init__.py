@@ -4,7 +4,8 @@ from quant.nn.attention import MultiheadAttention
 from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.nn.linear import Conv1D, Linear
-from quant.nn.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from quant.nn.registry import register_int8
 
 __all__ = [
     "GRU",
@@ -20,4 +21,5 @@ __all__ = [
     "QuantModule",
     "RNNCell",
     "TiedEmbedding",
+    "register_int8",
 ]

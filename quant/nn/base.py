@@ -6,7 +6,7 @@ of a module class where they are strings.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,15 @@ class QuantModule(nn.Module):
     Attributes:
         layer_name: dotted name in the user's model, for errors.
         backend: '' for the dispatcher's choice, or a name of `quant.kernels.available()`.
+        kept_in_files: attributes (numbers, texts, booleans) that a file keeps besides those of every int8 layer, and
+            that the float module does not tell.
         dtype: the float type of the user's layer, which outputs and the real weights have. The arithmetic between is
             that of float32 whatever it is: scales and biases are kept so.
     """
 
     __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
 
+    kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
     backend: str
     dtype: torch.dtype

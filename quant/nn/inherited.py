@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from quant.recurrent_layers import is_recurrent_class
+
 
 def inherit(new: nn.Module, old: nn.Module) -> None:
     """Give `new` the plain attributes of `old` and the members of its class, where it has none of that name itself."""
@@ -32,10 +34,10 @@ def inherit_methods(new: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def _members(kind: type[nn.Module]) -> dict[str, Any]:
-    """What the user's classes above torch's define, the lowest first."""
+    """What the user's classes above the one that is replaced define, the lowest first."""
     found: dict[str, Any] = {}
     for one in kind.__mro__:
-        if one.__module__.partition(".")[0] == "torch" or one is object:
+        if one.__module__.partition(".")[0] == "torch" or one is object or is_recurrent_class(one):
             break
         for name, value in vars(one).items():
             if not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl":

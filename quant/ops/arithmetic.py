@@ -8,15 +8,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from quant.folding import Affine, ChannelFactor, ChannelShift, depends_on_nothing, own_shape
 from quant.graph import Ref, TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.matmul import factors
 from quant.ops.operator import Clampable
-from quant.ops.registry import Recognised, recognises
+from quant.ops.planning import Lines, PlanCall, Unplanned
+from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, depends_on_nothing, own_shape
 
 Sign = Literal[1, -1]
 
@@ -32,7 +33,8 @@ class Add(Clampable):
         a, b = step.inputs
         scale = context.ranges[step.output].scale
         one, two = (float(context.ranges[value].scale / scale) for value in (a, b))
-        inputs = (integers(a), context.zero_point(a), one, integers(b), context.zero_point(b), self.sign * two)
+        q_a, q_b = context.integers(a), context.integers(b)
+        inputs = (q_a, context.zero_point(a), one, q_b, context.zero_point(b), self.sign * two)
         return Kernel("add", (*inputs, *context.limits(step, self.clamp)))
 
 
@@ -51,6 +53,14 @@ class Mul(Clampable):
 def add(call: Call) -> Recognised:
     """A sum."""
     return _binary(call, Add())
+
+
+@plans_reals(operator.add, torch.add, "add")
+def add_in_reals(call: PlanCall) -> Lines:
+    """A sum of two tensors that stays float."""
+    if len(call.args) + len(call.kwargs) != 2:
+        raise Unplanned("it is computed in float")
+    return [("add_f32", {"a": call.tensor(0, "input"), "b": call.tensor(1, "other")})]
 
 
 @recognises(operator.sub, operator.isub, torch.sub, "sub", "sub_")
@@ -103,9 +113,10 @@ def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -
     axis = _channel_axis(shape, call.graph.nodes[index].meta)
     if axis is None:
         return None
-    sign = operator.sign if isinstance(operator, Add) else 1
-    own_sign, sign = (1, sign) if place == 1 else (sign, 1)  # of x and of the constant
-    affine = Affine(operator.name, constant, axis, sign, own_sign)
+    affine: Affine = ChannelFactor(constant, axis)
+    if isinstance(operator, Add):
+        own_sign, sign = (1, operator.sign) if place == 1 else (operator.sign, 1)  # of x and of the constant
+        affine = ChannelShift(constant, axis, sign, own_sign)
     only_folded = axis != 1 or not isinstance(constant, Ref)
     return Recognised(Lookup(per_channel=True, affine=affine, only_folded=only_folded), (index,))
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
-import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
-from quant.static.leaves import base_layer
 
 
 class StaysFloat(Exception):
@@ -72,17 +69,6 @@ def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
 
 
-def what(node: Node, root: nn.Module) -> str:
-    """The name of the layer of torch.nn, the function or the method that a node calls; decisions go by this one.
-
-    A layer is one by its class and a function by being torch's own. '' is for anything else, whatever it is called.
-    """
-    if node.kind == "module":
-        base = base_layer(attribute(root, node.target))
-        return "" if base is None else base.__name__
-    return function_name(node)
-
-
 def called(node: Node, root: nn.Module) -> str:
     """How people call what a node does: the class of a module, the name of a function."""
     if node.kind == "module":
@@ -90,33 +76,6 @@ def called(node: Node, root: nn.Module) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-SPACES = (torch, F, operator, builtins, torch._C._nn, torch.special)
-"""Where functions are that names may stand for."""
-
-
-def function_name(node: Node) -> str:
-    """The name of a method, or of a function of torch, Python or this package; '' for a function of somebody else's."""
-    if isinstance(node.target, str):
-        return node.target
-    name = getattr(node.target, "__name__", "")
-    ours = getattr(node.target, "__module__", None) == "quant.static.attention"
-    return name if ours or any(getattr(space, name, None) is node.target for space in SPACES) else ""
-
-
-RANK_CALLS = {"dim", "ndimension"}
-
-SHAPE_CALLS = {"size", "numel", "nelement", "stride", "len", *RANK_CALLS}
-
-
-def reads_only_shape(node: Node) -> bool:
-    """Whether a call looks at a tensor's shape alone, so that integers serve it as well as reals."""
-    if node.kind == "function" and node.target is getattr:
-        return node.args[1] in ("shape", "ndim")
-    return node.kind in ("function", "method") and function_name(node) in SHAPE_CALLS
-
-
-def reads_only_rank(node: Node) -> bool:
-    """Whether a call asks a tensor for the number of its dimensions and nothing else."""
-    if node.kind == "function" and node.target is getattr:
-        return bool(node.args[1] == "ndim")
-    return node.kind == "method" and node.target in RANK_CALLS
+def is_call_of(node: Node, targets: Collection[Any]) -> bool:
+    """Whether a node calls one of these functions, or of these methods by their names."""
+    return node.kind in ("function", "method") and node.target in targets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,31 +11,72 @@ from quant.graph import Ref
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, Moved
 from quant.ops.operator import Operator
+from quant.ops.planning import PlanCall, Planned, Unplanned, integer
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
 
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """A concatenation or a stack, of values that have its range or are given it."""
+    """A concatenation of values that have its range or are given it."""
 
     name: ClassVar[str] = "cat"
     shares_range: ClassVar[bool] = True
+    dim: Any = 0
 
     def lower(self, step: Step, context: Context) -> Moved:
         """A move, in which inputs of another range are rescaled."""
         scale, zero_point = context.ranges[step.output].scale, context.zero_point(step.output)
-        rescaled = {
-            2 * value + 1: (context.zero_point(value), float(context.ranges[value].scale / scale), zero_point)
+        others = [
+            value
             for value in dict.fromkeys(step.inputs)
             if (context.scale(value), context.zero_point(value)) != (float(scale), zero_point)
-        }
-        return Moved(rescaled)
+        ]
+        ratios = {value: float(context.ranges[value].scale / scale) for value in others}
+        ids = {value: context.integers(value).index for value in others}
+        return Moved({ids[one]: (context.zero_point(one), ratios[one], zero_point) for one in others})
+
+    def plan(self, call: PlanCall) -> Planned:
+        tensors = call.argument(0, "tensors")
+        if not isinstance(tensors, (tuple, list)) or not all(isinstance(one, Ref) for one in tensors):
+            raise Unplanned("it joins what is no activation")
+        registers = tuple(map(call.values.tensor, tensors))
+        rescaling = _rescaling([one.index for one in registers], call.rescaled)
+        return [("cat", {"tensors": registers, "dim": integer("dim", self.dim), **rescaling})]
 
 
-@recognises(torch.cat, torch.concat, torch.concatenate, torch.stack)
+@dataclass(frozen=True)
+class Stack(Concat):
+    """A concatenation along a dimension of its own."""
+
+    def plan(self, call: PlanCall) -> Planned:
+        return Operator.plan(self, call)
+
+
+def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]) -> dict[str, Any]:
+    """How each part of a concatenation becomes one of its range; nothing where all have it."""
+    if not rescaled:
+        return {}
+    [output_zero_point] = {numbers[2] for numbers in rescaled.values()}
+    numbers = [rescaled.get(register, (output_zero_point, 1.0, output_zero_point)) for register in registers]
+    zero_points, multipliers, _ = zip(*numbers, strict=True)
+    return {"zero_points": zero_points, "multipliers": multipliers, "output_zero_point": output_zero_point}
+
+
+@recognises(torch.cat, torch.concat, torch.concatenate)
 def concat(call: Call) -> Recognised:
-    """Tensors that are all activations."""
+    """Tensors one after the other."""
+    return _joined(Concat(call.get(1, "dim", call.node.kwargs.get("axis", 0))), call)
+
+
+@recognises(torch.stack)
+def stack(call: Call) -> Recognised:
+    """Tensors of one shape."""
+    return _joined(Stack(call.get(1, "dim", 0)), call)
+
+
+def _joined(operator: Concat, call: Call) -> Recognised:
+    """`operator`, of tensors that are all activations."""
     tensors = call.get(0, "tensors")
     if not isinstance(tensors, (tuple, list)):
         raise StaysFloat("it joins a list made at run time")
@@ -47,4 +88,4 @@ def concat(call: Call) -> Recognised:
         if meta is None or meta.dtype != torch.float32 or meta.layout != torch.strided:
             raise StaysFloat("it joins what is not float32, or is sparse")
         inputs.append(tensor.index)
-    return Recognised(Concat(), tuple(inputs))
+    return Recognised(operator, tuple(inputs))

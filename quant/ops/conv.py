@@ -15,10 +15,8 @@ from quant.graph import Attr, Ref, attribute
 from quant.ops.call import Call, StaysFloat, per_dimension
 from quant.ops.linear import own_parameter, own_weight
 from quant.ops.operator import Weighted
+from quant.ops.products import ConvProduct, Padding, TransposedProduct
 from quant.ops.registry import Recognised, recognises
-
-Padding = tuple[list[int], str]
-"""Widths as F.pad takes them, and its mode."""
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -39,9 +37,8 @@ class Conv(Weighted):
     groups: int = 1
     pad_before: Padding | None = None
 
-    def settings(self) -> dict[str, Any]:
-        names = ("stride", "dilation", "groups", "padding", "pad_before")
-        return {name: getattr(self, name) for name in names}
+    def int8(self) -> ConvProduct:
+        return ConvProduct(self.stride, self.padding, self.dilation, self.groups, pad_before=self.pad_before)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _CONV[weight.dim() - 2]
@@ -58,8 +55,9 @@ class ConvTranspose(Conv):
     name: ClassVar[str] = "conv_transpose"
     output_padding: tuple[int, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "output_padding": self.output_padding}
+    def int8(self) -> TransposedProduct:
+        places = (self.stride, self.padding, self.dilation, self.groups, self.output_padding)
+        return TransposedProduct(*places, pad_before=self.pad_before)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _TRANSPOSED[weight.dim() - 2]

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
+from quant.ops.products import LinearProduct
 from quant.ops.registry import Recognised, recognises
-from quant.static.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Linear(Weighted):
     @property
     def input_channel_axis(self) -> int:
         return -1
+
+    def int8(self) -> LinearProduct:
+        return LinearProduct()
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)

@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.folding import Affine, is_own_norm, norm_arguments, parameter
 from quant.graph import Attr, Ref, evaluate
-from quant.ops.call import Call, StaysFloat, what
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.call import Call, StaysFloat
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Interval, Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Affine, is_own_norm, norm_arguments, parameter
+
+INFINITY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Lookup(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)
-        return Kernel("lookup", (integers(step.inputs[0]), self.table(step, context) if known is None else known))
+        table = self.table(step, context) if known is None else known
+        return Kernel("lookup", (context.integers(step.inputs[0]), table))
 
     def table(self, step: Step, context: Context) -> Tensor:
         """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""
@@ -65,19 +68,57 @@ class Lookup(Operator):
 
 
 @recognises(
-    nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.SELU, nn.CELU, nn.Mish,
-    nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.Sigmoid, nn.Hardsigmoid,
-    nn.Tanh, F.relu, torch.relu, torch.relu_, F.relu6, F.hardtanh, F.hardswish, F.leaky_relu, F.silu, F.gelu, F.elu,
-    F.selu, F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.clamp, torch.clip, torch.neg, operator.neg,
-    torch.abs, operator.abs, torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, "relu", "relu_", "clamp",
-    "clamp_", "clip", "neg", "abs", "sigmoid", "sigmoid_", "tanh", "tanh_",
+    nn.Hardswish, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.Softsign,
+    nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold, nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, F.hardswish,
+    F.leaky_relu, F.silu, F.gelu, F.elu, F.selu, F.celu, F.mish, F.softplus, F.hardshrink, F.softshrink, torch.neg,
+    operator.neg, torch.abs, operator.abs, torch.sigmoid, F.sigmoid, F.hardsigmoid, torch.tanh, F.tanh, "neg", "abs",
+    "sigmoid", "sigmoid_", "tanh", "tanh_",
 )  # fmt: skip
 def activation(call: Call) -> Recognised:
     """A function of one value."""
-    others = [arg for arg in [*call.node.args[1:], *call.node.kwargs.values()] if isinstance(arg, Ref)]
-    if others:
+    return _function(call, None)
+
+
+@recognises(nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
+def relu(call: Call) -> Recognised:
+    """A clamp from below."""
+    return _function(call, (0.0, INFINITY))
+
+
+@recognises(nn.ReLU6, F.relu6)
+def relu6(call: Call) -> Recognised:
+    """A clamp to 0 and 6."""
+    return _function(call, (0.0, 6.0))
+
+
+@recognises(nn.Hardtanh, F.hardtanh)
+def hardtanh(call: Call) -> Recognised:
+    """A clamp to numbers, -1 and 1 if not told."""
+    layer: Any = call.module
+    if layer is not None:
+        return _function(call, (layer.min_val, layer.max_val))
+    return _function(call, (call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0)))
+
+
+@recognises(torch.clamp, torch.clip, "clamp", "clamp_", "clip")
+def clamp(call: Call) -> Recognised:
+    """A clamp to numbers, or from one side."""
+    low, high = call.get(1, "min"), call.get(2, "max")
+    _check_settled(call)
+    if isinstance(low, (Tensor, Attr)) or isinstance(high, (Tensor, Attr)):
+        raise StaysFloat("clamps to tensors")
+    return _function(call, (-INFINITY if low is None else float(low), INFINITY if high is None else float(high)))
+
+
+def _function(call: Call, clamp: Interval | None) -> Recognised:
+    """A function of one value, and the interval that it clamps to, where that is all it does."""
+    _check_settled(call)
+    return Recognised(Lookup(clamp=clamp), (call.activation(),))
+
+
+def _check_settled(call: Call) -> None:
+    if any(isinstance(setting, Ref) for setting in [*call.node.args[1:], *call.node.kwargs.values()]):
         raise StaysFloat("a setting of it is computed at run time")
-    return Recognised(Lookup(clamp=_clamp(call)), (call.activation(),))
 
 
 @recognises(nn.PReLU)
@@ -102,24 +143,3 @@ def batch_norm_function(call: Call) -> Recognised:
     if not is_own_norm(call.node, call.graph) or isinstance(norm_arguments(call.node)["eps"], Ref):
         raise StaysFloat("it normalises by the statistics of each batch, or by what is computed from the input")
     return Recognised(Lookup(per_channel=True, is_batch_norm=True), (call.activation(),))
-
-
-def _clamp(call: Call) -> Interval | None:
-    """The interval that a call clamps to, where that is all it does."""
-    module: Any = call.module
-    infinity = float("inf")
-    name = what(call.node, call.root)
-    if name in ("ReLU", "relu", "relu_"):
-        return 0.0, infinity
-    if name in ("ReLU6", "relu6"):
-        return 0.0, 6.0
-    if name == "Hardtanh":
-        return module.min_val, module.max_val
-    if name in ("hardtanh", "hardtanh_"):
-        return call.get(1, "min_val", -1.0), call.get(2, "max_val", 1.0)
-    if name in ("clamp", "clamp_", "clip"):
-        low, high = call.get(1, "min"), call.get(2, "max")
-        if isinstance(low, (Tensor, Attr)) or isinstance(high, (Tensor, Attr)):
-            raise StaysFloat("clamps to tensors")
-        return -infinity if low is None else float(low), infinity if high is None else float(high)
-    return None

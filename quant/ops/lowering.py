@@ -1,13 +1,10 @@
-"""From a step to the call of an integer kernel: with which numbers.
-
-Registers: value v of the graph in float is register 2 * v, in uint8 register 2 * v + 1.
-"""
+"""From a step to the call of an integer kernel: with which numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +20,8 @@ class Kernel:
     """A kernel with its arguments.
 
     Attributes:
-        name: in the table of operators (`static/ops.py`).
-        args, kwargs: Ref to registers, or constants.
+        name: in the table of operators (`Backend.operators`).
+        args, kwargs: Ref to values of the program (`Context.integers`), or constants.
     """
 
     name: str
@@ -37,11 +34,21 @@ class Moved:
     """The captured call itself, on integers: it only moves values.
 
     Attributes:
-        rescaled: by register, how values of another range become ones of the result's: (zero point, multiplier, the
-            result's zero point), as `reference_ops.rescale` takes them.
+        rescaled: by id in the program, how values of another range become ones of the result's: (zero point,
+            multiplier, the result's zero point), as `reference_ops.rescale` takes them.
     """
 
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+
+
+class Forms(Protocol):
+    """The values of a program that is being made."""
+
+    def integer(self, value: int) -> int:
+        """The program's value that holds a value of the graph in uint8."""
+
+    def real(self, value: int) -> int:
+        """The program's value that holds a value of the graph as the user's own calls give it."""
 
 
 @dataclass
@@ -53,6 +60,7 @@ class Context:
         ranges: of the values that are uint8 for some reader.
         emitted: those of them that the step which makes them gives in uint8.
         tables: look-up tables that are known, by step; the others are computed from the step's own function.
+        forms: the program that the step becomes a part of; set by what assembles it.
     """
 
     graph: Graph
@@ -60,6 +68,18 @@ class Context:
     ranges: Mapping[int, QParams]
     emitted: Collection[int]
     tables: Mapping[str, Tensor] = field(default_factory=dict)
+    forms: Forms | None = None
+
+    def integers(self, value: int) -> Ref:
+        """A value of the graph in uint8, as an argument of a kernel."""
+        assert self.forms is not None
+        return Ref(self.forms.integer(value))
+
+    def with_sizes(self, tree: Any) -> Any:
+        """Settings of which some were computed from sizes, as arguments of a kernel."""
+        forms = self.forms
+        assert forms is not None
+        return map_leaves(lambda leaf: Ref(forms.real(leaf.index)) if isinstance(leaf, Ref) else leaf, tree)
 
     def scale(self, value: int) -> float:
         """Of a value that is uint8."""
@@ -80,21 +100,11 @@ class Context:
         return (zero_point, *clamp_limits(clamp, self.scale(output), zero_point))
 
 
-def integers(value: int) -> Ref:
-    """The register of a value in uint8."""
-    return Ref(2 * value + 1)
-
-
-def with_sizes(tree: Any) -> Any:
-    """Settings of which some were computed from sizes, with the registers that hold those."""
-    return map_leaves(lambda leaf: Ref(2 * leaf.index) if isinstance(leaf, Ref) else leaf, tree)
-
-
 def rescaling(name: str, step: Step, context: Context, *first: Any, **options: Any) -> Kernel:
     """A kernel of one input that takes q, z_x, the settings `first`, s_x / s_y, z_y, and the rest by name."""
     value = step.inputs[0]
-    head = (integers(value), context.zero_point(value), *first)
-    return Kernel(name, (*head, context.ratio(step), context.zero_point(step.output)), with_sizes(options))
+    head = (context.integers(value), context.zero_point(value), *first)
+    return Kernel(name, (*head, context.ratio(step), context.zero_point(step.output)), context.with_sizes(options))
 
 
 def clamp_limits(clamp: Interval | None, scale: float, zero_point: int) -> tuple[int, int]:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from quant.folding import Transposed, depends_on_nothing
 from quant.ops.call import Call, StaysFloat
 from quant.ops.linear import Linear, outputs_of
-from quant.ops.lowering import Context, Kernel, integers
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
-from quant.static.folding import Transposed, depends_on_nothing
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ def factors(step: Step, context: Context, output_scale: Tensor) -> tuple[Any, ..
     """The first arguments of a product of two values: each with its zero point, and s_a * s_b / s_y."""
     a, b = step.inputs
     multiplier = context.ranges[a].scale * context.ranges[b].scale / output_scale
-    return integers(a), context.zero_point(a), integers(b), context.zero_point(b), float(multiplier)
+    q_a, q_b = context.integers(a), context.integers(b)
+    return q_a, context.zero_point(a), q_b, context.zero_point(b), float(multiplier)
 
 
 @recognises(torch.matmul, torch.mm, torch.bmm, operator.matmul, "matmul", "mm", "bmm")

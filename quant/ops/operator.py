@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from quant.static.folding import Affine
+from quant.folding import Affine
+from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, Moved
+    from quant.ops.products import Product
     from quant.ops.step import Step
 
 Interval = tuple[float, float]
@@ -30,7 +32,7 @@ class Operator:
         integer: whether it computes in integers.
         anchor: worth quantising its inputs for; others become integers only between integers.
         shares_range: its inputs and its output have one range, because values pass through it unchanged; of a
-            concatenation only those inputs that nobody else reads (`static/joins.py`).
+            concatenation only those inputs that nobody else reads (`fusion/concat_ranges.py`).
         gives_reals: it has a kernel that gives float32 as well.
     """
 
@@ -49,6 +51,18 @@ class Operator:
         """
         raise NotImplementedError(f"{self.name} is computed by a layer")
 
+    def plan(self, call: PlanCall) -> Planned:
+        """What a call that `lower` says is `Moved` is in a native call; a kernel's call is planned as it is.
+
+        Raises:
+            Unplanned: nothing, and why.
+        """
+        raise Unplanned(f"{call.name} has no native kernel")
+
+    def plan_rounded(self, call: PlanCall) -> Lines | None:
+        """Lines for its float call whose value is only read to be quantised; None where it is planned as any other."""
+        return None
+
 
 @dataclass(frozen=True)
 class Float(Operator):
@@ -57,12 +71,14 @@ class Float(Operator):
     Attributes:
         reason: why it is float, for the report.
         has_integer_form: whether there is a kernel for it, and the recipe or convert leaves it float.
+        form: what it is besides, where it is float for its neighbours' sake.
     """
 
     name: ClassVar[str] = "float"
     integer: ClassVar[bool] = False
     reason: str = ""
     has_integer_form: bool = False
+    form: Operator | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +117,9 @@ class Weighted(Clampable):
     batch_norm: int | None = None
     affine: tuple[Affine, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
-        """What the int8 layer is told besides its weight: stride, padding, ..."""
-        return {}
+    def int8(self) -> Product:
+        """What the int8 layer multiplies, with its settings."""
+        raise NotImplementedError
 
     @property
     def is_folded(self) -> bool:

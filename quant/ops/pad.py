@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from quant.graph import leaves
 from quant.ops.call import Call, StaysFloat
-from quant.ops.lowering import Context, Kernel, integers, with_sizes
+from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
+from quant.ops.planning import Lines, PlanCall
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
 
@@ -27,7 +29,21 @@ class Pad(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         value = step.inputs[0]
-        return Kernel("pad", (integers(value), with_sizes(self.widths), self.mode, context.zero_point(value)))
+        source, widths = context.integers(value), context.with_sizes(self.widths)
+        return Kernel("pad", (source, widths, self.mode, context.zero_point(value)))
+
+    def plan_rounded(self, call: PlanCall) -> Lines | None:
+        """Reals with zeros around them, which the plan may as well put around the integers."""
+        if self.mode != "constant" or not all(map(_is_width, leaves(self.widths))):
+            return None
+        module = call.module
+        if module is not None and (module._forward_hooks or module._forward_pre_hooks):
+            return None
+        return [("pad", {"q": call.tensor(), "widths": self.widths, "mode": "constant", "fill": 0})]
+
+
+def _is_width(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
 
 
 @recognises(F.pad, torch._C._nn.pad)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quant.ops.call import Call, StaysFloat, per_dimension
-from quant.ops.lowering import Context, Kernel, integers, rescaling
+from quant.ops.lowering import Context, Kernel, rescaling
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
@@ -34,7 +34,7 @@ class MaxPool(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         options = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "ceil_mode")}
-        return Kernel("max_pool", (integers(step.inputs[0]), self.kernel), options)
+        return Kernel("max_pool", (context.integers(step.inputs[0]), self.kernel), options)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AdaptiveMaxPool(Operator):
     size: tuple[int | None, ...] = ()
 
     def lower(self, step: Step, context: Context) -> Kernel:
-        return Kernel("adaptive_max_pool", (integers(step.inputs[0]), self.size))
+        return Kernel("adaptive_max_pool", (context.integers(step.inputs[0]), self.size))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Recurrent networks and their cells."""
+"""Recurrent networks and their cells, of every kind, and the ranges inside of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 from quant.graph import PackedParts, attribute
 from quant.ops.call import Call
 from quant.ops.operator import Recurrent
-from quant.ops.registry import Recognised, recognises
-from quant.static.recurrent import range_names
+from quant.ops.registry import Recognised, recognises_family
+from quant.recurrent_layers import is_cell, is_recurrent_class, sizes_of
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,29 @@ class Cell(Recurrent):
     name: ClassVar[str] = "cell"
 
 
-@recognises(nn.LSTM, nn.GRU, nn.RNN)
-def sequence(call: Call) -> Recognised:
-    """A recurrent network."""
-    return _recurrent(call, Sequence)
-
-
-@recognises(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-def cell(call: Call) -> Recognised:
-    """A cell."""
-    return _recurrent(call, Cell)
-
-
-def _recurrent(call: Call, operator: type[Sequence] | type[Cell]) -> Recognised:
-    given = call.get(0, "input")
+@recognises_family(is_recurrent_class)
+def recurrent(call: Call) -> Recognised:
+    """A recurrent network or a cell."""
+    given, module = call.get(0, "input"), attribute(call.root, call.node.target)
     if isinstance(given, PackedParts):
         call = Call(replace(call.node, args=(given.data, *call.node.args[1:])), call.graph, call.root)
-    return Recognised(operator(tuple(range_names(attribute(call.root, call.node.target)))), (call.activation(),))
+    operator = Cell if is_cell(module) else Sequence
+    return Recognised(operator(tuple(range_names(module))), (call.activation(),))
+
+
+def state_range(layer: int) -> str:
+    """The name of the range that the states of a layer have, of both directions, as the next layer reads both."""
+    return f"h_l{layer}"
+
+
+def product_range(layer: int) -> str:
+    """The name of the range of what a layer's projection reads, h before it is multiplied."""
+    return f"m_l{layer}"
+
+
+def range_names(module: nn.Module) -> list[str]:
+    """The ranges inside of a float recurrent layer, the same for every kind; the last state's is the output's."""
+    sizes = sizes_of(module)
+    layers = range(sizes.num_layers)
+    projected = [product_range(layer) for layer in layers] if sizes.proj_size else []
+    return [*projected, *(state_range(layer) for layer in layers)]

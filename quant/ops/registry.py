@@ -1,4 +1,4 @@
-"""Which captured calls are which operators: tables that `recognises` fills in the operators' files."""
+"""Which captured calls are which operators: tables that `recognises` and `plans_reals` fill in the operators' files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Node, attribute
+from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
 from quant.ops.operator import Operator
-from quant.static.leaves import base_layer, is_registered
+from quant.ops.planning import PlanCall, Planned
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,27 @@ Target: TypeAlias = "type[nn.Module] | Callable[..., Any] | str"
 R = TypeVar("R", bound=Recogniser)
 
 _MODULES: dict[type[nn.Module], Recogniser] = {}
+_FAMILIES: list[tuple[Callable[[type[nn.Module]], bool], Recogniser]] = []
 _FUNCTIONS: dict[Callable[..., Any], Recogniser] = {}
 _METHODS: dict[str, Recogniser] = {}
+
+
+@dataclass(frozen=True)
+class RealForm:
+    """How a float call between integers is computed natively.
+
+    Attributes:
+        plan: gives its lines, or raises Unplanned.
+        exact: whether its bits are torch's. What is not is native wherever it can be, planned or by itself.
+        moves: whether it only moves values, which torch does without a copy.
+    """
+
+    plan: Callable[[PlanCall], Planned]
+    exact: bool = True
+    moves: bool = False
+
+
+_REAL_FORMS: dict[Any, RealForm] = {}
 
 
 def recognises(*targets: Target) -> Callable[[R], R]:
@@ -53,6 +73,50 @@ def recognises(*targets: Target) -> Callable[[R], R]:
         return recogniser
 
     return register
+
+
+def recognises_family(belongs: Callable[[type[nn.Module]], bool]) -> Callable[[R], R]:
+    """A decorator for the function that reads calls of layers whose classes others may add to.
+
+    Args:
+        belongs: whether a class is one of them.
+    """
+
+    def register(recogniser: R) -> R:
+        _FAMILIES.append((belongs, recogniser))
+        return recogniser
+
+    return register
+
+
+P = TypeVar("P", bound=Callable[[PlanCall], Planned])
+
+
+def plans_reals(*targets: Target, exact: bool = True, moves: bool = False) -> Callable[[P], P]:
+    """A decorator for the function that plans float calls of some targets; see `RealForm`.
+
+    Args:
+        targets: as `recognises` takes them.
+
+    Raises:
+        ValueError: another function plans one of them already.
+    """
+
+    def register(plan: P) -> P:
+        for target in targets:
+            form = _REAL_FORMS.setdefault(target, RealForm(plan, exact, moves))
+            if form.plan is not plan:
+                raise ValueError(f"{target}: expected one function to plan it, {form.plan.__module__} does")
+        return plan
+
+    return register
+
+
+def real_form(node: Node, root: nn.Module) -> RealForm | None:
+    """How a float call is computed natively; None where no family says."""
+    if node.kind == "module":
+        return _REAL_FORMS.get(base_layer(attribute(root, node.target)))
+    return _REAL_FORMS.get(node.target) if node.kind in ("function", "method") else None
 
 
 def _table(target: Target) -> dict[Any, Recogniser]:
@@ -82,4 +146,6 @@ def _recogniser(call: Call) -> Recogniser | None:
     if is_registered(call.module):
         raise StaysFloat("registered as a layer of its own; it runs as it is")
     base = base_layer(call.module)
-    return None if base is None else _MODULES.get(base)
+    if base is None or base in _MODULES:
+        return None if base is None else _MODULES[base]
+    return next((recogniser for belongs, recogniser in _FAMILIES if belongs(base)), None)

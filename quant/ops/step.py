@@ -46,3 +46,9 @@ class Step:
     def reason(self) -> str:
         """Why it is float; '' where it is not."""
         return self.operator.reason if isinstance(self.operator, Float) else ""
+
+
+def operator_of(step: Step) -> Operator:
+    """What a step computes, in integers or in float; `Float` for the user's own arithmetic that nothing recognised."""
+    known = step.operator
+    return known.form if isinstance(known, Float) and known.form is not None else known

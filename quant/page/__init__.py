@@ -28,7 +28,7 @@ def report_html(
     Args:
         converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         comparison: from `quant.compare`; without it the page has no errors and no histograms.
-        prepared: what `converted` was made from; adds what calibration found suspicious.
+        prepared: the prepared model that `converted` comes from; adds the suspicions of calibration.
         title: of the page; the model's class where it is empty.
     """
     name = title or type(converted).__name__

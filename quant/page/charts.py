@@ -9,7 +9,7 @@ from quant.diagnosis import Histogram, StepError
 from quant.page.markup import Markup, join, tag
 
 TOP = 60.0
-"""dB at the upper edge of drawings: an error of a thousandth, with which nobody need be concerned."""
+"""dB at the upper edge of drawings: an error of a thousandth, which is never a concern."""
 
 WIDTH, HEIGHT = 640.0, 100.0
 
@@ -51,15 +51,15 @@ def _level(level: float) -> Markup:
 
 
 def _tip(x: float, width: float, says: str) -> Markup:
-    """An unseen column over the whole height that tells its step's numbers to who points at it."""
+    """A transparent column over the whole height, which shows its step's numbers on hovering."""
     area = f"M{x:.1f} 0h{width:.2f}v{HEIGHT:.0f}h-{width:.2f}z"
     return tag("path", tag("title", says), d=area, fill="transparent")
 
 
-def histogram(found: Histogram, low: float | None, high: float | None) -> Markup:
+def histogram(counted: Histogram, low: float | None, high: float | None) -> Markup:
     """How often values occur (the bars' heights are logarithms), the int8 range behind them, clipped ones in red."""
     left, right = (
-        (found.low, found.high) if low is None or high is None else (min(found.low, low), max(found.high, high))
+        (counted.low, counted.high) if low is None or high is None else (min(counted.low, low), max(counted.high, high))
     )
     span = (right - left) or 1.0
     band = []
@@ -67,13 +67,13 @@ def histogram(found: Histogram, low: float | None, high: float | None) -> Markup
         start, end = _place(low, left, span), _place(high, left, span)
         band.append(tag("rect", x=f"{start:.1f}", y=0, width=f"{end - start:.1f}", height=HEIGHT, fill="var(--band)"))
         band += [_edge(start), _edge(end)]
-    tallest = math.log1p(max(found.counts))
-    wide = (found.high - found.low) / len(found.counts)
+    tallest = math.log1p(max(counted.counts))
+    wide = (counted.high - counted.low) / len(counted.counts)
     bars = []
-    for place, count in enumerate(found.counts):
+    for place, count in enumerate(counted.counts):
         if not count:
             continue
-        begin = found.low + place * wide
+        begin = counted.low + place * wide
         inside = low is None or high is None or (begin + wide > low and begin < high)
         tall = max(HEIGHT * 0.92 * math.log1p(count) / tallest, 2.0)
         bars.append(
@@ -81,7 +81,7 @@ def histogram(found: Histogram, low: float | None, high: float | None) -> Markup
                 width=f"{max(WIDTH * wide / span * 0.86, 1.5):.2f}", fill="var(--bar)" if inside else "var(--poor)")
         )  # fmt: skip
     drawing = tag("svg", *band, *bars, viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", role="img",
-                  aria_label=f"histogram of values from {found.low:.4g} to {found.high:.4g}")  # fmt: skip
+                  aria_label=f"histogram of values from {counted.low:.4g} to {counted.high:.4g}")  # fmt: skip
     ends = tag("div", tag("span", f"{left:.4g}"), tag("span", f"{right:.4g}"), class_="scale")
     return join(tag("div", drawing, class_="histogram"), ends)
 

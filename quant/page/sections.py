@@ -1,4 +1,4 @@
-"""The sections of the page, each a function from what was found to markup."""
+"""The sections of the page: each a function from a report or comparison to markup."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OPEN = 3
 """Layers whose details are shown without asking."""
 
 LISTED = 24
-"""Layers that stand in the list itself; the rest unfold."""
+"""Layers that are listed at once; the others unfold."""
 
 NAMED = 5
-"""Layers that the advice speaks of."""
+"""Layers that the advice names."""
 
 
 def head(name: str, report: Report, comparison: Comparison | None) -> Markup:
@@ -151,13 +151,13 @@ def _facts(facts: Sequence[tuple[str, str]]) -> Markup:
 
 
 def suspicions(rows: Sequence[Row]) -> Markup | None:
-    """What calibration found doubtful."""
+    """The layers that calibration warns of, with its warnings."""
     doubtful = [row for row in rows if row.warnings]
     if not doubtful:
         return None
     said = [tag("div", tag("p", tag("span", row.layer or "(root)", class_="name")), *(tag("p", text) for text in
             row.warnings), class_="todo fair") for row in doubtful]  # fmt: skip
-    return join(tag("h2", "What calibration found suspicious"), *said)
+    return join(tag("h2", "Suspicions of calibration"), *said)
 
 
 def modules(report: Report) -> Markup:
@@ -177,7 +177,7 @@ def modules(report: Report) -> Markup:
     names = [tag("th", word, class_=look) for word, look in words.items()]
     table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows))
     left = sum(entry.outcome == "float" for entry in report)
-    text = f"{len(report.quantized)} modules compute in integers, {left} stay in float, for the reason given."
+    text = f"{len(report.quantized)} modules compute in integers, {left} stay in float, for the reason beside them."
     return join(tag("h2", "What is int8, what is float, and why"), tag("p", text, class_="soft"), table)
 
 

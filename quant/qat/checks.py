@@ -1,4 +1,4 @@
-"""What would go wrong in silence: parameters nobody trains, empty ranges, statistics that never settled."""
+"""Warnings of mistakes that training would hide: parameters nobody trains, empty ranges, unsettled statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> li
     """The names of parameters that require a gradient and that the optimiser does not hold.
 
     Warns:
-        UserWarning: there are some, with their names. An optimiser made before `prepare_qat` holds those of the float
+        UserWarning: there are some, with their names. An optimiser built before `prepare_qat` holds those of the float
             model, and would train nothing here.
     """
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -75,7 +75,7 @@ def _collapsed(runner: TrainingRunner, slot: str) -> bool:
 
 
 def _unsettled(runner: TrainingRunner) -> list[str]:
-    found = []
+    unsettled = []
     for name, norm in runner.root.named_modules():
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_var is None:
             continue
@@ -88,8 +88,8 @@ def _unsettled(runner: TrainingRunner) -> list[str]:
         else:
             began = norm.momentum is not None and (1.0 - norm.momentum) ** seen > SETTLED
         if began:
-            found.append(name)
-    return found
+            unsettled.append(name)
+    return unsettled
 
 
 def _some(names: list[str]) -> str:

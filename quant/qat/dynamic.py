@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import quantize_weight, tables
+from quant.leaves import base_layer
 from quant.qat.weights import straight_through
 from quant.recipe import QConfig
-from quant.static.leaves import base_layer
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -25,14 +25,14 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
     """The module's own forward, hooks included, on rounded weights.
 
     Args:
-        module: one for which `static.leaves.is_dynamic` holds.
+        module: one for which `leaves.is_dynamic` holds.
 
     Raises:
         ValueError: a weight holds NaN or inf.
     """
     if base_layer(module) is nn.Embedding:
-        found: Tensor = module(*args, **kwargs)  # rows are rounded each by itself, so those looked up are enough
-        return rounded_rows(found, qconfig.weight_bits)
+        rows: Tensor = module(*args, **kwargs)  # each row is rounded by itself, so those looked up are enough
+        return rounded_rows(rows, qconfig.weight_bits)
     return with_rounded_weights(module, qconfig)(*args, **kwargs)
 
 

@@ -13,16 +13,17 @@ from quant.copying import copy_model
 from quant.further import Extender
 from quant.fuse import Plan
 from quant.graph import Attr, attribute
+from quant.leaves import is_dynamic
 from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.prepare import Prepared, checked
-from quant.qat.points import activation_point, weight_key, weight_point
+from quant.prepare import checked
+from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
-from quant.static.leaves import is_dynamic
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, runners
 from quant.static.weights import folded
 
@@ -82,49 +83,51 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
         first = runner.root._modules[RESERVED]
         assert isinstance(first, TrainingRunner)
         for one in programs:
-            made = first if one is runner else extender.add(first, one.plan)
-            made.example = one.example
+            trainer = first if one is runner else extender.add(first, one.plan)
+            trainer.example = one.example
             for slot, ends in _ranges(one, path).items():
-                point = made.point(slot)
-                assert isinstance(point, FakeQuantizeBase)
-                point.start(*ends)
+                quantizer = trainer.point(slot)
+                assert isinstance(quantizer, FakeQuantizeBase)
+                quantizer.start(*ends)
     _name(prepared)
     return prepared
 
 
 def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    found = {}
+    ranges = {}
     for slot in runner.plan.slots:
-        point = runner.point(slot)
-        assert isinstance(point, Observer)
+        observer = runner.point(slot)
+        assert isinstance(observer, Observer)
         try:
-            found[slot] = point.range()
+            ranges[slot] = observer.range()
         except NoDataSeen as error:
             name = full_name(path, slot)
             raise ValueError(
                 f"quant.prepare_qat: the observer of '{name}' saw no data; calibrate the prepared model first, or "
                 "start from the float model"
             ) from error
-    return found
+    return ranges
 
 
 def _make_runner(module: nn.Module, plan: Plan, recipe: Recipe) -> TrainingRunner:
-    """What lets `module` train by `plan`."""
-    points: dict[str, nn.Module] = {slot.name: activation_point(slot, slot.name) for slot in plan.slots.values()}
+    """The runner that trains `module` by `plan`."""
+    activations: dict[str, nn.Module] = {
+        slot.name: activation_quantizer(slot, slot.name) for slot in plan.slots.values()
+    }
     weights: dict[str, nn.Module] = {}
     for step in plan.steps:
         if not isinstance(step.operator, Weighted):
             continue
         _refuse_hooked(step, plan, module)
         weight = folded(step, plan.graph, module)[0]
-        point = weight_point(step, step.weighted.output_first(weight).shape[0], step.name)
-        if point is not None:
-            weights.setdefault(weight_key(step, plan), point)
-    return TrainingRunner(module, plan, points, weights, _dynamic(module, plan, recipe))
+        quantizer = weight_quantizer(step, step.weighted.output_first(weight).shape[0], step.name)
+        if quantizer is not None:
+            weights.setdefault(weight_key(step, plan), quantizer)
+    return TrainingRunner(module, plan, activations, weights, _dynamic(module, plan, recipe))
 
 
 def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
-    """A weight that a hook sets before each call would stay what it was at the last one, and never train."""
+    """Raise for a weight that a hook sets before each call: it would keep the last value and never train."""
     source = step.weighted.weight
     if not isinstance(source, Attr):
         return
@@ -139,20 +142,20 @@ def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
 
 def _dynamic(module: nn.Module, plan: Plan, recipe: Recipe) -> dict[str, QConfig]:
     """The settings of the modules that convert will make dynamic."""
-    found: dict[str, QConfig] = {}
+    settings: dict[str, QConfig] = {}
     for node in plan.graph.nodes:
         if node.kind != "module" or not is_dynamic(module.get_submodule(node.target)):
             continue
         name = full_name(plan.graph.path, node.target)
         qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]
         if qconfig is not None:
-            found[node.target] = qconfig
-    return found
+            settings[node.target] = qconfig
+    return settings
 
 
 def _name(prepared: nn.Module) -> None:
     """Give every fake quantiser the full name of its layer, for messages."""
     for path, runner in runners(prepared).items():
-        for point in runner.modules():
-            if isinstance(point, (FakeQuantizeBase, Observer)) and path:
-                point.name = f"{path}.{point.name}"
+        for module in runner.modules():
+            if isinstance(module, (FakeQuantizeBase, Observer)) and path:
+                module.name = f"{path}.{module.name}"

@@ -1,7 +1,7 @@
 """Training in several processes: ranges of the joint batch, on every rank.
 
 DistributedDataParallel averages gradients, and before each forward overwrites every rank's buffers by those of rank 0.
-Ranges are buffers: left alone, each rank would find its own, all but rank 0's would be lost, and a value that only
+Ranges are buffers: left alone, each rank would have its own, all but rank 0's would be lost, and a value that only
 another rank saw would be clamped. So each batch's extremes are reduced over the ranks before they are used, one small
 collective per range and training forward: all ranks then hold the ranges of the joint batch, and overwriting them by
 rank 0's changes nothing. Batch norms are the user's: each rank has its own statistics, as in float.
@@ -25,32 +25,32 @@ def several() -> bool:
 
 
 def warn_of_ranks(path: str) -> bool:
-    """Say that there are several ranks and nobody said what ranges are to be; whether it was said.
+    """Warn where there are several ranks and nobody said whether they share ranges; returns whether it warned.
 
     Args:
         path: of the module that trains.
 
     Warns:
-        UserWarning: so it is.
+        UserWarning: there are, and nobody did.
     """
     if torch.compiler.is_compiling() or not several():
         return False
     warnings.warn(
         f"layer '{path or '(root)'}': trains on one of {torch.distributed.get_world_size()} ranks, and "
-        "its ranges are those of its own data; make a QATSchedule after init_process_group, or call "
+        "its ranges are those of its own data; build a QATSchedule after init_process_group, or call "
         "quant.qat.sync_ranges(prepared), on every rank (sync_ranges(prepared, False) if this is meant)",
         stacklevel=4,
     )
     return True
 
 
-def sync_point(point: FakeQuantizeBase, on: bool) -> None:
-    """Let a fake quantiser find the range of all ranks' data, or of its own; see `phases.sync_ranges`."""
-    if isinstance(point, LSQFakeQuantize):
-        point.distributed = on
-    elif isinstance(point, FakeQuantize):
-        for one in point.modules():
+def sync_range(fake_quantizer: FakeQuantizeBase, on: bool) -> None:
+    """Let a fake quantiser take the range of all ranks' data, or of its own; see `switches.sync_ranges`."""
+    if isinstance(fake_quantizer, LSQFakeQuantize):
+        fake_quantizer.distributed = on
+    elif isinstance(fake_quantizer, FakeQuantize):
+        for one in fake_quantizer.modules():
             if isinstance(one, RangeObserver):
                 one.distributed = on
     else:
-        assert isinstance(point, PACTFakeQuantize), point  # alpha does not begin from data
+        assert isinstance(fake_quantizer, PACTFakeQuantize), fake_quantizer  # alpha does not begin from data

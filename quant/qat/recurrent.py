@@ -16,9 +16,11 @@ from quant.graph import arguments_of, attribute, call_module, map_leaves
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.ops.operator import Recurrent
 from quant.ops.step import Step
-from quant.qat.points import SharedFakeQuantize
+from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
-from quant.static.recurrent import Tensors, call_of, observe, run_float, tensors_of
+from quant.recurrent_layers import Tensors, directions_of, tensors_of
+from quant.static.recurrent import call_of
+from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized_rows
 
@@ -92,14 +94,11 @@ def _rounded(step: Step, module: nn.Module) -> dict[tuple[int, bool], Tensors]:
     Raises:
         ValueError: a weight holds NaN or inf; with the layer's name.
     """
-    layers = range(getattr(module, "num_layers", 1))
-    ways = (False, True) if getattr(module, "bidirectional", False) else (False,)
     made = {}
-    for layer in layers:
-        for reverse in ways:
-            own = tensors_of(module, layer, reverse)
-            names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
-            made[layer, reverse] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
+    for place in directions_of(module):
+        own = tensors_of(module, *place)
+        names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
+        made[place] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
     return made
 
 

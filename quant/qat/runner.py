@@ -10,31 +10,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.folding import is_own_norm, norm_of
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
 from quant.ops.step import Step
-from quant.qat import norm as batch_norm
+from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
-from quant.qat.points import SharedFakeQuantize, weight_key
+from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
-from quant.static.binding import bound_values
-from quant.static.fallback import UncapturedCall
-from quant.static.folding import is_own_norm, norm_of
-from quant.static.runner import GraphRunner, finished, is_replaying, output_of, replaying, seen_by
-from quant.static.undo import undone_at_mismatch
+from quant.runtime.binding import bound_values
+from quant.runtime.outputs import finished
+from quant.runtime.uncaptured import UncapturedCall
+from quant.runtime.undo import undone_at_mismatch
+from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
 
 
 class TrainingRunner(GraphRunner):
-    """A GraphRunner whose points are fake quantisers, and whose weights are rounded too.
+    """A GraphRunner with fake quantisers in the place of observers, and with rounded weights.
 
     Attributes:
         weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
@@ -42,7 +43,7 @@ class TrainingRunner(GraphRunner):
         synced: whether ranges are those of all ranks' data; None where nobody has said.
 
     Buffers:
-        rounding: bool scalar, whether weights are rounded. True at first. Points have a switch of their own.
+        rounding: bool scalar, whether weights are rounded. True at first. Fake quantisers have a switch of their own.
         norms_frozen: bool scalar, whether batch norms use their running statistics in training mode. False at first.
     """
 
@@ -109,11 +110,11 @@ class TrainingRunner(GraphRunner):
             if key in first.weights:
                 self.weights[key] = first.weights[key]
         shared = set(first.points.values())
-        model = next((point for point in first.points.values() if isinstance(point, FakeQuantizeBase)), None)
-        for point in self.points.values():
-            if point not in shared and isinstance(point, FakeQuantizeBase) and model is not None:
-                point.set_observing(bool(model.observing))
-                point.set_quantizing(bool(model.quantizing))
+        model = next((one for one in first.points.values() if isinstance(one, FakeQuantizeBase)), None)
+        for one in self.points.values():
+            if one not in shared and isinstance(one, FakeQuantizeBase) and model is not None:
+                one.set_observing(bool(model.observing))
+                one.set_quantizing(bool(model.quantizing))
         self.synced = first.synced
 
     def _is_untrained(self) -> bool:
@@ -139,14 +140,15 @@ class TrainingRunner(GraphRunner):
             return super().run_program(args, kwargs)
 
     def corrected(self) -> list[Step]:
-        """None: training has seen the rounded weights, and made its biases for them."""
+        """None: the biases were trained with the rounded weights."""
         return []
 
     def learned(self, step: Step) -> Tensor | None:
-        point = self._weight_point(step) if isinstance(step.operator, Weighted) else None
-        if point is None:
+        quantizer = self._weight_quantizer(step) if isinstance(step.operator, Weighted) else None
+        if quantizer is None:
             return None
-        scale: Tensor = point.current_scale() if torch.compiler.is_compiling() else point.qparams().scale
+        compiling = torch.compiler.is_compiling()
+        scale: Tensor = quantizer.current_scale() if compiling else quantizer.qparams().scale
         return scale.reshape(-1).expand(self._channels(step)).clone()
 
     def _train(self, values: dict[int, Any]) -> Any:
@@ -187,11 +189,10 @@ class TrainingRunner(GraphRunner):
 
     def _evaluated(self, node: Node, value: Callable[[int], Any]) -> Any:
         """A call in the user's own arithmetic, but for the weights of layers that become dynamic."""
-        if is_own_norm(
-            node, self.graph
-        ):  # as its module would be trained, which passes other settings in training mode
-            found: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
-            return found
+        if is_own_norm(node, self.graph):
+            # Called as a module, which passes other settings in training mode than the captured call has.
+            normalised: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
+            return normalised
         qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
@@ -205,13 +206,13 @@ class TrainingRunner(GraphRunner):
         if step.output not in self._places:
             return value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
         slot, place = self._places[step.output]
-        point = self.point(slot)
-        if isinstance(point, SharedFakeQuantize):
-            return point.at(place, value, clamp)
-        if isinstance(point, FakeQuantize):
-            return point(value, clamp)
+        quantizer = self.point(slot)
+        if isinstance(quantizer, SharedFakeQuantize):
+            return quantizer.at(place, value, clamp)
+        if isinstance(quantizer, FakeQuantize):
+            return quantizer(value, clamp)
         value = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
-        return map_leaves(point, value)
+        return map_leaves(quantizer, value)
 
     def _weighted(self, step: Step, values: dict[int, Any]) -> Tensor:
         """The layer with its rounded weight and bias; with its batch norm, without its clamp."""
@@ -247,10 +248,10 @@ class TrainingRunner(GraphRunner):
     def _rounded(self, step: Step, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """A folded weight, rounded, and its scale (out,)."""
         rows = step.weighted.output_first(weight)
-        point = self._weight_point(step)
-        if point is not None and self.training:
-            rounded = step.weighted.as_layer(point(rows))
-            learned: Tensor = point.current_scale()
+        quantizer = self._weight_quantizer(step)
+        if quantizer is not None and self.training:
+            rounded = step.weighted.as_layer(quantizer(rows))
+            learned: Tensor = quantizer.current_scale()
             return rounded, learned.reshape(-1).expand(rows.shape[0])
         with torch.no_grad():
             known = None if bias is None else bias.detach()
@@ -264,11 +265,11 @@ class TrainingRunner(GraphRunner):
 
     def _scale(self, value: int) -> Tensor:
         """The scale of a value that has a range, float32 (); NaN where another call of the layer comes later."""
-        point = self.point(self.plan.slot_of[value])
-        assert isinstance(point, FakeQuantizeBase)
-        return point.current_scale()
+        quantizer = self.point(self.plan.slot_of[value])
+        assert isinstance(quantizer, FakeQuantizeBase)
+        return quantizer.current_scale()
 
-    def _weight_point(self, step: Step) -> Any:
+    def _weight_quantizer(self, step: Step) -> Any:
         return self.weights._modules.get(weight_key(step, self.plan)) if len(self.weights) else None
 
     def _channels(self, step: Step) -> int:

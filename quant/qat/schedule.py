@@ -10,8 +10,15 @@ from torch import nn
 
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_optimizer
-from quant.qat.phases import freeze_norms, freeze_ranges, observe_only, points, round_values, sync_ranges
 from quant.qat.ranks import several
+from quant.qat.switches import (
+    fake_quantizers,
+    freeze_norms,
+    freeze_ranges,
+    observe_only,
+    round_values,
+    sync_ranges,
+)
 
 OBSERVE, RANGES, NORMS = 0.05, 0.6, 0.75
 """Where in the training the phases begin, as shares of its steps: rounding, frozen ranges, frozen batch norms. Early
@@ -28,7 +35,7 @@ class QATSchedule:
             schedule.step()
 
     What it does to the model is in the model's state_dict; its own holds the number of steps. A training that is
-    resumed makes the schedule anew, with the same arguments, and loads both.
+    resumed builds the schedule again, with the same arguments, and loads both.
 
     Attributes:
         count: how often `step` was called.
@@ -37,10 +44,10 @@ class QATSchedule:
     Args:
         prepared: from `prepare_qat`.
         steps: how often `step` will be called; `OBSERVE`, `RANGES` and `NORMS` of it are the defaults below.
-        observe: number of steps in float, to find ranges; 0 where the model has ranges already, as from calibration.
+        observe: number of steps in float that ranges begin with; 0 where the model has some, as from calibration.
         freeze_ranges_at, freeze_norms_at: after how many steps; `steps` or more for never.
         optimizer: checked to hold every parameter, see `check_optimizer`.
-        sync: find ranges of the joint batch of all ranks, see `sync_ranges`; None does where there are several.
+        sync: take ranges of the joint batch of all ranks, see `sync_ranges`; None does so where there are several.
 
     Raises:
         ValueError: `prepared` is not from prepare_qat, or the numbers are not in order; or it is wrapped in a
@@ -105,7 +112,7 @@ class QATSchedule:
         if state["starts"] != self.starts:
             raise ValueError(
                 f"QATSchedule: the saved schedule's phases begin at {state['starts']}, this one's at {self.starts}; "
-                "make it with the same arguments"
+                "build it with the same arguments"
             )
         self.count = int(state["count"])
         self._apply()
@@ -125,7 +132,7 @@ def _check_ddp(prepared: nn.Module) -> None:
     """Learned ranges get no gradient before rounding and once they are frozen; DDP would stop in the next step."""
     if not isinstance(prepared, nn.parallel.DistributedDataParallel) or prepared.find_unused_parameters:
         return
-    learned = [name for point in points(prepared) for name, _ in point.named_parameters(prefix=point.name)]
+    learned = [name for one in fake_quantizers(prepared) for name, _ in one.named_parameters(prefix=one.name)]
     if learned:
         raise ValueError(
             f"QATSchedule: {len(learned)} learned ranges, '{learned[0]}' among them, get no gradient before rounding "
@@ -135,8 +142,8 @@ def _check_ddp(prepared: nn.Module) -> None:
 
 def _has_ranges(prepared: nn.Module) -> bool:
     try:
-        for point in points(prepared):
-            point.qparams()
+        for one in fake_quantizers(prepared):
+            one.qparams()
     except NoDataSeen:
         return False
     return True

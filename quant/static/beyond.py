@@ -41,20 +41,20 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.report import lost_share
+from quant.folding import gain_and_shift, is_norm, norm_of
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, attribute
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from quant.ops.call import what
+from quant.ops.call import is_call_of
 from quant.ops.conv import Conv
 from quant.ops.lookup import Lookup
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
-from quant.static.folding import gain_and_shift, is_norm, norm_of
-from quant.static.recurrent import tensors_of
+from quant.recurrent_layers import sizes_of, tensors_of
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded
 
@@ -74,7 +74,10 @@ SMALL = 4 * CREST / (12 * 255**2) / (1 / LOWEST_COSINE**2 - 1)
 VANISHED = 0.25
 """Share of values under half a step from which their logarithm is lost."""
 
-LOGARITHMS = {"log", "log2", "log10", "log_", "log2_", "log10_", "logit"}
+LOGARITHMS = frozenset({
+    torch.log, torch.log2, torch.log10, torch.log_, torch.log2_, torch.log10_, torch.logit, "log", "log2", "log10",
+    "log_", "log2_", "log10_", "logit",
+})  # fmt: skip
 
 
 def column_is_lost(rows: Tensor) -> bool:
@@ -127,7 +130,7 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
-    has_logarithms = any(what(node, runner.root) in LOGARITHMS for node in runner.graph.nodes)
+    has_logarithms = any(is_call_of(node, LOGARITHMS) for node in runner.graph.nodes)
     for step in runner.plan.steps:
         if not (step.operator.anchor) or is_recurrent(step):
             continue
@@ -190,8 +193,8 @@ def _mean_square(parameter: Tensor | None, missing: float) -> float:
 
 
 def _lost_inputs(module: nn.Module, point: nn.Module) -> str:
-    ways = (False, True) if getattr(module, "bidirectional", False) else (False,)
-    if any(loses_columns(tensors_of(module, 0, reverse).weight_ih.detach().to(torch.float32)) for reverse in ways):
+    first = [tensors_of(module, 0, reverse).weight_ih for reverse in sizes_of(module).directions]
+    if any(loses_columns(weight.detach().to(torch.float32)) for weight in first):
         return "its input weights differ so much by column that one range for all features would lose some"
     share = lost_share(point) if isinstance(point, Observer) else 0.0
     return f"{share:.0%} of its input would round to zero in one fixed range" if share else ""
@@ -235,7 +238,7 @@ def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weight
 
 
 def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
-    if not any(what(node, runner.root) in LOGARITHMS for node in _followers(step, runner.plan)):
+    if not any(is_call_of(node, LOGARITHMS) for node in _followers(step, runner.plan)):
         return ""
     shares = [vanishing(runner, runner.plan.slot_of[value]) for value in step.inputs]
     share = max(shares)

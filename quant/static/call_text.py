@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from quant.arguments import signature_of
 from quant.graph import Attr, Graph, Ref, map_leaves, said
 from quant.objects import Instance
-from quant.static.arguments import signature_of
 
 LONGEST = 400
 """Characters; a cache of forty layers has more to say than anybody reads."""

@@ -10,14 +10,15 @@ from quant.graph import Attr, Node, leaves
 from quant.kernels import QParams
 from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
+from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step
-from quant.prepare import Prepared
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.call_text import call_text
-from quant.static.instructions import FloatCall
-from quant.static.notes import substitute
-from quant.static.program import ProgramRunner
+from quant.static.prepared import Prepared
 from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
@@ -30,7 +31,7 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
     """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}{substitute(backend)}"
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -56,7 +57,8 @@ def recurrent_entry(
     x = _ends(ranges[plan.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    steps = interpreted_steps(layer)
+    return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
 
 
 def _ends(qparams: QParams) -> str:
@@ -202,18 +204,21 @@ def _readers(model: nn.Module) -> dict[str, str]:
         runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
-        for node in (runner.graph.nodes[one.node] for one in runner.program.instructions if isinstance(one, FloatCall)):
-            for leaf in leaves((node.args, node.kwargs)):
+        for one in runner.program.instructions:
+            if not isinstance(one, FloatCall):
+                continue
+            for leaf in leaves(one.arguments):
                 if isinstance(leaf, Attr):
-                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, node.owner))
-            if node.kind == "module":
-                found.setdefault(full_name(path, node.target), full_name(path, node.target))
+                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
+            if isinstance(one.callee, Submodule):
+                found.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
     return found
 
 
 def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
     if name in info.islands:
-        return f"an island: {info.islands[name]}; its layers are handled one by one"
+        inside = any(one.startswith(f"{name}." if name else "") for one in info.called if one != name)
+        return f"an island: {info.islands[name]}" + ("; its layers are handled one by one" if inside else "")
     if name in info.called:
         return "its own parameters are used in float"
     if name in readers:

@@ -7,8 +7,8 @@ with it. What cannot be done so is an error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +16,14 @@ from torch import Tensor, nn
 from quant.graph import Graph, evaluate, map_leaves
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
-from quant.static.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.origin import Edge
+from quant.runtime.values import Held, Value
 from quant.static.layers import StaticLayer
 
 
-class Edge(NamedTuple):
-    """That `children` had `module` under `name`; `path` leads there."""
-
-    children: dict[str, nn.Module | None]
-    name: str
-    module: nn.Module
-    path: str
-
-    def stands(self) -> bool:
-        """Whether it still has."""
-        return self.children.get(self.name) is self.module
-
-
-class Origin:
+class GraphOrigin:
     """The modules that a program was made of.
 
     Attributes:
@@ -44,17 +34,17 @@ class Origin:
     def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
         self.root, self.graph = root, graph
         self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
-        floats = [graph.nodes[one.node] for one in instructions if isinstance(one, FloatCall)]
-        self.called = {node.target for node in floats if node.kind == "module"}
+        callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
+        self.called = {one.path for one in callees if isinstance(one, Submodule)}
         self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
-        self._edges: dict[tuple[type[Instruction], int], list[Edge]] = {}
+        self._edges: dict[tuple[str, ...], list[Edge]] = {}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
         """What an instruction was made of."""
-        key = type(instruction), instruction.out
+        key = instruction.modules
         found = self._edges.get(key)
         if found is None:  # another thread may clear the rest meanwhile
-            known, paths = self._known, _around(self._paths(instruction)) - self.called
+            known, paths = self._known, _around(key) - self.called
             found = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
         return found
 
@@ -87,6 +77,7 @@ class Origin:
     def run(
         self,
         instruction: Instruction,
+        values: Sequence[Value],
         registers: dict[int, Any],
         ranges: dict[int, tuple[float, int]],
         table: OpTable,
@@ -97,27 +88,28 @@ class Origin:
             RuntimeError: what was changed is no layer of its own in the program.
         """
         self._check(instruction)
-        ready = instruction.reads
+        held, out = Held(), values[instruction.out]
+        for one in instruction.reads:
+            held.keep(values[one], registers[one])
 
         def real(index: int) -> Any:
-            if 2 * index in ready:
-                return registers[2 * index]
-            if 2 * index + 1 in ready:
-                return map_leaves(lambda q: _dequantized(q, *ranges[index], table), registers[2 * index + 1])
+            if index in held.reals:
+                return held.reals[index]
+            if index in held.integers:
+                return map_leaves(lambda q: _dequantized(q, *ranges[index], table), held.integers[index])
             return evaluate(self.graph.nodes[index], self.root, real)
 
-        value = instruction.value
-        found = evaluate(self.graph.nodes[value], self.root, real)
-        if not instruction.gives_integers:
+        found = evaluate(self.graph.nodes[out.node], self.root, real)
+        if out.qparams is None:
             return found
-        return map_leaves(lambda x: table["quantize"](x, *ranges[value]) if isinstance(x, Tensor) else x, found)
+        return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, found)
 
     def _check(self, instruction: Instruction) -> None:
         changed = [edge.path for edge in self.changed(instruction)]
         around = [path for path in changed if path not in self.layers]
         kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
         rounded = isinstance(instruction, RecurrentCall) and instruction.integers
-        if around or kept or rounded or isinstance(instruction, FloatCall):
+        if around or kept or rounded or instruction.own:
             why = (
                 f"was computed together with {kept[0]!r}"
                 if kept and not around
@@ -127,20 +119,6 @@ class Origin:
                 f"layer {(around or changed)[0]!r}: it was replaced after quant.convert, and {why}; replace it in the "
                 "float model and prepare that, or leave it float by the recipe and replace it then"
             )
-
-    def _paths(self, instruction: Instruction) -> set[str]:
-        """The modules that a step's calls name, or are made by: from its value back to what it reads."""
-        reads = {register // 2 for register in instruction.reads}
-        found: set[str] = set()
-        waiting = [instruction.value]
-        while waiting:
-            index = waiting.pop()
-            node = self.graph.nodes[index]
-            if index in reads or node.kind == "input":
-                continue
-            found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
-            waiting += [] if isinstance(instruction, FloatCall) else node.refs
-        return found
 
 
 def _edge(root: nn.Module, path: str) -> Edge | None:
@@ -156,7 +134,7 @@ def _owners(graph: Graph) -> set[str]:
     return {node.owner for node in graph.nodes}
 
 
-def _around(paths: set[str]) -> set[str]:
+def _around(paths: Iterable[str]) -> set[str]:
     """These paths and those of all modules around them, but the root."""
     parts = [path.split(".") for path in paths if path]
     return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}

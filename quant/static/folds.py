@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from quant.folding import norm_arguments
 from quant.graph import Attr, Node
 from quant.ops.operator import Weighted
-from quant.static.folding import norm_arguments
 from quant.static.runner import GraphRunner
 
 
@@ -34,7 +35,7 @@ def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
 
 
 def _folded(layer: Weighted, runner: GraphRunner) -> list[str]:
-    found = [repr((one.op, one.sign, one.own_sign, _named(one.constant))) for one in layer.affine]
+    found = [repr(replace(one, constant=_named(one.constant), axis=0)) for one in layer.affine]
     if layer.batch_norm is not None:
         node = runner.graph.nodes[layer.batch_norm]
         norm = node.target if node.kind == "module" else {**norm_arguments(node), "input": None}

@@ -15,9 +15,9 @@ from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.static.assembly import Site
 from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
-from quant.static.program import Site
 from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
 from quant.static.weights import folded_numbers, quantized
@@ -59,9 +59,8 @@ class Made:
         if original is not None:
             return hash((id(original), folded))
         weight, kind = step.weighted.weight, type(step.operator)
-        settings = sorted((name, repr(value)) for name, value in step.weighted.settings().items())
         own = weight.path if isinstance(weight, Attr) else id(step)
-        return hash((id(runner.root), own, repr(step.weighted.bias), folded, kind, tuple(settings)))
+        return hash((id(runner.root), own, repr(step.weighted.bias), folded, kind, repr(step.weighted.int8())))
 
 
 def _called(runner: GraphRunner, index: int) -> Any:
@@ -136,7 +135,7 @@ def _weighted_layer(
         smallest = x.scale if original is None else made.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         fold = folded_numbers(step, runner.graph, runner.root)
-        made.layers[identity] = StaticLayer(step.operator.name, weight, step.weighted.settings(), backend, fold)
+        made.layers[identity] = StaticLayer(step.weighted.int8(), weight, backend, fold)
         if original is not None:
             inherit(made.layers[identity], original)
     layer = made.layers[identity]

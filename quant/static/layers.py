@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import QParams
+from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.ops.lowering import clamp_limits
-from quant.static import nonfinite, ops
-from quant.static.own_forward import is_falling_back
+from quant.ops.products import Product, TransposedProduct
+from quant.runtime import nonfinite
+from quant.runtime.own_forward import is_falling_back
 from quant.static.phases import Phases
 from quant.static.weights import QWeight, quantized_bias
 
@@ -35,8 +36,7 @@ class StaticLayer(nn.Module):
             own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 
     Attributes:
-        op: "linear", "conv" or "conv_transpose".
-        settings: stride, padding, ... of a convolution, as torch's.
+        product: what it multiplies, with the settings of a convolution.
         clamps: (low, high) or None per site, of the activation that is part of the layer.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
         own: the place whose ranges a call of the layer by itself has.
@@ -54,14 +54,13 @@ class StaticLayer(nn.Module):
 
     def __init__(
         self,
-        op: str,
+        product: Product,
         q: QWeight,
-        settings: dict[str, Any],
         backend: str | None,
         fold: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.op, self.settings, self.backend = op, settings, backend
+        self.product, self.backend = product, backend
         self.own = 0
         self.clamps: list[tuple[float, float] | None] = []
         self.register_buffer("q_weight", q.q_weight)
@@ -91,30 +90,20 @@ class StaticLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The real values that the int8 weight stands for, so that code which reads a layer's weight finds one."""
-        return self.unfolded()[0] if is_falling_back() else self._scaled(self.weight_scale)
+        return self.unfolded()[0] if is_falling_back() else self.product.real_weight(self.q_weight, self.weight_scale)
 
     def unfolded(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the layer alone, in float, without what is folded into them."""
         if self.fold_gain is None or self.fold_shift is None:
-            return self._scaled(self.weight_scale), self.bias
+            return self.product.real_weight(self.q_weight, self.weight_scale), self.bias
         bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
-        return self._scaled(self.weight_scale / self.fold_gain), bias
+        return self.product.real_weight(self.q_weight, self.weight_scale / self.fold_gain), bias
 
     def unknown_fold(self) -> dict[str, Tensor]:
         """Gain and shift by name, for tensors of an older version, which do not say what is in the weight."""
         if self.fold_gain is None or self.fold_shift is None:
             return {}
         return {"fold_gain": torch.ones_like(self.fold_gain), "fold_shift": torch.zeros_like(self.fold_shift)}
-
-    def _scaled(self, scale: Tensor) -> Tensor:
-        if self.op != "conv_transpose":
-            return self.q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (self.q_weight.dim() - 1))
-        groups = self.settings["groups"]
-        shape = [scale.numel() // groups, *[1] * (self.q_weight.dim() - 2)]
-        rows = self.q_weight.shape[0] // groups
-        parts = [part.to(torch.float32) * s.reshape(shape)
-                 for part, s in zip(self.q_weight.split(rows), scale.chunk(groups), strict=True)]  # fmt: skip
-        return torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call.
@@ -124,36 +113,37 @@ class StaticLayer(nn.Module):
         the weight is taken out of it again, because the forward computes that itself, or leaves it out.
         """
         if not isinstance(x, Tensor):
-            raise TypeError(f"an int8 {self.op} layer: expected a tensor, got a {type(x).__name__}")
+            raise TypeError(f"an int8 {self.product.name} layer: expected a tensor, got a {type(x).__name__}")
         if x.dtype != torch.float32:
-            raise TypeError(f"an int8 {self.op} layer: expected torch.float32, got {x.dtype}")
-        if self.op != "linear" and x.dim() == self.q_weight.dim() - 1:  # torch takes one without a batch as well
+            raise TypeError(f"an int8 {self.product.name} layer: expected torch.float32, got {x.dtype}")
+        if self.product.lacks_batch(x):
             return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         known = self._alone(x) if is_falling_back() else self.site(self.own)
-        q_x = ops.table(self.backend)["quantize"](x, known.input_scale, known.input_zero_point)
-        y = self._compute(q_x, known, None if known.alone else self.clamps[self.own])
+        backend = dispatch.current(self.backend)
+        q_x = backend.operators["quantize"](x, known.input_scale, known.input_zero_point)
+        y = self._compute(q_x, known, None if known.alone else self.clamps[self.own], backend)
         if y.dtype == torch.uint8:
-            y = ops.table(self.backend)["dequantize"](y, known.output_scale, known.output_zero_point)
+            y = backend.operators["dequantize"](y, known.output_scale, known.output_zero_point)
         if known.alone and self.fold_gain is not None and self.fold_shift is not None:
-            channels = (-1,) if self.op == "linear" else (-1, *[1] * (y.dim() - 2))
-            y = (y - self.fold_shift.reshape(channels)) / self.fold_gain.reshape(channels)
+            gain, shift = (self.product.along_channels(one, y.dim()) for one in (self.fold_gain, self.fold_shift))
+            y = (y - shift) / gain
         seen: dict[int, Any] = {}
         nonfinite.note(x, seen)
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
         """uint8 in; uint8 or float32 out, as the site says."""
-        return self._compute(q_x, self.site(site), self.clamps[site])
+        return self._compute(q_x, self.site(site), self.clamps[site], dispatch.current(self.backend))
 
     def _alone(self, x: Tensor) -> _Derived:
         """What follows from the buffers for an input with a range of its own, and no range of the output."""
         return _Derived(self, self.own, range_of_call(x))
 
-    def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None) -> Tensor:
-        table = ops.table(self.backend)
+    def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None, backend: Backend) -> Tensor:
+        table = backend.operators
         if known.pad is not None:
             q_x = table["pad"](q_x, *known.pad)
-        if known.phases is not None and ops.compiled(self.backend) is not None:
+        if known.phases is not None and not backend.transposes:
             y = self._product(table, known, known.phases, (q_x, known.input_zero_point, known.phases.q_weight))
             y = known.phases.in_order(y, q_x.shape[2:])
         else:
@@ -162,10 +152,10 @@ class StaticLayer(nn.Module):
 
     @staticmethod
     def _product(table: OpTable, known: _Derived, how: _Derived | Phases, operands: tuple[Any, ...]) -> Tensor:
-        args = (*operands, how.q_bias, *how.places, how.multiplier)
+        args = (*operands, how.q_bias, *how.settings, how.multiplier)
         if known.limits is None:
-            return table[f"{how.op}_u8s8_f32"](*args)
-        return table[f"{how.op}_u8s8_u8"](*args, known.output_zero_point, *known.limits)
+            return table[how.product.reals](*args)
+        return table[how.product.integers](*args, known.output_zero_point, *known.limits)
 
     def site(self, site: int) -> _Derived:
         """What follows from the buffers for one place."""
@@ -201,7 +191,7 @@ class StaticLayer(nn.Module):
         self.derive()
 
     def extra_repr(self) -> str:
-        return f"{self.op}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
+        return f"{self.product.name}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
 
 
 class FoldedNorm(nn.Identity):
@@ -248,16 +238,12 @@ class _Derived:
         if self.output_scale:
             self.multiplier = product / layer.output_scale[site]
             self.limits = clamp_limits(layer.clamps[site], self.output_scale, self.output_zero_point)
-        settings = layer.settings
-        names = ("stride", "padding", "dilation", "groups", "output_padding")
-        self.places = tuple(settings[name] for name in names if name in settings)
-        before = settings.get("pad_before")
-        self.op = layer.op
+        self.product = layer.product
+        self.settings = tuple(layer.product.settings.values())
         self.phases: Phases | None = None
-        if (
-            layer.op == "conv_transpose" and not self.alone and set(settings["dilation"]) == {1}
-        ):  # others fall into phases in another way
-            self.phases = Phases(layer.q_weight, self.q_bias, self.multiplier, settings)
+        if isinstance(layer.product, TransposedProduct) and layer.product.has_phases and not self.alone:
+            self.phases = Phases(layer.product, layer.q_weight, self.q_bias, self.multiplier)
+        before = layer.product.pad_before
         self.pad = None if before is None else (*before, self.input_zero_point)
 
 

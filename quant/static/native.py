@@ -6,58 +6,38 @@ step, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
-from quant.static.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
-from quant.static.plannable import Planner
-from quant.static.plannable_moves import Symbol
-from quant.static.plannable_reals import INEXACT, ModuleCall, Unplanned
-from quant.static.region import Region
+from quant.ops.planning import RankCheck, Unplanned
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.program import Program
+from quant.runtime.region import Region
+from quant.runtime.schedule import Schedule
+from quant.static.plannable import Piece, Planned, Planner
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""
 
 
-@dataclass
-class Schedule:
-    """A program's instructions, some of them as regions.
-
-    Attributes:
-        steps: in order.
-        drops: per step the registers that nobody reads after it.
-        reasons: per instruction that is computed step by step, by its step's name, why.
-    """
-
-    steps: list[Instruction | Region]
-    drops: list[list[int]]
-    reasons: dict[str, str]
-
-    @property
-    def regions(self) -> list[Region]:
-        """The native calls."""
-        return [step for step in self.steps if isinstance(step, Region)]
-
-    def describe(self) -> str:
-        """What is computed together, and why the rest is not, for the report."""
-        single = sum(isinstance(step, Instruction) for step in self.steps)
-        inside = [region.steps for region in self.regions]
-        calls = f"native calls: {len(inside)}, of {' + '.join(map(str, inside))} steps" if inside else "no native call"
-        reasons = "; ".join(f"{step}: {reason}" for step, reason in self.reasons.items())
-        return f"{calls}; step by step: {single}" + (f" ({reasons})" if reasons else "")
+def schedule(program: Program, planner: Planner) -> Schedule:
+    """Group a program's instructions; `planner` says what has a plan."""
+    made = _grouped(program.instructions, program.drops, program.output, planner)
+    for one in program.instructions:
+        if one.own and planner.rounds_otherwise(one):
+            for region in _grouped([one], [[]], Ref(one.out), planner).regions:
+                made.singles[one.out] = region
+    return made
 
 
-def schedule(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
-    """Group a program's instructions.
-
-    Args:
-        instructions, drops, output: of a `Program`.
-        planner: says what has a plan.
-    """
+def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
     made = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
@@ -71,7 +51,7 @@ def schedule(instructions: list[Instruction], drops: list[list[int]], output: An
             planner.symbols.clear()
             made.steps.append(instruction)
             made.drops.append(drops[index])
-            if not isinstance(instruction, FloatCall):
+            if not instruction.own:
                 made.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(made, registers_in(output))
     planner.symbols.clear()
@@ -105,35 +85,7 @@ class _Part:
 
     instruction: Instruction
     drops: list[int]
-    planned: list[Line] | LayerCall | ModuleCall | Symbol
-
-    @property
-    def pieces(self) -> int:
-        """How many lines of text it becomes, those of a layer as one."""
-        if isinstance(self.planned, Symbol):
-            return 0
-        return len(self.planned) if isinstance(self.planned, list) else 1
-
-    @property
-    def inexact(self) -> bool:
-        """Whether its last bits are not torch's, so that it is native wherever it can be."""
-        if isinstance(self.planned, ModuleCall):
-            return self.planned.op in INEXACT
-        return isinstance(self.planned, list) and any(line.op in INEXACT for line in self.planned)
-
-    @property
-    def only_moves(self) -> bool:
-        """Whether it moves reals or looks at a shape, which torch does as well without a copy."""
-        if not isinstance(self.instruction, FloatCall):
-            return False
-        if isinstance(self.planned, ModuleCall):
-            return not self.inexact
-        return isinstance(self.planned, Symbol) or (
-            isinstance(self.planned, list) and all(line.op in VIEWS for line in self.planned)
-        )
-
-
-VIEWS = ("reshape", "flatten", "permute", "transpose", "unsqueeze", "squeeze", "slice", "select", "chunk", "same")
+    planned: Planned
 
 
 class _Run:
@@ -154,10 +106,8 @@ class _Run:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
-        short = sum(part.pieces for part in inside) < SHORTEST or all(
-            isinstance(part.instruction, FloatCall) for part in inside
-        )
-        if short and not any(part.inexact for part in inside):
+        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
+        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         if inside:
@@ -177,13 +127,13 @@ class _Run:
         """Where what is more than moves begins and ends; shapes that are read there stay with it."""
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
-            if not part.only_moves:
+            if not part.planned.moves_reals:
                 break
-            begin = begin if isinstance(part.planned, Symbol) else place + 1
+            begin = begin if part.planned.symbol is not None else place + 1
         for place in range(len(self.parts) - 1, begin - 1, -1):
-            if not self.parts[place].only_moves:
+            if not self.parts[place].planned.moves_reals:
                 break
-            end = end if isinstance(self.parts[place].planned, Symbol) else place
+            end = end if self.parts[place].planned.symbol is not None else place
         return begin, end
 
 
@@ -198,20 +148,18 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     constants: list[Tensor] = []
     inputs: dict[int, None] = {}
     known: set[int] = set()
-    symbolic = {part.instruction.out: part.instruction for part in parts if isinstance(part.planned, Symbol)}
+    symbolic = {part.instruction.out: part.instruction for part in parts if part.planned.symbol is not None}
     for part in parts:
-        if isinstance(part.planned, list):
-            pieces += [str(_with_constants(line, constants)) for line in part.planned]
-        elif not isinstance(part.planned, Symbol):
-            pieces.append(part.planned)
-        inputs.update(dict.fromkeys(register for register in _tensors(part.planned) if register not in known))
+        planned = part.planned.pieces
+        pieces += [str(_with_constants(one, constants)) if isinstance(one, Line) else one for one in planned]
+        inputs.update(dict.fromkeys(register for register in _tensors(planned) if register not in known))
         known.add(part.instruction.out)
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
     held = {*inputs, *outputs, *(one.out for one in tail)}
     drops = sorted({register for part in parts for register in part.drops} & held)
-    checks = any(isinstance(part.planned, Symbol) and part.planned.kind == "check" for part in parts)
+    checks = any(isinstance(part.planned.symbol, RankCheck) for part in parts)
     return Region(
         pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions, ranks=[] if checks else None
     )
@@ -237,18 +185,17 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
     return tail, wanted
 
 
-def _tensors(planned: list[Line] | LayerCall | ModuleCall | Symbol) -> list[int]:
+def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
-    if isinstance(planned, Symbol):
-        return []
-    if isinstance(planned, ModuleCall):
-        return [planned.source] if planned.line is None else _tensors([planned.line])
-    if isinstance(planned, LayerCall):
-        return [planned.source]
     found: list[int] = []
-    own = {line.out for line in planned}
-    for line in planned:
-        for value in line.settings.values():
-            parts = value if isinstance(value, (tuple, list)) else (value,)
-            found += [part.index for part in parts if isinstance(part, Register) and part.index not in own]
-    return found
+    own = {piece.out for piece in pieces}
+    for piece in pieces:
+        if isinstance(piece, ModuleCall):
+            found += piece.reads
+        elif isinstance(piece, LayerCall):
+            found.append(piece.source)
+        else:
+            for value in piece.settings.values():
+                parts = value if isinstance(value, (tuple, list)) else (value,)
+                found += [part.index for part in parts if isinstance(part, Register)]
+    return [register for register in found if register not in own]

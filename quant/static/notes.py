@@ -1,23 +1,12 @@
-"""What a static report says besides how a layer computes: hooks that do not run, a backend that cannot."""
+"""What a static report says besides how a layer computes: hooks that do not run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quant.kernels import dispatch
-from quant.kernels.reference_ops import OPS
 from quant.names import full_name
 from quant.ops.operator import Weighted
-from quant.static import ops
 from quant.static.runner import GraphRunner
-
-
-def substitute(backend: str | None) -> str:
-    """That the reference computes instead, where the backend that was asked for has no static kernels; else ''."""
-    asked = dispatch.current(backend or "").name
-    return (
-        "" if asked == "reference" or ops.table(backend) is not OPS else f"; {asked} has no static kernels: reference"
-    )
 
 
 def silenced(found: Mapping[str, GraphRunner]) -> list[str]:

@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import nn
 
+from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
-from quant.ops.lowering import Context
-from quant.static.arguments import bind
-from quant.static.instructions import registers_in
-from quant.static.own_forward import is_falling_back
-from quant.static.program import OutOfReach, Program, ProgramRunner, Site, assemble
+from quant.runtime.instructions import registers_in
+from quant.runtime.own_forward import is_falling_back
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
+from quant.static.native import schedule
+from quant.static.plannable import Planner
 
 
 class Part:
@@ -44,9 +47,10 @@ class Part:
                 "module around it, or leave it float by the recipe"
             )
         registers: dict[int, Any] = {}
+        ids = self.program.input_of
 
         def take(index: int, value: Any) -> None:
-            registers[2 * index] = value
+            registers[ids[index]] = value
 
         bound = bind(self.module, args, kwargs)
         for name, expected in self.region.arguments.items():
@@ -54,25 +58,31 @@ class Part:
         return settle(self.runner.execute(self.program, registers), bound)
 
 
-def add_parts(root: nn.Module, plan: Plan, context: Context, sites: dict[int, Site], runner: ProgramRunner) -> None:
+def add_parts(
+    root: nn.Module, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+) -> None:
     """Give every submodule that was seen through a forward of its own stretch of the program."""
     done: set[int] = set()
     for region in sorted(plan.graph.regions, key=lambda region: region.start):
         module = root.get_submodule(region.path)
         if id(module) not in done:
             done.add(id(module))
-            part = Part(module, region, _program(region, plan, context, sites), runner)
+            part = Part(module, region, _program(region, plan, context, sites, runner), runner)
             module.__dict__["forward"] = part.run
 
 
-def _program(region: Region, plan: Plan, context: Context, sites: dict[int, Site]) -> Program | str:
+def _program(
+    region: Region, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+) -> Program | str:
     inside = range(region.start, region.end)
     steps = [step for step in plan.steps if all(index in inside for index in step.nodes)]
     given = {leaf.index for leaf in _refs(region.arguments)}
     try:
-        return assemble(plan, steps, given, region.output, context, sites)
+        assembled = assemble(plan, steps, given, region.output, context, sites)
     except OutOfReach as value:
         return f"{value} is computed together with what lies outside of it"
+    assembled.program.schedule = schedule(assembled.program, Planner(assembled, plan.graph, runner.root, runner.layer))
+    return assembled.program
 
 
 def _refs(tree: Any) -> list[Ref]:

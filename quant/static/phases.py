@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from quant.ops.products import ConvProduct, TransposedProduct
 
 
 class Phases:
@@ -20,14 +21,12 @@ class Phases:
     Attributes:
         q_weight: int8, (out * phases, in / groups, taps...), from (in, out / groups, kernel...).
         q_bias, multiplier: of the transposed convolution, for each phase.
-        places: stride, padding, dilation and groups of the convolution.
+        product: the convolution.
     """
 
-    op = "conv"
-
-    def __init__(self, q_weight: Tensor, q_bias: Tensor | None, multiplier: Tensor, settings: dict[str, Any]) -> None:
-        groups, stride, padding = settings["groups"], settings["stride"], settings["padding"]
-        kernel, more = q_weight.shape[2:], settings["output_padding"]
+    def __init__(self, product: TransposedProduct, q_weight: Tensor, q_bias: Tensor | None, multiplier: Tensor) -> None:
+        groups, stride, padding = product.groups, product.stride, product.padding
+        kernel, more = q_weight.shape[2:], product.output_padding
         taps = [max(math.ceil(k / s), math.ceil((k + extra - p) / s))
                 for k, s, p, extra in zip(kernel, stride, padding, more, strict=True)]  # fmt: skip
         self.stride, self.padding = tuple(stride), tuple(padding)
@@ -37,12 +36,13 @@ class Phases:
         count = math.prod(stride)
         self.q_bias = None if q_bias is None else q_bias.repeat_interleave(count)
         self.multiplier = multiplier.repeat_interleave(count)
-        self.places = (ones, [tap - 1 for tap in taps], ones, groups)
+        self.product = ConvProduct(ones, [tap - 1 for tap in taps], ones, groups)
+        self.settings = tuple(self.product.settings.values())
 
     def in_order(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
         """The outputs (N, out, ...) of phases (N, out * phases, ...); `sizes` are the input's, (H, W) of an image."""
         rank = len(sizes)
-        y = y.reshape(y.shape[0], -1, *self.stride, *y.shape[2:])
+        y = y.reshape(y.shape[0], y.shape[1] // math.prod(self.stride), *self.stride, *y.shape[2:])
         y = y.permute(0, 1, *(place for d in range(rank) for place in (2 + rank + d, 2 + d)))
         for d in range(rank):
             y = y.flatten(2 + d, 3 + d)

@@ -1,201 +1,194 @@
-"""Which instructions have a plan: each as lines of a plan's text, or the reason why not."""
+"""Which instructions have a plan: each as lines of a plan's text, or the reason why not.
+
+Nothing here knows an operator: an int8 layer or a kernel has a line where the plan's table has it, and what else can be
+planned its family's file in `quant/ops/` says (`ops/planning.py`).
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from quant.graph import Graph, Node, Ref, leaves
+from quant.capture.calls import says_it_writes
+from quant.graph import Graph, Node, Ref, attribute
+from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
-from quant.ops.call import StaysFloat, reads_only_rank, what
-from quant.ops.pad import Pad
-from quant.ops.registry import recognise
-from quant.static.instructions import Conversion, FloatCall, Instruction, IntegerMove, KernelCall, LayerCall
-from quant.static.layers import StaticLayer
-from quant.static.plannable_moves import MOVES, Move, Symbol, numbers
-from quant.static.plannable_reals import BEFORE, REALS, ModuleCall, Unplanned, module_call, writes_in_place
-from quant.static.plannable_reals import MOVES as REAL_MOVES
+from quant.ops import planning
+from quant.ops.moves import Move
+from quant.ops.planning import BEFORE, Lines, PlanCall, Symbol, Unplanned, fixed
+from quant.ops.registry import real_form
+from quant.ops.shapes import planned_shape
+from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
+from quant.static.assembly import Assembled
+
+Piece: TypeAlias = "Line | LayerCall | ModuleCall"
+"""A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an instruction is in a native call.
+
+    Attributes:
+        pieces: in order; none where there is a symbol.
+        symbol: what is known of a value that is no tensor.
+        exact: whether its bits are those of the instruction by itself.
+        moves_reals: whether it moves reals or looks at a shape, which torch does as well without a copy.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    symbol: Symbol | None = None
+    exact: bool = True
+    moves_reals: bool = False
 
 
 class Planner:
     """Plans instructions of one captured module.
 
     Attributes:
-        symbols: by register, of the instructions planned so far in this region.
-        rounded: float registers that are only read to be quantised.
+        symbols: by id, of the instructions planned so far in this region.
+        rounded: float values that are only read to be quantised.
     """
 
-    def __init__(self, graph: Graph, root: nn.Module, layer: Callable[[str], StaticLayer]) -> None:
+    def __init__(self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[str], Int8Layer]) -> None:
+        self.program, self.operators = assembled.program, assembled.operators
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._views_are_safe = not writes_in_place(graph, root)
         self.rounded: set[int] = set()
 
-    def plan(self, instruction: Instruction) -> list[Line] | LayerCall | ModuleCall | Symbol:
-        """Lines of text; the instruction itself for a layer, whose numbers are read when it runs; a call of a float
-        module, likewise; or a symbol.
+    def plan(self, instruction: Instruction) -> Planned:
+        """What the instruction is in a native call.
 
         Raises:
             Unplanned: with the reason.
         """
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
-        if isinstance(instruction, FloatCall):
-            return self._call(instruction)
+        if isinstance(instruction, (FloatCall, Guard)):
+            return self._float(instruction)
         if isinstance(instruction, IntegerMove):
-            return self._move(instruction)
-        if not isinstance(instruction, (KernelCall, Conversion)) or instruction.kernel not in PLANNED:
-            raise Unplanned(f"{instruction.kind} has no native kernel")
-        return [Line(instruction.out, instruction.kernel, self._settings(instruction))]
+            call = self._call(instruction)
+            call.rescaled = instruction.rescaled
+            return self._planned(call, self.operators[instruction.out].plan(call))
+        if isinstance(instruction, (KernelCall, Conversion)) and instruction.kernel in plan_check.table():
+            return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
+        raise Unplanned(f"{instruction.kind} has no native kernel")
 
-    def _layer(self, instruction: LayerCall) -> LayerCall:
-        op = self.layer(instruction.layer).op
-        if op not in ("linear", "conv"):
-            raise Unplanned(f"{op} has no plan")
-        self.check_tensor(Ref(instruction.source))
-        return instruction
+    def rounds_otherwise(self, instruction: Instruction) -> bool:
+        """Whether a kernel computes a call of the user's own arithmetic with other last bits than torch does."""
+        form = real_form(self._node(instruction), self.root)
+        return form is not None and not form.exact
+
+    def _node(self, instruction: Instruction) -> Node:
+        """The captured call that an instruction was made of."""
+        return self.graph.nodes[self.program.values[instruction.out].node]
+
+    def _layer(self, instruction: LayerCall) -> Planned:
+        product = self.layer(instruction.layer).product
+        if not product.plans:
+            raise Unplanned(f"{product.name} has no plan")
+        self.tensor(Ref(instruction.source))
+        return Planned((instruction,))
 
     def _settings(self, instruction: KernelCall | Conversion) -> dict[str, Any]:
         """The arguments by the names that the operator's reference has for them."""
         args, kwargs = instruction.arguments
         bound = inspect.signature(OPS[instruction.kernel]).bind(*args, **kwargs)
         bound.apply_defaults()
-        settings = dict(bound.arguments)
-        settings.update(settings.pop("options", {}))
-        if instruction.kernel == "interpolate":
-            _check_interpolate(settings)
-        for name, value in settings.items():
-            settings[name] = self._registers(value) if name in OPERANDS else numbers(name, value)
-        return settings
+        given = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(given.pop(name))
+        known = plan_check.table()[instruction.kernel]
+        told = {name: value for name, value in given.items() if name in known or not (value is None or value is False)}
+        return {name: self._setting(instruction.kernel, name, value, known) for name, value in told.items()}
 
-    def _registers(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            self.check_tensor(value)
-            return Register(value.index)
-        raise Unplanned("an operand is no activation")
+    def _setting(self, kernel: str, name: str, value: Any, known: Mapping[str, plan_check.Setting]) -> Any:
+        """A value for the text, where the plan's table takes it."""
+        if name not in known or not known[name].has_word(value):
+            raise Unplanned(f"{kernel} with {name}={value} has no native kernel")
+        if not known[name].is_register:
+            return fixed(name, value)
+        if not isinstance(value, Ref):
+            raise Unplanned("an operand is no activation")
+        return self.tensor(value)
 
-    def check_tensor(self, ref: Ref) -> None:
-        """Regions take uint8 and float32: an even register may hold anything that the user computed."""
-        if ref.index in self.symbols:
+    def tensor(self, value: Ref) -> Register:
+        """Regions take uint8 and float32; what the user computed in float may be anything."""
+        if value.index in self.symbols:
             raise Unplanned("it reads a size or a tuple as a tensor")
-        meta = self.graph.nodes[ref.index // 2].meta
-        if meta is None or (ref.index % 2 == 0 and meta.dtype != torch.float32):
+        held = self.program.values[value.index]
+        if held.dtype is None or (held.qparams is None and held.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
+        return Register(value.index)
 
-    def _pad(self, instruction: FloatCall) -> Line:
-        """Reals with zeros around them, which the plan may as well put around the integers."""
-        node = self.graph.nodes[instruction.node]
-        module = self.root.get_submodule(node.target) if node.kind == "module" else None
-        if module is not None and (module._forward_hooks or module._forward_pre_hooks):
-            raise Unplanned("it has hooks")
-        try:
-            known = recognise(node, self.graph, self.root)
-        except StaysFloat as reason:
-            raise Unplanned(str(reason)) from None
-        pad = known.operator
-        if not isinstance(pad, Pad) or pad.mode != "constant" or not all(map(_is_width, leaves(pad.widths))):
-            raise Unplanned("it is computed in float")
-        source = Ref(2 * known.inputs[0])
-        self.check_tensor(source)
-        settings = {"q": Register(source.index), "widths": pad.widths, "mode": "constant", "fill": 0}
-        return Line(instruction.out, "pad", settings)
+    def symbol(self, value: Ref) -> Symbol | None:
+        """What a register holds that is no tensor; None where that is not known."""
+        return self.symbols.get(value.index)
 
-    def _call(self, instruction: FloatCall) -> list[Line] | ModuleCall | Symbol:
-        """A call in float."""
-        if instruction.out in self.rounded:
-            with suppress(Unplanned):
-                return [self._pad(instruction)]
-        try:
-            return self._symbol(instruction)
-        except Unplanned:
-            node, (args, kwargs) = self.graph.nodes[instruction.node], instruction.arguments
-            name = what(node, self.root)
-            moves = self._views_are_safe and name in REAL_MOVES
-            if not moves and name not in REALS and node.kind != "module":
-                raise
-        made = Move(self, node, args, kwargs, name)
-        if node.kind == "module" and not moves:
-            return module_call(made, instruction.out)
-        done = (MOVES if moves else REALS)[name](made)
-        if isinstance(done, Symbol):
-            self.symbols[instruction.out] = done
-            return done
-        lines = _chain(instruction.out, done)
-        if kwargs.get("dropout"):
-            return ModuleCall(instruction.out, args[0].index, node.owner, "attention", lines[0])
-        return lines
+    def size(self, index: int) -> Symbol | None:
+        """Likewise of a value of the graph, in float."""
+        values = self.program.values
+        reals = {values[place].node: one for place, one in self.symbols.items() if values[place].qparams is None}
+        return reals.get(index)
 
     def shape(self, register: Register) -> tuple[int, ...]:
         """Of a tensor, as captured."""
-        meta = self.graph.nodes[register.index // 2].meta
-        assert meta is not None
-        return tuple(meta.shape)
+        shape = self.program.shape(register.index)
+        assert shape is not None
+        return shape
 
     def dtype(self, register: Register) -> torch.dtype | None:
         """Of a value, as captured; None where it is no tensor."""
-        meta = self.graph.nodes[register.index // 2].meta
-        return None if meta is None else meta.dtype
+        return self.program.values[register.index].dtype
 
-    def _symbol(self, instruction: FloatCall) -> Symbol:
-        """A call that reads a shape, where it costs nothing to know it."""
-        node = self.graph.nodes[instruction.node]
-        args, kwargs = instruction.arguments
-        if kwargs or not args or not isinstance(args[0], Ref):
+    def _float(self, instruction: FloatCall | Guard) -> Planned:
+        """A call in float."""
+        call, operator = self._call(instruction), self.operators.get(instruction.out)
+        if operator is not None and instruction.out in self.rounded:
+            with suppress(Unplanned):
+                lines = operator.plan_rounded(call)
+                if lines is not None:
+                    return self._planned(call, lines)
+        shape = planned_shape(call)
+        if shape is not None:
+            return self._planned(call, shape, moves_reals=True)
+        form = real_form(call.node, self.root)
+        if form is not None and (self._views_are_safe or not form.moves):
+            return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
+        if not isinstance(operator, Move) or not operator.planned_in_reals or not self._views_are_safe:
             raise Unplanned("it is computed in float")
-        name, rest = what(node, self.root), list(args[1:])
-        made = self._rank(node, args)
-        if (node.kind == "function" and name == "getattr" and rest == ["shape"]) or (name == "size" and not rest):
-            made = Symbol("shape", args[0].index)
-        elif name == "size" and node.kind == "method" and len(rest) == 1 and isinstance(rest[0], int):
-            made = Symbol("size", args[0].index, rest[0])
-        elif name == "getitem" and len(rest) == 1 and isinstance(rest[0], int):
-            shape = self.symbols.get(args[0].index)
-            if shape is not None and shape.kind == "shape":
-                made = Symbol("size", shape.source, rest[0])
-        if made is None:
-            raise Unplanned("it is computed in float")
-        self.check_tensor(Ref(made.source))
-        self.symbols[instruction.out] = made
-        return made
+        return self._planned(call, operator.plan(call), moves_reals=True)
 
-    def _rank(self, node: Node, args: tuple[Any, ...]) -> Symbol | None:
-        """A look at the number of dimensions, which that of the region's inputs decides."""
-        if reads_only_rank(node):
-            return Symbol("rank", args[0].index)
-        before = self.symbols.get(args[0].index)
-        if before is None or before.kind != "rank" or any(isinstance(arg, Ref) for arg in args[1:]):
-            return None
-        compares = node.kind == "function" and getattr(node.target, "__module__", "") == "_operator"
-        kind = "check" if node.kind == "guard" else "rank"
-        return Symbol(kind, before.source) if compares or kind == "check" else None
+    def _call(self, instruction: FloatCall | Guard | IntegerMove) -> PlanCall:
+        node, (args, kwargs) = self._node(instruction), instruction.arguments
+        return PlanCall(self, node, self.root, instruction.out, args, kwargs)
 
-    def _move(self, instruction: IntegerMove) -> list[Line] | Symbol:
-        node = self.graph.nodes[instruction.node]
-        args, kwargs = instruction.arguments
-        name = what(node, self.root)
-        handler = MOVES.get(name)
-        if handler is None:
-            raise Unplanned(f"{name} has no native kernel")
-        move = Move(self, node, args, kwargs, name)
-        move.rescaled = instruction.rescaled
-        made = handler(move)
-        if isinstance(made, Symbol):
-            self.symbols[instruction.out] = made
-            return made
-        return _chain(instruction.out, made)
+    def _planned(
+        self, call: PlanCall, planned: planning.Planned, *, exact: bool = True, moves_reals: bool = False
+    ) -> Planned:
+        if isinstance(planned, Symbol):
+            self.symbols[call.out] = planned
+            return Planned(symbol=planned, moves_reals=moves_reals)
+        pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
+        return Planned(pieces, None, exact, moves_reals)
 
 
-def _chain(out: int, made: list[tuple[str, dict[str, Any]]]) -> list[Line]:
+def _chain(out: int, operations: Lines) -> list[Line]:
     """A call as operations: `BEFORE` is the one before, over registers of the text's own."""
     lines = []
-    for place, (op, settings) in enumerate(made):
-        last = place == len(made) - 1
+    for place, (op, settings) in enumerate(operations):
+        last = place == len(operations) - 1
         own = out if last else CHAINED + out * 8 + place
         before = Register(CHAINED + out * 8 + place - 1)
         settings = {name: before if value == BEFORE else value for name, value in settings.items()}
@@ -206,21 +199,25 @@ def _chain(out: int, made: list[tuple[str, dict[str, Any]]]) -> list[Line]:
 CHAINED = 1 << 24
 """Registers from here on hold what is between the operations of one move."""
 
-PLANNED = ("quantize", "dequantize", "lookup", "add", "mul", "max_pool", "avg_pool", "adaptive_avg_pool",
-           "adaptive_max_pool", "mean", "interpolate", "pad")  # fmt: skip
-"""Operators of `reference_ops.OPS` that csrc/core/plan has, besides the layers."""
 
-OPERANDS = ("x", "q", "q_a", "q_b")
-"""Names of arguments that are activations."""
+def writes_in_place(graph: Graph, root: nn.Module) -> bool:
+    """Whether some call of the graph writes to a value that another one may be a view of.
+
+    A planned run copies where torch makes a view, which nobody sees while nobody writes.
+    """
+    users = graph.users()
+    for node in graph.nodes:
+        if node.kind in ("function", "method", "module"):
+            module = attribute(root, node.target) if node.kind == "module" else None
+            writes = says_it_writes(node.kind, node.target, node.kwargs, module)
+            if writes and not _fills_new(node, graph, users):
+                return True
+    return False
 
 
-def _is_width(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-def _check_interpolate(settings: dict[str, Any]) -> None:
-    if settings.get("mode") not in ("nearest", "nearest-exact"):
-        raise Unplanned(f"interpolation {settings.get('mode')!r} has no native kernel")
-    for name in ("align_corners", "antialias"):
-        if settings.pop(name, None):
-            raise Unplanned(f"interpolation with {name} has no native kernel")
+def _fills_new(node: Node, graph: Graph, users: dict[int, list[int]]) -> bool:
+    """Whether a call writes to what was made for it and nobody else reads, as torch fills masks."""
+    if not node.args or not isinstance(node.args[0], Ref):
+        return False
+    made = node.args[0].index
+    return users[made] == [node.index] and graph.nodes[made].target is torch.zeros_like

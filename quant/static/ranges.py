@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from quant.folding import parameter
 from quant.fuse import Plan
 from quant.graph import Graph
 from quant.kernels import QParams
@@ -16,7 +17,6 @@ from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.static.agreement import Agreement
-from quant.static.folding import parameter
 
 
 class Ranges(nn.Module):

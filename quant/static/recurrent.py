@@ -1,95 +1,42 @@
-"""Recurrent layers as every phase sees them: which tensors they have, and one walk over layers, directions and shapes.
+"""One walk over the layers, directions and shapes of a recurrent network of any kind, which every phase takes.
 
 `run_layers` and `run_cell` take the user's input in any of torch's forms (batch first, unbatched, packed, with or
 without a state) and call `run` once per layer and direction. Calibration shows each layer's states to observers,
-simulation and training round them in float, and the int8 layer (`rnn.py`) brings the operator: the walk is the same.
+simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`rnn.py`) brings the operator:
+the walk is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.kernels.reference_rnn import input_bias, run_steps
-
-CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+from quant.kernels.recurrent.kind import RecurrentKind
 
 Run = Callable[[int, bool, Tensor, Tensor | None, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
 """(layer, reverse, x, batch_sizes, h, c) -> (y, h, c), as `reference_rnn.rnn_layer`; x is time-major."""
 
-Round = Callable[[str, Tensor], Tensor]
-"""(which range, as `state_range` and `product_range` name it, values) -> the values, observed or rounded."""
-
 
 class Shape(Protocol):
-    """What a whole-sequence layer says of itself, in float and in int8."""
+    """What a whole-sequence layer says of itself, in float (`recurrent_layers.Sizes`) and in int8."""
 
-    mode: str
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    batch_first: bool
-    bidirectional: bool
-    proj_size: int
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """The parameters of one layer and direction, named as torch names them; differentiable."""
-
-    weight_ih: Tensor
-    weight_hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
-    weight_hr: Tensor | None = None
-
-
-def state_range(layer: int) -> str:
-    """The name of the range that the states of a layer have, of both directions, as the next layer reads both."""
-    return f"h_l{layer}"
-
-
-def product_range(layer: int) -> str:
-    """The name of the range of o * tanh(c), which an LSTM's projection reads."""
-    return f"m_l{layer}"
-
-
-def is_cell(module: nn.Module) -> bool:
-    """Whether a recurrent layer is one step and not a sequence; its own forward may be a runner's."""
-    return isinstance(module, CELLS)
-
-
-def mode_of(module: nn.Module) -> str:
-    """lstm, gru, rnn_tanh or rnn_relu."""
-    if isinstance(module, (nn.RNN, nn.RNNCell)):
-        return f"rnn_{module.nonlinearity}"
-    return "lstm" if isinstance(module, (nn.LSTM, nn.LSTMCell)) else "gru"
-
-
-def range_names(module: nn.Module) -> list[str]:
-    """The ranges inside of a float recurrent layer; the last state's is the output's."""
-    if is_cell(module):
-        return [state_range(0)]
-    assert isinstance(module, nn.RNNBase)
-    layers = range(module.num_layers)
-    projected = [product_range(layer) for layer in layers] if module.proj_size else []
-    return [*projected, *(state_range(layer) for layer in layers)]
-
-
-def tensors_of(module: nn.Module, layer: int, reverse: bool) -> Tensors:
-    """The parameters of a float recurrent layer."""
-    found: Any = module
-    if is_cell(module):
-        return Tensors(found.weight_ih, found.weight_hh, found.bias_ih, found.bias_hh)
-    suffix = f"_l{layer}" + ("_reverse" if reverse else "")
-    named: dict[str, Any] = {name: getattr(found, name + suffix, None) for name in Tensors.__annotations__}
-    return Tensors(**named)
+    @property
+    def input_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def batch_first(self) -> bool: ...
+    @property
+    def bidirectional(self) -> bool: ...
+    @property
+    def proj_size(self) -> int: ...
 
 
 def call_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -98,8 +45,8 @@ def call_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]
     return input, args[1] if len(args) > 1 else kwargs.get("hx")
 
 
-def run_layers(shape: Shape, input: Any, hx: Any, run: Run, *, dropout: float = 0.0) -> Any:
-    """The forward of torch.nn.LSTM, GRU or RNN, with `run` for every layer and direction.
+def run_layers(kind: RecurrentKind, shape: Shape, input: Any, hx: Any, run: Run, *, dropout: float = 0.0) -> Any:
+    """The forward of a recurrent network, with `run` for every layer and direction.
 
     Args:
         dropout: between layers, in training; no integer layer has any.
@@ -110,7 +57,7 @@ def run_layers(shape: Shape, input: Any, hx: Any, run: Run, *, dropout: float = 
     if isinstance(input, PackedSequence):
         data, batch_sizes, order, back = input
         _check_input(shape, data, 2)
-        h, c = _states(shape, hx, int(batch_sizes[0]), data.device, order)
+        h, c = _states(kind, shape, hx, int(batch_sizes[0]), data.device, order)
         y, h, c = _stack(shape, data, batch_sizes, h, c, run, dropout)
         if back is not None:
             h, c = h.index_select(1, back), None if c is None else c.index_select(1, back)
@@ -120,8 +67,8 @@ def run_layers(shape: Shape, input: Any, hx: Any, run: Run, *, dropout: float = 
     x = x.transpose(0, 1) if batched and shape.batch_first else x
     _check_input(shape, x, 3)
     if hx is not None and not batched:
-        hx = tuple(one.unsqueeze(1) for one in hx) if shape.mode == "LSTM" else hx.unsqueeze(1)
-    h, c = _states(shape, hx, x.size(1), x.device, None)
+        hx = tuple(one.unsqueeze(1) for one in hx) if kind.has_cell else hx.unsqueeze(1)
+    h, c = _states(kind, shape, hx, x.size(1), x.device, None)
     y, h, c = _stack(shape, x, None, h, c, run, dropout)
     if not batched:
         y, h, c = y.squeeze(1), h.squeeze(1), None if c is None else c.squeeze(1)
@@ -165,17 +112,17 @@ def _check_input(shape: Shape, x: Tensor, dims: int) -> None:
 
 
 def _states(
-    shape: Shape, hx: Any, batch: int, device: torch.device, order: Tensor | None
+    kind: RecurrentKind, shape: Shape, hx: Any, batch: int, device: torch.device, order: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """h and c, (layers * directions, batch, size), in the order of the batch; zeros where none are given."""
     count = shape.num_layers * (2 if shape.bidirectional else 1)
     sizes = {"h_0": shape.proj_size or shape.hidden_size}
-    if shape.mode == "LSTM":
+    if kind.has_cell:
         sizes["c_0"] = shape.hidden_size
     if hx is None:
         made = [torch.zeros(count, batch, size, device=device) for size in sizes.values()]
     else:
-        made = list(hx) if shape.mode == "LSTM" else [hx]
+        made = list(hx) if kind.has_cell else [hx]
     for (name, size), state in zip(sizes.items(), made, strict=True):
         if list(state.shape) != [count, batch, size]:
             raise ValueError(
@@ -187,8 +134,8 @@ def _states(
     return made[0], made[1] if len(made) > 1 else None
 
 
-def run_cell(mode: str, input_size: int, hidden_size: int, input: Tensor, hx: Any, run: Run) -> Any:
-    """The forward of torch.nn.LSTMCell, GRUCell or RNNCell: a sequence of one step.
+def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tensor, hx: Any, run: Run) -> Any:
+    """The forward of a cell: a sequence of one step.
 
     Raises:
         ValueError: a size is not the layer's; the message says which was expected.
@@ -197,11 +144,11 @@ def run_cell(mode: str, input_size: int, hidden_size: int, input: Tensor, hx: An
         raise ValueError(f"input has shape {list(input.shape)}, expected (batch, {input_size}) or ({input_size},)")
     batched = input.dim() == 2
     x = input if batched else input.unsqueeze(0)
-    states = [None, None] if hx is None else list(hx) if mode == "lstm" else [hx]
+    states = [None, None] if hx is None else list(hx) if kind.has_cell else [hx]
     made = [_cell_state(state, x, hidden_size, batched) for state in states]
-    _, h, c = run(0, False, x.unsqueeze(0), None, made[0], made[1] if mode == "lstm" else None)
+    _, h, c = run(0, False, x.unsqueeze(0), None, made[0], made[1] if kind.has_cell else None)
     h, c = (h, c) if batched else (h.squeeze(0), c.squeeze(0))
-    return (h, c) if mode == "lstm" else h
+    return (h, c) if kind.has_cell else h
 
 
 def _cell_state(state: Tensor | None, x: Tensor, size: int, batched: bool) -> Tensor:
@@ -213,121 +160,3 @@ def _cell_state(state: Tensor | None, x: Tensor, size: int, batched: bool) -> Te
             f"the state has shape {list(state.shape)}, expected {[x.size(0), size] if batched else [size]}"
         )
     return rows
-
-
-def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: Any = tensors_of) -> Any:
-    """A float recurrent layer step by step, with `around` at every place that integers round; differentiable.
-
-    Args:
-        module: of torch.nn; its own forward is not called.
-        around, tensors: as in `float_run`.
-    """
-    found: Any = module
-    run = float_run(module, around, tensors)
-    if is_cell(module):
-        return run_cell(mode_of(module), found.input_size, found.hidden_size, input, hx, run)
-    return run_layers(found, input, hx, run, dropout=found.dropout if module.training else 0.0)
-
-
-def float_run(module: nn.Module, around: Round, tensors: Any = tensors_of) -> Run:
-    """One layer and direction of a float recurrent layer, step by step.
-
-    Args:
-        around: given the states before every product with them, and the output of each layer but the last, which the
-            caller rounds where integers read it.
-        tensors: (module, layer, reverse) -> Tensors, its parameters or rounded ones.
-    """
-    mode = mode_of(module)
-    layers: int = 1 if is_cell(module) else module.num_layers  # type: ignore[assignment]
-
-    def run(
-        layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        own: Tensors = tensors(module, layer, reverse)
-        gates = F.linear(x, own.weight_ih, input_bias(mode, own.bias_ih, own.bias_hh))
-        sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-        w_hr = own.weight_hr
-        project = None if w_hr is None else lambda m: F.linear(around(product_range(layer), m), w_hr)
-        y, h, c = run_steps(
-            gates.reshape(-1, gates.shape[-1]),
-            sizes,
-            h,
-            c,
-            own.bias_hh,
-            mode,
-            reverse,
-            lambda before: F.linear(around(state_range(layer), before), own.weight_hh),
-            project,
-        )
-        y = y.reshape(*x.shape[:-1], h.shape[1])
-        return y if layer + 1 == layers else around(state_range(layer), y), h, c
-
-    return run
-
-
-def observe(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, show: Round) -> None:
-    """Show the states of a float call to observers: the initial ones, and those of every step, layer and direction.
-
-    Args:
-        output: what the call gave. The states of the last layer are its output; those of layers below are computed
-            once more, by torch's own kernels.
-    """
-    input, hx = call_of(args, kwargs)
-    found: Any = module
-    if is_cell(module):
-        for state in (hx, output):
-            if state is not None:
-                show(state_range(0), state[0] if isinstance(state, (tuple, list)) else state)
-        return
-    if found.proj_size:  # torch's kernels do not show what the projection reads
-        run_float(module, input, hx, show)
-    else:
-        _observe_lower(found, input, hx, show)
-    y = output[0]
-    show(state_range(found.num_layers - 1), y.data if isinstance(y, PackedSequence) else y)
-
-
-def _observe_lower(module: nn.RNNBase, input: Any, hx: Any, show: Round) -> None:
-    if hx is not None:
-        h = hx[0] if module.mode == "LSTM" else hx
-        for layer, states in enumerate(h.chunk(module.num_layers)):
-            show(state_range(layer), states)
-    if module.num_layers == 1:
-        return
-
-    def run(
-        layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if layer + 1 == module.num_layers:  # nobody looks at it
-            return x, h, h if c is None else c
-        own = tensors_of(module, layer, reverse)
-        y, h, c = _by_torch(module.mode, own, reverse, x, batch_sizes, h, c)
-        show(state_range(layer), y)
-        return y, h, c
-
-    run_layers(module, input, hx, run)
-
-
-def _by_torch(
-    mode: str, own: Tensors, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer and direction by torch's kernel; its states are the same in whichever direction time is laid out."""
-    biased = own.bias_ih is not None
-    weights = [own.weight_ih, own.weight_hh, *([own.bias_ih, own.bias_hh] if biased else [])]
-    kernel = getattr(torch._VF, mode.lower())
-    state = h[None] if c is None else (h[None], c[None])
-    if batch_sizes is not None and reverse:
-        # A packed sequence reversed starts each sample at its own end; torch has that in a kernel of two directions.
-        two = [one.expand(2, *one.shape) for one in (h, c) if one is not None]
-        both = two[0] if c is None else two
-        y, *finals = kernel(x, batch_sizes, both, weights * 2, biased, 1, 0.0, False, True)
-        finals = [one[1] for one in finals]
-        y = y[..., y.shape[-1] // 2 :]
-    elif batch_sizes is not None:
-        y, *finals = kernel(x, batch_sizes, state, weights, biased, 1, 0.0, False, False)
-        finals = [one[0] for one in finals]
-    else:
-        y, *finals = kernel(x.flip(0) if reverse else x, state, weights, biased, 1, 0.0, False, False, False)
-        finals = [one[0] for one in finals]
-        y = y.flip(0) if reverse else y
-    return y, finals[0], finals[-1]

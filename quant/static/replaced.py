@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from quant.folding import norm_arguments
 from quant.fuse import Plan
 from quant.graph import Attr, Ref, attribute, leaves
 from quant.names import child_of, full_name
 from quant.ops.operator import Weighted
-from quant.static.folding import norm_arguments
+from quant.runtime.program_runner import ProgramRunner
+from quant.static.assembly import Site
 from quant.static.layers import FoldedNorm, StaticLayer
-from quant.static.program import ProgramRunner, Site
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

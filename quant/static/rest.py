@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from torch import nn
 
-from quant.capture.surroundings import OTHER_PARAMETERS
+from quant.capture.called import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
+from quant.leaves import is_dynamic
 from quant.names import child_of
-from quant.prepare import Prepared
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.static.entries import Entries
-from quant.static.leaves import is_dynamic
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner
 
 

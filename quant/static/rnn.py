@@ -1,4 +1,4 @@
-"""Recurrent layers with ranges known beforehand: LSTM, GRU, RNN and their cells (`reference_rnn.rnn_layer_static`).
+"""Recurrent layers and cells of any kind with ranges known beforehand (`reference_rnn.rnn_layer_static`).
 
 Called by itself a layer takes and gives floats, as the user's own. Inside a converted model `compute` takes uint8; the
 states of every layer but the last are uint8 between layers, and those of the last where the model wants them so.
@@ -15,38 +15,37 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.kernels import QParams, dispatch
+from quant.kernels.recurrent.kind import RecurrentKind
+from quant.kernels.recurrent_operators import rnn_layer_static
 from quant.nn.base import QuantModule
-from quant.nn.rnn import Direction, _Cell, _Recurrent
+from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
+from quant.ops.recurrent import product_range, state_range
 from quant.recipe import QConfig
-from quant.static import nonfinite, ops
-from quant.static.recurrent import (
-    Tensors,
-    is_cell,
-    mode_of,
-    product_range,
-    run_cell,
-    run_layers,
-    state_range,
-    tensors_of,
-)
+from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, tensors_of
+from quant.runtime import nonfinite
+from quant.static.recurrent import run_cell, run_layers
 from quant.static.weights import dequantized_rows, quantized_rows
 
 
 class _Static(QuantModule):
     """The ranges of a recurrent layer, and the call of its operator.
 
+    Attributes:
+        _kind: what it computes at a step.
+
     Buffers:
         input_scale, input_zero_point: float32 and int32, (), of what it reads.
         state_scale, state_zero_point: (layers,), of the states of each layer, of both directions.
-        product_scale, product_zero_point: (layers,), of what an LSTM's projection reads; None without one.
+        product_scale, product_zero_point: (layers,), of what a projection reads; None without one.
     """
 
     input_scale: Tensor
     input_zero_point: Tensor
+    _kind: RecurrentKind
     _numbers: _Numbers | None
 
     def take_ranges(self, layers: int, projected: bool, x: QParams, inner: Mapping[str, QParams]) -> None:
-        """Make the buffers; `inner` by the names of `recurrent.range_names`."""
+        """Make the buffers; `inner` by the names of `ops.recurrent.range_names`."""
         states = [inner[state_range(layer)] for layer in range(layers)]
         products = [inner[product_range(layer)] for layer in range(layers)] if projected else []
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
@@ -73,7 +72,7 @@ class _Static(QuantModule):
         scale, zero_point = self.numbers().input
         if x.dtype != torch.float32:
             raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
-        q: Tensor = ops.table(self.backend)["quantize"](x, scale, zero_point)
+        q: Tensor = dispatch.current(self.backend).operators["quantize"](x, scale, zero_point)
         return q
 
     def call(
@@ -88,7 +87,7 @@ class _Static(QuantModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One layer and direction on uint8 x."""
         known = self.numbers()
-        return dispatch.current(self.backend).rnn_layer_static(
+        return rnn_layer_static(self._kind, dispatch.current(self.backend))(
             x,
             *(known.states[layer - 1] if layer else known.input),
             batch_sizes,
@@ -137,15 +136,15 @@ def _pairs(layer: nn.Module, name: str) -> list[tuple[float, int]]:
     return list(zip(scales.tolist(), points.tolist(), strict=True))
 
 
-class StaticRecurrent(_Static, _Recurrent):
-    """torch.nn.LSTM, GRU or RNN in int8; the same call, shapes and PackedSequence handling."""
+class StaticRecurrent(_Static, RecurrentSequence):
+    """A recurrent network in int8; the same call, shapes and PackedSequence handling."""
 
-    def __init__(self, module: nn.RNNBase, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
+    def __init__(self, module: nn.Module, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
         super().__init__(module, _eight_bits(qconfig))
-        self.take_ranges(module.num_layers, bool(module.proj_size), x, inner)
-        for index, direction in enumerate(self.directions):
-            layer, reverse = divmod(index, self.num_directions)
-            _round_weights(direction, tensors_of(module, layer, bool(reverse)), qconfig, module)
+        self._kind = kind_of(module)
+        self.take_ranges(self.num_layers, bool(self.proj_size), x, inner)
+        for place, direction in zip(directions_of(module), self.directions, strict=True):
+            _round_weights(direction, tensors_of(module, *place), qconfig)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Float32 in and out: (y, (h, c)), or (y, h)."""
@@ -169,20 +168,19 @@ class StaticRecurrent(_Static, _Recurrent):
             return self.call(direction, layer, x, batch_sizes, h, c, integers)
 
         try:
-            return run_layers(self, input, hx, run)
+            return run_layers(self._kind, self, input, hx, run)
         except (TypeError, ValueError) as error:
             raise self._named(error) from error
 
 
-class StaticCell(_Static, _Cell):
-    """torch.nn.LSTMCell, GRUCell or RNNCell in int8."""
+class StaticCell(_Static, RecurrentCell):
+    """A cell in int8."""
 
-    def __init__(self, module: nn.RNNCellBase, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
-        mode = mode_of(module)
-        super().__init__(module, mode, _eight_bits(qconfig))
-        self.mode = mode
+    def __init__(self, module: nn.Module, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
+        super().__init__(module, _eight_bits(qconfig))
+        self._kind = kind_of(module)
         self.take_ranges(1, False, x, inner)
-        _round_weights(self.direction, tensors_of(module, 0, False), qconfig, module)
+        _round_weights(self.direction, tensors_of(module, 0, False), qconfig)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """float32 (batch, input) or (input,) -> h, or (h, c), of (batch, hidden) or (hidden,)."""
@@ -200,7 +198,7 @@ class StaticCell(_Static, _Cell):
             return self.call(self.direction, 0, x, None, h, c, False)
 
         try:
-            return run_cell(self.mode, self.input_size, self.hidden_size, input, hx, run)
+            return run_cell(self._kind, self.input_size, self.hidden_size, input, hx, run)
         except (TypeError, ValueError) as error:
             raise self._named(error) from error
 
@@ -212,21 +210,19 @@ def static_recurrent(
 
     Args:
         x: the range of its input.
-        inner: those of `recurrent.range_names`.
+        inner: those of `ops.recurrent.range_names`.
     """
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ValueError(f"its {name} holds NaN or inf, expected finite values; check the training")
-    if is_cell(module):
-        return StaticCell(module, qconfig, x, inner)  # type: ignore[arg-type]
-    return StaticRecurrent(module, qconfig, x, inner)  # type: ignore[arg-type]
+    return (StaticCell if is_cell(module) else StaticRecurrent)(module, qconfig, x, inner)
 
 
 def _eight_bits(qconfig: QConfig) -> QConfig:
     return replace(qconfig, activation_bits=8)
 
 
-def _round_weights(direction: Any, own: Tensors, qconfig: QConfig, module: nn.Module) -> None:
+def _round_weights(direction: Any, own: Tensors, qconfig: QConfig) -> None:
     """Take the weights' ranges from the observer that the settings name."""
     for name in ("ih", "hh", "hr"):
         weight = getattr(own, f"weight_{name}")
@@ -236,7 +232,7 @@ def _round_weights(direction: Any, own: Tensors, qconfig: QConfig, module: nn.Mo
 
 
 def rounded(module: nn.Module, qconfig: QConfig) -> Any:
-    """`recurrent.tensors_of` with the weights that the int8 layer has, in float."""
+    """`recurrent_layers.tensors_of` with the weights that the int8 layer has, in float."""
 
     def tensors(found: nn.Module, layer: int, reverse: bool) -> Tensors:
         own = tensors_of(found, layer, reverse)

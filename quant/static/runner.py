@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from quant.arguments import bind
+from quant.dead_calls import last_uses
 from quant.fuse import Plan, is_recurrent
 from quant.graph import (
-    Attr,
     CaptureMismatch,
     Graph,
     Node,
@@ -27,30 +28,36 @@ from quant.graph import (
     map_leaves,
     match_arguments,
     settle,
-    settled,
 )
 from quant.kernels import QParams
 from quant.names import child_of
-from quant.objects import Result
 from quant.observers import NoDataSeen
 from quant.ops.step import Step
-from quant.static.arguments import bind
+from quant.runtime.binding import bound_values
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import run_own_forward
+from quant.runtime.programs import Programs
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
 from quant.static.as_forward import as_forward
-from quant.static.binding import bound_values
-from quant.static.dead import last_uses
-from quant.static.fallback import warn_once
-from quant.static.own_forward import run_own_forward
-from quant.static.programs import Programs
 from quant.static.ranges import Ranges, key_of
-from quant.static.recurrent import observe
+from quant.static.recurrent_float import observe
 from quant.static.simulate import simulated, simulated_recurrent
-from quant.static.undo import undone_at_mismatch, written_before_guards
-
-if TYPE_CHECKING:
-    from quant.further import Extender
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
+
+
+class Extend(Protocol):
+    """Makes one more program for a call, added to the others of the first one; None where none can be had.
+
+    Attributes:
+        refused: by module, why calls of it have no program.
+    """
+
+    refused: dict[str, list[str]]
+
+    def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None: ...
 
 
 class GraphRunner(Ranges, Programs):
@@ -59,7 +66,7 @@ class GraphRunner(Ranges, Programs):
     Attributes:
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
-        extend: makes one more program for a call, or gives None where none can be had.
+        extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulating.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, to which no data came.
@@ -68,7 +75,7 @@ class GraphRunner(Ranges, Programs):
 
     def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
         super().__init__(root, plan, points)
-        self.extend: Extender | None = None
+        self.extend: Extend | None = None
         self.example: Any = None
         self.alone = self.promoted = False
         self.simulate = self.adds_exactly = self.dropped = False
@@ -266,22 +273,9 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     return found
 
 
-def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the caller of a captured module gets for its output: objects built, and everything written."""
-    output = with_attributes(output, root)
-    return output if type(output) is not Result else settled(output, root, bind(root, args, kwargs))
-
-
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
     """The captured module's output from its nodes' values, before it is `finished`."""
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
-
-
-def with_attributes(output: Any, root: nn.Module) -> Any:
-    """An output with the parameters and buffers that it names."""
-    if type(output) is Tensor:
-        return output
-    return map_leaves(lambda leaf: attribute(root, leaf.path) if type(leaf) is Attr else leaf, output)
 
 
 def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:

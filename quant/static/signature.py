@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.graph import Attr, Graph, Node, Ref, attribute, map_leaves
-from quant.static.leaves import base_layer
+from quant.leaves import base_layer
 
 IGNORED = {"inplace", "p"}
 """Settings of torch's layers that change nothing at inference."""

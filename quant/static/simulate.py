@@ -15,7 +15,8 @@ from quant.ops.lowering import clamp_limits
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.static import weights
-from quant.static.recurrent import Run, call_of, float_run, run_float
+from quant.static.recurrent import Run, call_of
+from quant.static.recurrent_float import float_run, run_float
 from quant.static.rnn import rounded
 from quant.static.weights import QWeight
 
@@ -97,7 +98,7 @@ def simulated_recurrent(
 
     Args:
         value: as in `simulated`.
-        inner: by the names of `recurrent.range_names`, how values of that range are rounded.
+        inner: by the names of `ops.recurrent.range_names`, how values of that range are rounded.
     """
     assert step.qconfig is not None
     node = graph.nodes[step.nodes[0]]

@@ -24,10 +24,10 @@ from quant.kernels import QParams
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
+from quant.runtime.own_forward import is_falling_back
 from quant.static.beyond import leave_float
 from quant.static.folds import agree
 from quant.static.layers import range_of_call
-from quant.static.own_forward import is_falling_back
 from quant.static.rest import dynamic_part, dynamic_settings, without_runner
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.simulate import simulated

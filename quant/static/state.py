@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.names import child_of, full_name
-from quant.static.program import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
 
 RANGES = "ranges"

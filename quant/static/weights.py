@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.folding import gain_and_shift, norm_of, parameter
 from quant.graph import Graph
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.ops.step import Step
 from quant.recipe import QConfig
-from quant.static.folding import gain_and_shift, norm_of, parameter
 
 BIAS_LIMIT = 2**30
 """Largest quantised bias: as much again fits beside it in int32."""
@@ -62,7 +62,7 @@ def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, T
     it was. Where the gain is 0 the weight is gone, and cannot be had back by them.
     """
     layer = step.weighted
-    only_added = all(one.op == "add" and one.own_sign > 0 for one in layer.affine)
+    only_added = all(one.keeps_weight for one in layer.affine)
     plain = only_added and layer.bias is None and graph.nodes[step.nodes[0]].kind != "module"
     if layer.batch_norm is None and (not layer.affine or plain):
         return None

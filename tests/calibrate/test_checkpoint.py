@@ -214,7 +214,7 @@ class OneMore(Net):
         (OtherObserver, r"'points\.minmax' is MinMaxObserver\(.*\) there and FixedObserver\("),
         (lambda: Net(bins=1024), r"'points\.histogram' is .*bins=4096.* there and .*bins=1024"),
         (OneMore, r"'more' is absent there and MinMaxObserver"),
-        (lambda: Net(weight=3.0), "made with other weights"),
+        (lambda: Net(weight=3.0), "written with other weights"),
     ],
     ids=["another class", "another setting", "another observer", "other weights"],
 )

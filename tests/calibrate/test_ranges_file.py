@@ -122,7 +122,7 @@ def test_what_a_given_range_clips_is_said() -> None:
     rows = {row.layer: row for row in ranges(net)}
     assert rows["block.histogram"].observer == rows["block.minmax"].observer == "Given"
     assert any("and are clipped: widen it" in text for text in rows["block.histogram"].warnings)
-    assert any("the range that was given ends at -0.49" in text for text in rows["block.minmax"].warnings)
+    assert any("the range set by hand ends at -0.49" in text for text in rows["block.minmax"].warnings)
     set_ranges(net, {"block.minmax": (-50.0, 50.0)})
     assert not any("given" in text for text in {row.layer: row for row in ranges(net)}["block.minmax"].warnings)
 

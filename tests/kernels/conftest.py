@@ -18,7 +18,7 @@ FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
 FIXED = ("QUANT_ISA", "QUANT_BACKEND", "ONEDNN_MAX_CPU_ISA")
 """What a fresh process does not inherit, because its test sets it."""
 
-COMPILED = ("native", "fbgemm", "qnnpack")
+COMPILED = dispatch.ops.LIBRARIES
 
 
 def found(name: str) -> Backend:

@@ -95,30 +95,30 @@ cases = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, c
 
 @cases
 @pytest.mark.parametrize("zero_point", [0, 128, 255])
-def test_sums_are_exact(compiled: Backend, case: Case, zero_point: int) -> None:
+def test_sums_are_exact(backend: Backend, case: Case, zero_point: int) -> None:
     x, weight = case.operands()
     bias = torch.arange(case.outputs, dtype=torch.int32) * 1000
     for q_bias in (None, bias):
-        sums = compiled.conv_u8s8_s32(x, zero_point, weight, q_bias, *case.geometry())  # type: ignore[attr-defined]
+        sums = backend.conv_u8s8_s32(x, zero_point, weight, q_bias, *case.geometry())
         assert sums.dtype == torch.int32
         assert torch.equal(sums, case.exact(x, zero_point, weight, q_bias))
 
 
 @cases
-def test_outputs_are_those_of_the_reference(compiled: Backend, case: Case) -> None:
+def test_outputs_are_those_of_the_reference(backend: Backend, case: Case) -> None:
     x, weight = case.operands()
     factors = torch.rand(case.outputs, generator=torch.Generator().manual_seed(6)) * 1e-3 + 1e-4
     sums = case.exact(x, 7, weight, None).movedim(1, -1)
     for ends in OUTPUTS:
-        u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, *ends)  # type: ignore[attr-defined]
+        u8 = backend.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, *ends)
         assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, *ends)), ends
-    f32 = compiled.conv_u8s8_f32(x, 7, weight, None, *case.geometry(), factors)  # type: ignore[attr-defined]
+    f32 = backend.conv_u8s8_f32(x, 7, weight, None, *case.geometry(), factors)
     assert torch.equal(f32.movedim(1, -1), sums.float() * factors)
 
 
 @cases
 @pytest.mark.parametrize("exponent", [-1e-7, 6.0], ids=["below-1", "up-to-a-million"])
-def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case, exponent: float) -> None:
+def test_outputs_far_beyond_the_range_are_clamped(backend: Backend, case: Case, exponent: float) -> None:
     """Where all multipliers are below 1 no product leaves int32, however large the sums: kernels may count on it."""
     x, weight = case.operands()
     bias = torch.arange(case.outputs, dtype=torch.int32) * 2**20 - 2**22
@@ -127,20 +127,20 @@ def test_outputs_far_beyond_the_range_are_clamped(compiled: Backend, case: Case,
     factors[0] = 10**exponent
     sums = case.exact(x, 7, weight, bias).movedim(1, -1)
     for ends in OUTPUTS:
-        u8 = compiled.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, *ends)  # type: ignore[attr-defined]
+        u8 = backend.conv_u8s8_u8(x, 7, weight, bias, *case.geometry(), factors, *ends)
         assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, *ends)), ends
 
 
 @pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (5, 3), (2, 5)], ids=str)
 @pytest.mark.parametrize("depth", [0, 2], ids=["2d", "3d"])
-def test_depthwise_kernels_that_are_not_square(compiled: Backend, kernel: tuple[int, int], depth: int) -> None:
+def test_depthwise_kernels_that_are_not_square(backend: Backend, kernel: tuple[int, int], depth: int) -> None:
     generator = torch.Generator().manual_seed(8)
     planes = (depth,) if depth else ()
     x = torch.randint(0, 256, (2, 50, *planes, 8, 13), generator=generator).byte()
     weight = torch.randint(-127, 128, (50, 1, *(1 for _ in planes), *kernel), generator=generator).char()
     ones, padding = [1] * (len(planes) + 2), [0] * len(planes) + [kernel[0] // 2, kernel[1] // 2]
     factors = torch.full((50,), 1e-3)
-    u8 = compiled.conv_u8s8_u8(x, 9, weight, None, ones, padding, ones, 50, factors, 60, 0, 255)  # type: ignore[attr-defined]
+    u8 = backend.conv_u8s8_u8(x, 9, weight, None, ones, padding, ones, 50, factors, 60, 0, 255)
     exact = CONVOLUTIONS[len(ones)](x.double() - 9, weight.double(), None, ones, padding, ones, 50).int()
     assert torch.equal(u8.movedim(1, -1), reference.requantize(exact.movedim(1, -1), factors, 60, 0, 255))
 
@@ -148,7 +148,7 @@ def test_depthwise_kernels_that_are_not_square(compiled: Backend, kernel: tuple[
 @pytest.mark.parametrize("channels", [1, 2, 15, 17, 32, 33, 48, 49, 63, 64, 65, 80, 100, 129])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (4, 3)], ids=str)
 def test_depthwise_kernels_take_any_number_of_channels(
-    compiled: Backend, channels: int, kernel: int, stride: int
+    backend: Backend, channels: int, kernel: int, stride: int
 ) -> None:
     """Blocks of 64, 32 and 16 channels, the last of them not full, over rows of 1 to 12 pixels."""
     for size in (1, 2, 4, 7, 12):
@@ -156,12 +156,12 @@ def test_depthwise_kernels_take_any_number_of_channels(
         x, weight = case.operands()
         factors = torch.rand(channels, generator=torch.Generator().manual_seed(size)) * 1e-3 + 1e-4
         sums = case.exact(x, 7, weight, None).movedim(1, -1)
-        u8 = compiled.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, 60, 20, 250)  # type: ignore[attr-defined]
+        u8 = backend.conv_u8s8_u8(x, 7, weight, None, *case.geometry(), factors, 60, 20, 250)
         assert torch.equal(u8.movedim(1, -1), reference.requantize(sums, factors, 60, 20, 250))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 16], ids=["full", "grouped", "depthwise"])
-def test_sums_are_exact_where_int16_pairs_would_saturate(compiled: Backend, groups: int) -> None:
+def test_sums_are_exact_where_int16_pairs_would_saturate(backend: Backend, groups: int) -> None:
     case = Case(channels=16, outputs=16, groups=groups)
     x, weight = case.operands()
     x = torch.full_like(x, 255)
@@ -169,15 +169,15 @@ def test_sums_are_exact_where_int16_pairs_would_saturate(compiled: Backend, grou
         weight = weight.view(-1)
         weight[0::2], weight[1::2] = first, second
         weight = weight.view(16, 16 // groups, 3, 3)
-        sums = compiled.conv_u8s8_s32(x, 0, weight, None, *case.geometry())  # type: ignore[attr-defined]
+        sums = backend.conv_u8s8_s32(x, 0, weight, None, *case.geometry())
         assert torch.equal(sums, case.exact(x, 0, weight, None))
         factors = torch.full((16,), 1e-4)
-        u8 = compiled.conv_u8s8_u8(x, 0, weight, None, *case.geometry(), factors, 99, 0, 255)  # type: ignore[attr-defined]
+        u8 = backend.conv_u8s8_u8(x, 0, weight, None, *case.geometry(), factors, 99, 0, 255)
         assert torch.equal(u8.movedim(1, -1), reference.requantize(sums.movedim(1, -1), factors, 99, 0, 255))
 
 
 @pytest.mark.parametrize("kind", ["channels-last", "transposed", "sliced", "expanded"])
-def test_every_memory_layout_is_read_right(compiled: Backend, kind: str) -> None:
+def test_every_memory_layout_is_read_right(backend: Backend, kind: str) -> None:
     case = Case()
     x, weight = case.operands()
     layouts = {
@@ -186,20 +186,20 @@ def test_every_memory_layout_is_read_right(compiled: Backend, kind: str) -> None
         "sliced": torch.cat([x, x], 3)[..., 4:13],
         "expanded": x[:1].expand(5, -1, -1, -1),
     }
-    sums = compiled.conv_u8s8_s32(layouts[kind], 3, weight, None, *case.geometry())  # type: ignore[attr-defined]
+    sums = backend.conv_u8s8_s32(layouts[kind], 3, weight, None, *case.geometry())
     assert torch.equal(sums, case.exact(layouts[kind], 3, weight, None))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("groups", [1, 4, 64], ids=["full", "grouped", "depthwise"])
-def test_sums_do_not_depend_on_the_number_of_threads(compiled: Backend, threads: int, groups: int) -> None:
+def test_sums_do_not_depend_on_the_number_of_threads(backend: Backend, threads: int, groups: int) -> None:
     case = Case(batch=1, channels=64, outputs=64, size=20, groups=groups)
     x, weight = case.operands()
     torch.set_num_threads(threads)
-    sums = compiled.conv_u8s8_s32(x, 3, weight, None, *case.geometry())  # type: ignore[attr-defined]
+    sums = backend.conv_u8s8_s32(x, 3, weight, None, *case.geometry())
     assert torch.equal(sums, case.exact(x, 3, weight, None))
     factors = torch.full((64,), 1e-3)
-    u8 = compiled.conv_u8s8_u8(x, 3, weight, None, *case.geometry(), factors, 60, 0, 255)  # type: ignore[attr-defined]
+    u8 = backend.conv_u8s8_u8(x, 3, weight, None, *case.geometry(), factors, 60, 0, 255)
     assert torch.equal(u8.movedim(1, -1), reference.requantize(sums.movedim(1, -1), factors, 60, 0, 255))
 
 
@@ -219,20 +219,20 @@ def test_sums_do_not_depend_on_the_number_of_threads(compiled: Backend, threads:
         pytest.param({"groups": 0}, "in 0 groups", id="no-groups"),
     ],
 )
-def test_bad_operands_are_refused(compiled: Backend, change: dict[str, Any], words: str) -> None:
+def test_bad_operands_are_refused(backend: Backend, change: dict[str, Any], words: str) -> None:
     x, weight = Case().operands()
     given = {"x": x, "weight": weight, "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1, **change}
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
-        compiled.conv_u8s8_s32(  # type: ignore[attr-defined]
+        backend.conv_u8s8_s32(
             given["x"], 0, given["weight"], None, given["stride"], given["padding"], given["dilation"], given["groups"]
         )
 
 
-def test_views_of_one_weight_are_told_apart(compiled: Backend) -> None:
+def test_views_of_one_weight_are_told_apart(backend: Backend) -> None:
     """A square weight and its transpose begin at the same byte and have the same sizes."""
     x = torch.randint(0, 256, (1, 8, 4, 4), dtype=torch.uint8)
     weight = torch.randint(-127, 128, (8, 8, 1, 1), dtype=torch.int8)
     for view in (weight, weight.transpose(0, 1)):
-        sums = compiled.conv_u8s8_s32(x, 3, view, None, [1, 1], [0, 0], [1, 1], 1)
+        sums = backend.conv_u8s8_s32(x, 3, view, None, [1, 1], [0, 0], [1, 1], 1)
         expected = torch.einsum("oi,bihw->bohw", view[:, :, 0, 0].long(), x.long() - 3)
         assert torch.equal(sums.long(), expected)

@@ -11,9 +11,10 @@ import torch
 from quant.kernels import BackendUnavailable, available, current, dispatch, use
 from quant.kernels.backend import Backend
 from quant.kernels.backends import onednn
+from quant.kernels.reference_ops import OPS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-NAMES = ["native", "fbgemm", "qnnpack", "onednn", "reference"]
+NAMES = [*dispatch.ops.LIBRARIES, "onednn", "reference"]
 
 
 @pytest.fixture
@@ -111,16 +112,18 @@ def test_an_unknown_name_is_answered_with_all_names() -> None:
         pass
 
 
-def test_a_backend_that_cannot_be_used_is_answered_with_the_reason_and_the_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("own_registries")
+def test_a_backend_that_cannot_be_used_is_answered_with_the_reason_and_the_choices() -> None:
     class Absent(Backend):
         name = "absent"
 
         def why_not(self) -> str:
             return "it is a test"
 
-    monkeypatch.setattr(dispatch, "_BACKENDS", {**dispatch._BACKENDS, "absent": Absent()})
+        def product(self, q_x: torch.Tensor, q_weight: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it cannot be used")
+
+    dispatch.register_backend(Absent())
     with pytest.raises(
         BackendUnavailable, match=r"backend 'absent' cannot be used here: it is a test; usable are .*reference$"
     ):
@@ -145,9 +148,9 @@ def test_a_new_backend_has_every_operator_from_its_product_alone() -> None:
     weight, x = torch.randint(-127, 128, (4, 6), dtype=torch.int8), torch.randn(3, 6)
     arguments = (x, weight, torch.ones(4), None, None, 8, True, False)
     assert torch.equal(Loops().linear_dynamic(*arguments), dispatch.find("reference").linear_dynamic(*arguments))
-    # Convolutions and plans are not among a backend's methods: what the extension does not compute, quant.static does.
     missing = [name for name in dispatch.ops.WITH_BACKEND if not hasattr(Loops(), name)]
-    assert [name for name in missing if not name.startswith(("conv_", "run_plan"))] == []
+    assert [name for name in missing if not name.startswith("run_plan")] == []
+    assert Loops().operators.keys() == OPS.keys()
 
 
 def test_a_graph_leaves_the_choice_to_the_machine_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +251,7 @@ def test_a_call_goes_straight_to_the_extension_only_where_nobody_chose_a_backend
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatch, "_FROM_ENVIRONMENT", "")
-    assert dispatch.is_direct() == (dispatch.default_name() in ("native", "fbgemm", "qnnpack"))
+    assert dispatch.is_direct() == (dispatch.default_name() in dispatch.ops.LIBRARIES)
     assert not dispatch.is_direct("reference")
     with use("reference"):
         assert not dispatch.is_direct()

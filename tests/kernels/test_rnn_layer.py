@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from quant.kernels import quantize_weight, reference_rnn
 from quant.kernels.backend import Backend
+from quant.kernels.recurrent.kind import kinds
 from torch import Tensor
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
@@ -313,9 +315,19 @@ def test_one_range_for_the_whole_input_is_that_of_the_reference(backend: Backend
     close(given.run(backend), given.run(reference_rnn), ONE_STEP)
 
 
-def test_an_unknown_mode_is_refused(backend: Backend) -> None:
-    with pytest.raises(ValueError, match="expected lstm, gru, rnn_tanh or rnn_relu"):
+def test_an_unknown_mode_is_refused_with_the_kinds_there_are(backend: Backend) -> None:
+    with pytest.raises(ValueError, match="mode is 'mgu', expected one of") as raised:
         replace(layer("gru"), mode="mgu").run(backend)
+    for name in GATES:
+        assert re.search(rf"\b{name}\b", str(raised.value))
+
+
+def test_the_kernels_have_the_kinds_that_say_so(compiled: Backend) -> None:
+    with pytest.raises(ValueError, match="mode is") as raised:
+        replace(layer("gru"), mode="mgu").run(compiled)
+    names = str(raised.value).splitlines()[0].partition("expected one of ")[2].split(", ")
+    assert {kind.name: kind.gates for kind in kinds() if kind.native} == GATES
+    assert set(names) == set(GATES)
 
 
 def test_a_state_of_another_batch_is_refused(backend: Backend) -> None:
@@ -332,8 +344,8 @@ BAD = {
     "sizes that grow": ({"batch_sizes": torch.tensor([1, 2]), "x": torch.zeros(3, 11)}, "never grow"),
     "a size of zero": ({"batch_sizes": torch.tensor([3, 0]), "x": torch.zeros(3, 11)}, "must be positive"),
     "sizes that add up to more": ({"batch_sizes": torch.tensor([3, 3]), "x": torch.zeros(5, 11)}, "add up to 6"),
-    "no cell state": ({"c": None}, "an LSTM needs c"),
-    "a cell state too narrow": ({"c": torch.zeros(3, 5)}, "an LSTM needs c"),
+    "no cell state": ({"c": None}, "mode 'lstm' needs c"),
+    "a cell state too narrow": ({"c": torch.zeros(3, 5)}, "mode 'lstm' needs c"),
     "a projection without its scale": ({"scale_hr": None}, "without scale_hr"),
     "gates that do not divide": ({"q_weight_ih": torch.zeros(66, 11, dtype=torch.int8)}, "the same multiple of 4"),
     "a state without projection": ({"q_weight_hr": None, "scale_hr": None}, "with no projection"),
@@ -348,7 +360,7 @@ def test_operands_that_do_not_fit_are_refused(compiled: Backend, name: str) -> N
         replace(given, **change).run(compiled)
 
 
-def test_a_projection_outside_an_lstm_is_refused(compiled: Backend) -> None:
+def test_a_projection_outside_an_lstm_is_refused(backend: Backend) -> None:
     # A GRU's gates would read the wide state that a projection has made narrow.
-    with pytest.raises(ValueError, match="goes with mode 'lstm', not 'gru'"):
-        replace(layer("gru"), q_weight_hr=torch.zeros(17, 17, dtype=torch.int8), scale_hr=torch.ones(17)).run(compiled)
+    with pytest.raises(ValueError, match="mode 'gru' has no projection"):
+        replace(layer("gru"), q_weight_hr=torch.zeros(17, 17, dtype=torch.int8), scale_hr=torch.ones(17)).run(backend)

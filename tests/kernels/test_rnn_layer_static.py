@@ -249,11 +249,11 @@ def test_the_initial_state_is_left_as_it_was(backend: Backend, mode: str) -> Non
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown mode": ({"mode": "mgu"}, "expected lstm, gru, rnn_tanh or rnn_relu"),
+    "an unknown mode": ({"mode": "mgu"}, "mode is 'mgu', expected one of .*lstm"),
     "a state of another batch": ({"h": torch.zeros(2, 17)}, "h has shape"),
     "a flat input": ({"q_x": torch.zeros(3, 11, dtype=torch.uint8)}, r"expected \(time, batch, features\)"),
     "too many features": ({"q_x": torch.zeros(2, 3, 12, dtype=torch.uint8)}, "in_features"),
-    "no cell state": ({"c": None}, "an LSTM needs c"),
+    "no cell state": ({"c": None}, "mode 'lstm' needs c"),
 }
 
 

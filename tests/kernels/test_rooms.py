@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parents[2] / "kernels" / "csrc"
@@ -26,7 +27,9 @@ def test_every_file_stands_in_the_map_of_its_room() -> None:
     listed = {
         f"{room}/{name}" for room, cells in MAP.items() for cell in cells for name in re.findall(r"`([^`]+)`", cell)
     }
-    assert listed == {path.relative_to(CSRC).as_posix() for path in FILES}
+    files = {path.relative_to(CSRC).as_posix() for path in FILES}
+    assert [file for file in files if not any(fnmatch(file, name) for name in listed)] == []
+    assert [name for name in listed if not any(fnmatch(file, name) for file in files)] == []
 
 
 def test_no_two_files_have_one_name() -> None:

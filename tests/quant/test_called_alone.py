@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.static.program import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, all_runners
 from quant.static.simulating import simulating
 
@@ -70,7 +70,7 @@ def test_a_part_that_calibration_calls_alone_has_a_program(model: nn.Module) -> 
     q, x = quant.convert(prepared), torch.randn(8, 16)
     program = q.encoder._modules[RESERVED]  # type: ignore[union-attr]
     assert isinstance(program, ProgramRunner)
-    assert [region.steps for region in program.schedule(program.program).regions]
+    assert [region.steps for region in program.program.schedule.regions]
     assert relative(in_two(model, x), in_two(q, x)) < 0.02
     with simulating(prepared):
         assert torch.allclose(in_two(prepared, x), in_two(q, x), atol=1e-5)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.capture.state import storages_of
+from quant.capture.outer_objects import Outside
+from quant.capture.snapshot import Snapshot, storages_of
 from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
-from quant.static.binding import bound_values
-from quant.static.leaves import is_leaf, register_leaf
+from quant.leaves import is_leaf, register_leaf
+from quant.runtime.binding import bound_values
 from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
@@ -303,6 +304,35 @@ def test_a_view_changed_in_place_is_an_island() -> None:
     assert found.islands == {"0": WRITTEN}
 
 
+class Batched(nn.Module):
+    """Gives out what it wrote by way of views, as torchvision's detectors make a batch of their images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.new_zeros(x.shape)
+        for place, row in enumerate(x):
+            batch[place].copy_(row * 2)
+        return batch
+
+
+class Reads(nn.Module):
+    """Hands what it got from one child to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batched, self.body, self.last = Batched(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.batched(x)
+        out: Tensor = self.last(self.body(x)) + x
+        return out
+
+
+def test_who_reads_what_an_island_will_give_is_no_island_too() -> None:
+    found = capture(Reads().eval(), torch.randn(2, 4))
+    assert found.islands == {"batched": WRITTEN}
+    assert set(found.graphs) == {""}
+
+
 class Writer(nn.Module):
     """An island that changes what it is given."""
 
@@ -545,7 +575,9 @@ def test_the_memory_of_all_tensors_that_modules_hold_is_known() -> None:
     expected = [*model.parameters(), *model.buffers(), model[1].cache]
     model[1].empty, model[1].sparse = torch.zeros(0), torch.zeros(2, 2).to_sparse()
     model[1].lazy = nn.UninitializedParameter()
-    assert set(storages_of(model)) == {one.untyped_storage().data_ptr() for one in expected}
+    assert set(storages_of(Snapshot(model, Outside()).parts.values())) == {
+        one.untyped_storage().data_ptr() for one in expected
+    }
 
 
 def test_what_a_forward_sets_and_then_changes_is_a_value_like_others() -> None:

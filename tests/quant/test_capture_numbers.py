@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import quant
 from quant.capture import capture
 from quant.graph import CaptureMismatch, evaluate
-from quant.static.program import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, bound_values, finished, output_of
 
 
@@ -166,6 +166,17 @@ def test_a_loop_counts_as_it_did(count: Any, other: int, read: bool) -> None:
 def test_what_only_calls_read_stays_free(between: Any) -> None:
     net = Net(between)
     assert all(runs(net, X, torch.randn(2, size, 16)) for size in (126, 6, 300, 130))
+
+
+def checked(net: Any, y: Tensor, n: int) -> Tensor:
+    if y.dim() != 3:
+        raise ValueError("expected 3 dimensions, got a batch of %d" % y.shape[0])  # noqa: UP031
+    return y.view(y.shape[0], y.shape[1] // 1, 16)
+
+
+def test_an_error_that_is_not_raised_holds_no_size() -> None:
+    net = Net(checked)
+    assert all(runs(net, X, torch.randn(2, size, 16)) for size in (126, 6))
 
 
 @pytest.mark.parametrize("longest", [128, 140])

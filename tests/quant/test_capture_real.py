@@ -66,6 +66,25 @@ def test_what_leaves_torch_is_an_island_and_right(between: Callable[[Tensor], Te
     assert "island" in quant.summary(q)[""].detail
 
 
+def test_a_layer_under_vmap_stays_float_and_says_why() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.func.vmap(self.first)(x).relu())
+            return out
+
+    model, x = Mapped().eval(), torch.randn(8, 16)
+    q = quant.quantize_static(model, [x], progress=False)
+    why = "an island: it is called inside of a transform of torch.func (vmap, grad, ...)"
+    assert (quant.summary(q)["first"].outcome, quant.summary(q)["first"].detail) == ("float", why)
+    assert quant.summary(q)["last"].outcome == "int8"
+    with torch.no_grad():
+        assert decibels(model(x), q(x)) > 25
+
+
 def test_a_function_with_its_own_backward_is_seen_through_and_in_training_an_island() -> None:
     model, x = Model(Swish.apply).eval(), torch.randn(4, 16)
     assert not capture(model, x).islands

@@ -16,7 +16,7 @@ from quant.kernels import ops
 from torch import nn
 
 import quant
-from quant.artefact_file import read, write
+from quant.artefact.file import read, write
 from quant.cli import doctor, files, main
 
 MODELS = """

@@ -353,9 +353,12 @@ def test_the_report_names_hooks_that_do_not_run_and_a_backend_that_cannot() -> N
 
 
 @pytest.mark.skipif(bool(kernels.available()["onednn"]), reason="oneDNN is missing")
-def test_a_backend_without_static_kernels_is_said() -> None:
-    converted = calibrated(nn.Linear(4, 2), torch.randn(5, 4), backend="onednn")
-    assert "onednn has no static kernels: reference" in summary(converted)[""].detail
+def test_the_report_says_who_computes_each_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Flatten(), nn.Linear(64, 2))
+    report = summary(calibrated(model, torch.randn(5, 3, 6, 6), backend="onednn"))
+    assert ", onednn (" in report["0"].detail
+    assert "reference (exact), as onednn has no kernel for a convolution of 16 groups" in report["1"].detail
+    assert ", onednn (" in report["3"].detail
 
 
 def test_what_cannot_be_dynamic_stays_float_alone() -> None:

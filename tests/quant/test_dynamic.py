@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import quant
 from quant import NothingQuantized, QConfig, Recipe, RecipeError, quantize_dynamic, summary
-from quant.dynamic_plan import SUPPORTED
 from quant.nn import QuantModule
+from quant.nn.registry import SUPPORTED
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.prepare import Prepared
-from quant.static.own_forward import falling_back
-from quant.static.program import ProgramRunner
+from quant.runtime.own_forward import falling_back
+from quant.runtime.program_runner import ProgramRunner
+from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.types import UncapturedCall
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.static.program import ProgramRunner
+from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, GraphRunner, all_runners
 from quant.types import UncapturedCall
 
@@ -94,6 +94,34 @@ def test_what_a_first_call_makes_is_not_there_after_calibration() -> None:
     assert not hasattr(q, "offset")
     with torch.no_grad():
         for _ in range(2):
+            assert (q(x) - model(x)).norm() < 0.05 * model(x).norm()
+
+
+class Swaps(nn.Module):
+    """Puts another layer in place of its own when it has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x))
+        self.last = nn.Linear(16, 16, bias=False)
+        nn.init.ones_(self.last.weight)
+        return out
+
+
+def test_a_layer_that_a_forward_replaces_in_a_loop_of_the_users_own_is_there_again() -> None:
+    model, x = Swaps().eval(), rows(4)
+    p = quant.prepare(model, rows(4))
+    with torch.no_grad():
+        for _ in range(4):
+            p(rows(4))
+        replaced = p.last
+        q = quant.convert(p)
+        assert p.last is replaced, "the prepared model is left as it is"
+        assert quant.summary(q)["last"].outcome == "int8"
+        for _ in range(3):
             assert (q(x) - model(x)).norm() < 0.05 * model(x).norm()
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant import prepare, quantize_dynamic, quantize_static, register_leaf
+from quant.leaves import base_layer
 from quant.parity import parity
-from quant.static.leaves import base_layer
 from quant.static.runner import runners
 
 from .test_convert import check, signal_to_noise

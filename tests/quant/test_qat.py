@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import quant
 from quant.parity import parity
 from quant.qat import freeze_norms, freeze_ranges, observe_only, round_values
-from quant.qat.norm import folding_gain, normalise
+from quant.qat.batch_norm import folding_gain, normalise
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.static.runner import runners

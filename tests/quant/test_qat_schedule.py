@@ -81,7 +81,7 @@ def test_state_is_plain_and_goes_on() -> None:
     resumed.load_state_dict(saved)
     assert resumed.phases == schedule.phases
     assert state(other) == state(prepared)
-    with pytest.raises(ValueError, match="make it with the same arguments"):
+    with pytest.raises(ValueError, match="build it with the same arguments"):
         quant.QATSchedule(other, steps=30).load_state_dict(saved)
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import quant
 from quant import QConfig, Recipe, RecipeError
-from quant.qat.points import JoinedObserver
-from quant.static.rebuild import DESCRIPTION
+from quant.qat.fake_quantizers import JoinedObserver
+from quant.static.description import DESCRIPTION
 from quant.static.runner import runners
 
 RANGE = QConfig(activation_observer="fixed", activation_options={"low": 0.0, "high": 6.0})

@@ -10,13 +10,13 @@ import pytest
 import torch
 from quant.kernels import ops as kernel_ops
 from quant.kernels import use
+from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
+from quant.capture.attention import multihead
 from quant.prepare import RESERVED
 from quant.recipe import Recipe, RecipeError
-from quant.static import ops
-from quant.static.attention import multihead
 
 needs_kernels = pytest.mark.skipif(bool(kernel_ops.extension_problem()), reason="the compiled kernels are not here")
 
@@ -161,7 +161,7 @@ def test_planned_is_step_by_step_to_the_bit_and_near_float(case: str) -> None:
     prepared, q, kwargs = converted(case)
     with torch.no_grad():
         got = q(**kwargs)
-        with mock.patch.object(ops, "plans", return_value=None):
+        with mock.patch.object(CompiledBackend, "plans", False):
             assert torch.equal(first(q(**kwargs)), first(got))
         with use("reference"):
             assert error(got, q(**kwargs)) < 0.01
@@ -179,7 +179,7 @@ def test_weights_that_somebody_reads_are_those_of_float() -> None:
 
 def regions(q: nn.Module) -> list[str]:
     runner: Any = q._modules[RESERVED]
-    return [type(step).__name__ for step in runner.schedule(runner.program).steps]
+    return [type(step).__name__ for step in runner.program.schedule.steps]
 
 
 @pytest.mark.parametrize("case", ["plain", "length first", "separate", "cross", "one sequence", "encoder", "decoder"])

@@ -23,12 +23,12 @@ def converted() -> nn.Module:
 
 
 def test_another_number_of_channels_names_the_first_layer(converted: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"layer '0': q_x has 4 channels, q_weight \[8, 3, 3, 3\] expects 3"):
+    with pytest.raises(ValueError, match=r"layer '0' \(%2\): q_x has 4 channels, q_weight \[8, 3, 3, 3\] expects 3"):
         converted(torch.randn(1, 4, 8, 8))
 
 
 def test_another_image_size_names_the_layer_that_it_does_not_fit(converted: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"layer '4': .*expected .*288"):
+    with pytest.raises(ValueError, match=r"layer '4' \(%\d+\): .*expected .*288"):
         converted(torch.randn(1, 3, 9, 9))
 
 
@@ -144,7 +144,48 @@ def test_a_batch_that_was_cut_like_a_labelled_one_is_a_warning_that_says_so() ->
     with pytest.warns(CalibrationWarning) as said:
         quant.calibrate.run(prepared, [(X, X)], progress=False)
     assert any(
-        "the rest is taken for labels" in str(one.message)
+        "the rest counts as labels" in str(one.message)
         and "meant for shift, give dicts or forward=" in str(one.message)
         for one in said
     )
+
+
+class Glued(nn.Module):
+    """A concatenation and a view in the middle of one native call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        joined = torch.cat([self.one(x), self.two(y)], dim=1)
+        return self.last(joined.reshape(-1, 4))
+
+
+def test_an_error_of_a_native_call_names_the_step_and_its_place_in_the_program() -> None:
+    torch.manual_seed(0)
+    q = quant.quantize_static(Glued().eval(), [(torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8))], progress=False)
+    runner: Any = q._modules["_quant"]
+    [cat] = [one for one in runner.program.instructions if "cat" in one.step]
+    with pytest.raises(ValueError, match=rf"layer '{cat.step}' \(%{cat.out}\): "):
+        q(torch.randn(4, 3, 8, 8), torch.randn(4, 3, 9, 9))
+
+
+class Refusing(list[Any]):
+    """Nodes that nobody may look at."""
+
+    def __getitem__(self, place: Any) -> Any:
+        raise AssertionError("the captured graph was looked into")
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_a_program_runs_without_the_captured_graph(backend: str | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8)
+    prepared = quant.prepare(Glued().eval(), x)
+    prepared(*x)
+    q = quant.convert(prepared, backend=backend)
+    before = q(*x)
+    runner: Any = q._modules["_quant"]
+    runner.graph.nodes = Refusing(runner.graph.nodes)
+    assert torch.equal(q(*x), before)

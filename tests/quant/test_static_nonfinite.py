@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.static import nonfinite
+from quant.runtime import nonfinite
 
 pytestmark = [
     pytest.mark.usefixtures("seeded_on_one_thread"),

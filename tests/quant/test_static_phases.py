@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from quant.kernels.reference_ops import OPS
 
+from quant.ops.products import TransposedProduct
 from quant.static.phases import Phases
 
 # (kernel, stride, padding, output padding, groups)
@@ -32,9 +31,9 @@ def test_phases_give_the_operators_answer(
     weight = torch.randint(-127, 128, (8, 12 // groups, *kernel), dtype=torch.int8)
     q_bias = torch.randint(-9999, 9999, (12,), dtype=torch.int32) if bias else None
     multiplier = torch.rand(12) * 1e-3
-    settings: dict[str, Any] = {"stride": stride, "padding": padding, "output_padding": more, "groups": groups}
-    phases = Phases(weight, q_bias, multiplier, settings)
-    got = OPS["conv_u8s8_u8"](x, 77, phases.q_weight, phases.q_bias, *phases.places, phases.multiplier, 99, 0, 255)
-    places = (stride, padding, [1] * len(kernel), groups, more)
+    product = TransposedProduct(stride, padding, [1] * len(kernel), groups, more)
+    phases = Phases(product, weight, q_bias, multiplier)
+    got = OPS["conv_u8s8_u8"](x, 77, phases.q_weight, phases.q_bias, *phases.settings, phases.multiplier, 99, 0, 255)
+    places = tuple(product.settings.values())
     expected = OPS["conv_transpose_u8s8_u8"](x, 77, weight, q_bias, *places, multiplier, 99, 0, 255)
     assert torch.equal(phases.in_order(got, x.shape[2:]), expected)

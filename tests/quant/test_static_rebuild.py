@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quant.artefact.rebuild import rebuild
 from quant.convert import convert
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
+from quant.static.description import describe, tables
 from quant.static.examples import CannotRebuild, decode, encode
-from quant.static.rebuild import describe, rebuild, tables
 
 
 class Model(nn.Module):

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from quant.kernels import ops as kernel_ops
 from quant.kernels import use
+from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
-from quant.static import ops
 from quant.static.native import Schedule
 from quant.static.runner import RESERVED
 
@@ -64,7 +64,7 @@ def converted(kind: str) -> tuple[nn.Module, nn.Module]:
 
 def schedule(model: nn.Module) -> Schedule:
     runner: Any = model._modules[RESERVED]
-    found: Schedule = runner.schedule(runner.program)
+    found: Schedule = runner.program.schedule
     return found
 
 
@@ -79,7 +79,7 @@ def test_planned_is_step_by_step_to_the_bit_and_near_float(kind: str, shape: tup
     x = torch.randn(*shape, 48, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         got = q(x)
-        with mock.patch.object(ops, "plans", return_value=None):
+        with mock.patch.object(CompiledBackend, "plans", False):
             assert torch.equal(q(x), got)
         with use("reference"):
             assert error(got, q(x)) < 0.01
@@ -140,7 +140,7 @@ class NormFirst(nn.Sequential):
 @needs_kernels
 def test_an_input_of_another_type_is_refused_by_the_name_of_what_reads_it() -> None:
     q = quant.quantize_static(NormFirst().eval(), [X], progress=False)
-    with torch.no_grad(), pytest.raises(TypeError, match=r"^'0': run_plan: an input is Double"):
+    with torch.no_grad(), pytest.raises(TypeError, match=r"^layer '0' \(%1\): run_plan: an input is Double"):
         q(X.double())
 
 
@@ -211,7 +211,7 @@ def test_what_changed_since_the_last_call_is_seen(change: Any) -> None:
         change(q[0])  # type: ignore[index]
         changed = q(X)
         assert error(changed, before) > 0.01
-        with mock.patch.object(ops, "plans", return_value=None):
+        with mock.patch.object(CompiledBackend, "plans", False):
             assert torch.equal(q(X), changed)
 
 

@@ -19,13 +19,12 @@ from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
 from quant.graph import leaves
+from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
-from quant.static import leaves as leaf_types
 from quant.static.layers import StaticLayer
-from quant.static.leaves import register_leaf
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
@@ -205,9 +204,9 @@ class Opaque(nn.Linear):
         return super().forward(x) * (2.0 if float(x.detach().sum()) > 1e9 else 1.0)
 
 
-def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_registries")
+def test_a_layer_that_cannot_be_seen_through_is_registered_in_one_line() -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(leaf_types, "_REGISTERED", set())
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Opaque(8, 8), nn.Linear(8, 4)), torch.randn(16, 8)
     register_leaf(Opaque)
     converted = static(model, x)

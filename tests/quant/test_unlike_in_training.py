@@ -118,10 +118,20 @@ class AsksForGradients(nn.Module):
         return out
 
 
+class AsksInHelper(AsksForGradients):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.scaled(self.first(x).relu()))
+        return out
+
+    def scaled(self, y: Tensor) -> Tensor:
+        return y * self.factor if torch.is_grad_enabled() else y
+
+
+@pytest.mark.parametrize("kind", [AsksForGradients, AsksInHelper])
 def test_a_static_model_asks_for_gradients_in_each_call_where_its_forward_goes_by_them(
-    seeded_on_one_thread: None,
+    kind: type[AsksForGradients], seeded_on_one_thread: None
 ) -> None:
-    model = AsksForGradients(0.5).eval()
+    model = kind(0.5).eval()
     x = torch.randn(64, 16)
     q = quant.quantize_static(model, [x], progress=False)
     for grad in (False, True):

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.ops.call import what
-from quant.static.instructions import FloatCall, Instruction
-from quant.static.program import ProgramRunner
-from quant.static.region import Region
+from quant.ops.call import called
+from quant.runtime.instructions import Instruction
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 from quant.static.runner import RESERVED
 from quant.static.simulating import simulating
 
@@ -230,7 +230,7 @@ def note_programs(row: Row, q: nn.Module, ran: dict[str, Counter[str]]) -> None:
         kinds = [kind for kind, counts in ran.items() if counts[name]]
         if not kinds:
             continue
-        planned = runner.schedule(runner.program)
+        planned = runner.program.schedule
         inside = sum(region.steps for region in planned.regions)
         single = Counter(_kind(step, runner) for step in planned.steps if not isinstance(step, Region))
         for kind in kinds:
@@ -244,12 +244,12 @@ SIZES = {"getattr", "getitem", "size", "numel", "eq", "ne", "lt", "le", "gt", "g
 
 def _kind(step: Instruction, runner: ProgramRunner) -> str:
     """What a step outside of native calls is."""
-    if not isinstance(step, FloatCall):
+    if not step.own:
         return f"int8 {step.kind}"
-    node = runner.graph.nodes[step.node]
+    node = runner.graph.nodes[runner.program.values[step.out].node]
     if node.kind == "module":
         return type(runner.root.get_submodule(node.target)).__name__
-    name = node.kind if node.kind == "guard" else what(node, runner.root)
+    name = node.kind if node.kind == "guard" else called(node, runner.root)
     return "sizes" if name in SIZES and node.meta is None else name
 
 

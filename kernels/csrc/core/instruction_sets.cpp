@@ -12,6 +12,23 @@
 #include "core/rows/rows.h"
 
 namespace octet {
+
+// Each in a file of its family, named by its instruction set.
+extern const NativeGemm kPortableGemm;
+extern const RowKernels kPortableRows;
+extern const ElementKernels kPortableElements;
+extern const RealKernels kPortableReals;
+#if defined(__x86_64__)
+extern const NativeGemm kAvx2PairwiseGemm, kAvx2WideGemm, kAvxVnniGemm, kAvx512VnniGemm;
+extern const NativeDepthwise kAvx2Depthwise, kAvxVnniDepthwise, kAvx512VnniDepthwise;
+extern const NativeWinograd kAvx2Winograd, kAvxVnniWinograd, kAvx512VnniWinograd;
+extern const RowKernels kAvx2Rows, kAvx512Rows;
+extern const ElementKernels kAvx2Elements, kAvx512Elements;
+extern const RealKernels kAvx2Reals, kAvx512Reals;
+#elif defined(__aarch64__)
+extern const NativeGemm kNeonGemm, kNeonDotGemm, kNeonI8mmGemm;
+#endif
+
 namespace {
 
 // No kernels of this family: a depthwise convolution is RowKernels::depthwise pixel by pixel and then requantised, a 3 x 3

@@ -7,20 +7,41 @@
 #include "torch/errors.h"
 
 namespace octet {
-namespace {
+
+#define OCTET_LIBRARY(name, own, rank_x86, rank_arm)                                      \
+  std::unique_ptr<PackedGemm> pack_##name(const int8_t* weight, int64_t n, int64_t k);    \
+  std::string why_not_##name();
+#include "torch/libraries.inc"
+#undef OCTET_LIBRARY
 
 std::string why_not_native() { return ""; }
 
-// In order of preference where no one chose.
+namespace {
+
 #if defined(__aarch64__)
-constexpr Library kLibraries[] = {{"qnnpack", &pack_qnnpack, &why_not_qnnpack},
-                                  {"native", &pack_native, &why_not_native, true},
-                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm}};
+#define OCTET_LIBRARY(name, own, rank_x86, rank_arm) {#name, &pack_##name, &why_not_##name, own, rank_arm},
 #else
-constexpr Library kLibraries[] = {{"native", &pack_native, &why_not_native, true},
-                                  {"fbgemm", &pack_fbgemm, &why_not_fbgemm},
-                                  {"qnnpack", &pack_qnnpack, &why_not_qnnpack}};
+#define OCTET_LIBRARY(name, own, rank_x86, rank_arm) {#name, &pack_##name, &why_not_##name, own, rank_x86},
 #endif
+constexpr Library kLibraries[] = {
+#include "torch/libraries.inc"
+};
+#undef OCTET_LIBRARY
+
+// That of the least rank which can be used here.
+const Library& fastest() {
+  const Library* found = nullptr;
+  for (const Library& one : kLibraries)
+    if ((!found || one.rank < found->rank) && one.why_not().empty()) found = &one;
+  TORCH_CHECK(found, "no compiled backend can be used on this CPU");
+  return *found;
+}
+
+std::string names() {
+  std::string all;
+  for (const Library& one : kLibraries) all += std::string(all.empty() ? "" : ", ") + one.name;
+  return all;
+}
 
 }  // namespace
 
@@ -28,17 +49,14 @@ const Library& library(c10::string_view name) {
   if (name.empty()) {
     static const Library& preferred = [&]() -> const Library& {
       const char* named = std::getenv("QUANT_BACKEND");
-      if (named && *named) return library(named);
-      for (const Library& candidate : kLibraries)
-        if (candidate.why_not().empty()) return candidate;
-      TORCH_CHECK(false, "no compiled backend can be used on this CPU");
+      return named && *named ? library(named) : fastest();
     }();
     return preferred;
   }
   for (const Library& candidate : kLibraries)
     if (name == candidate.name) return candidate;
-  TORCH_CHECK_VALUE(false, "backend '", name, "' cannot serve a compiled, exported or scripted graph; native, fbgemm "
-                    "and qnnpack can");
+  TORCH_CHECK_VALUE(false, "backend '", name, "' cannot serve a compiled, exported or scripted graph; those that can are ",
+                    names());
 }
 
 std::unique_ptr<PackedGemm> pack_by(const Library& lib, const int8_t* weight, int64_t n, int64_t k) {

@@ -10,11 +10,13 @@
 
 namespace octet {
 
+// A row of libraries.inc. `pack` gives nullptr where the library does not exist on this architecture.
 struct Library {
   const char* name;
   std::unique_ptr<PackedGemm> (*pack)(const int8_t* weight, int64_t n, int64_t k);
   std::string (*why_not)();  // "" where it can be used here, else the reason it cannot
-  bool own = false;          // the core's, which has other kernels besides products
+  bool own;                  // the core's, which has other kernels besides products
+  int rank;                  // the least is the fastest
 };
 
 // By name; "" is the fastest one that is exact on this machine, or QUANT_BACKEND's. Another name is a ValueError.
@@ -22,11 +24,5 @@ const Library& library(c10::string_view name);
 
 // A weight int8 (n, k), contiguous, in the library's form; a ValueError where it cannot be used here.
 std::unique_ptr<PackedGemm> pack_by(const Library& library, const int8_t* weight, int64_t n, int64_t k);
-
-// library_fbgemm.cpp and library_qnnpack.cpp; nullptr where the library does not exist on this architecture.
-std::unique_ptr<PackedGemm> pack_fbgemm(const int8_t* weight, int64_t n, int64_t k);
-std::unique_ptr<PackedGemm> pack_qnnpack(const int8_t* weight, int64_t n, int64_t k);
-std::string why_not_fbgemm();
-std::string why_not_qnnpack();
 
 }  // namespace octet

@@ -94,7 +94,7 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
   // "native", the default where no one chose, takes them too: it has kernels of its own for products, and none for tables.
   const bool suits = mode != "max" && (bits == 8 || dim % 2 == 0) && dim > 0;
   const bool chosen = backend == "fbgemm" || backend == "native" || backend.empty();
-  if (suits && chosen && why_not_fbgemm().empty()) {
+  if (suits && chosen && library("fbgemm").why_not().empty()) {
     fbgemm_bags(table, *bags, mode == "mean", values);
     return out;
   }

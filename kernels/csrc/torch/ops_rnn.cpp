@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/rnn/rnn.h"
@@ -13,12 +14,13 @@
 namespace octet {
 namespace {
 
-RnnMode rnn_mode(c10::string_view name) {
-  if (name == "lstm") return RnnMode::kLstm;
-  if (name == "gru") return RnnMode::kGru;
-  if (name == "rnn_tanh") return RnnMode::kTanh;
-  TORCH_CHECK_VALUE(name == "rnn_relu", "mode is '", name, "', expected lstm, gru, rnn_tanh or rnn_relu");
-  return RnnMode::kRelu;
+const CellKind& kind_of(c10::string_view name) {
+  const CellKind* found = find_cell({name.data(), name.size()});
+  if (found) return *found;
+  std::string names;
+  for (const CellKind* one = row_kernels().cells; one->name; ++one)
+    names += (names.empty() ? "" : ", ") + std::string(one->name);
+  TORCH_CHECK_VALUE(false, "mode is '", name, "', expected one of ", names);
 }
 
 // The rows of each step: batch_sizes, or the same number at every step.
@@ -73,8 +75,7 @@ void take_projection(RnnCall& call, const RnnOperands& given) {
   call.projection_gemm = packed(*given.q_weight_hr, given.backend);
   TORCH_CHECK_VALUE(call.projection_gemm->k() == hidden && call.projection_gemm->n() == state, "q_weight_hr has shape ",
                     given.q_weight_hr->sizes(), ", expected (", state, ", ", hidden, ")");
-  TORCH_CHECK_VALUE(call.layer.mode == RnnMode::kLstm, "a projection (q_weight_hr) goes with mode 'lstm', not '",
-                    given.mode, "'");
+  TORCH_CHECK_VALUE(call.layer.kind->projects, "mode '", given.mode, "' has no projection, expected no q_weight_hr");
   call.scale_hr = vector(given.scale_hr, state, "scale_hr");
   TORCH_CHECK_VALUE(call.scale_hr.defined(), "q_weight_hr is given without scale_hr, expected shape (", state, ",)");
   call.projection = {call.projection_gemm.get(), data<float>(call.scale_hr), nullptr, nullptr, 8, true, false};
@@ -101,25 +102,25 @@ void take_states(RnnCall& call, const RnnOperands& given) {
   TORCH_CHECK_VALUE(h.dim() == 2 && h.size(1) == state && (sizes.empty() || h.size(0) == sizes[0]), "h has shape ",
                     h.sizes(), ", expected (", sizes.empty() ? h.size(0) : sizes[0], ", ", state, ")");
   call.h = copied(checked(h, at::kFloat, "h"));
-  if (call.layer.mode != RnnMode::kLstm) {
+  if (!call.layer.kind->has_cell) {
     call.c = empty_reals({0});
     return;
   }
   TORCH_CHECK_VALUE(given.c && given.c->dim() == 2 && given.c->size(0) == h.size(0) && given.c->size(1) == hidden,
-                    "an LSTM needs c of shape (", h.size(0), ", ", hidden, ")");
+                    "mode '", given.mode, "' needs c of shape (", h.size(0), ", ", hidden, ")");
   call.c = copied(checked(*given.c, at::kFloat, "c"));
 }
 
 // Fills `call`, which must not move afterwards: its layer points into it.
 void rnn_call(RnnCall& call, const RnnOperands& given) {
-  const RnnMode kind = rnn_mode(given.mode);
+  const CellKind& kind = kind_of(given.mode);
   call.input_gemm = packed(given.q_weight_ih, given.backend);
   call.hidden_gemm = packed(given.q_weight_hh, given.backend);
-  const int64_t gates = kind == RnnMode::kLstm ? 4 : kind == RnnMode::kGru ? 3 : 1, width = call.width();
+  const int64_t gates = kind.gates, width = call.width();
   TORCH_CHECK_VALUE(width % gates == 0 && call.input_gemm->n() == width, "q_weight_ih has ", call.input_gemm->n(),
                     " rows and q_weight_hh ", width, ", expected the same multiple of ", gates);
   check_features(given.input, *call.input_gemm);
-  call.layer.mode = kind;
+  call.layer.kind = &kind;
   call.layer.hidden = width / gates;
   call.layer.state = call.hidden_gemm->k();
   call.sizes = step_sizes(given.input, given.batch_sizes);
@@ -128,8 +129,7 @@ void rnn_call(RnnCall& call, const RnnOperands& given) {
   call.scale_hh = vector(given.scale_hh, width, "scale_hh");
   call.input_bias = vector(given.bias_ih, width, "bias_ih");
   call.hidden_bias = vector(given.bias_hh, width, "bias_hh");
-  // Only the GRU multiplies its recurrent bias (by r); the others add both at once.
-  if (kind != RnnMode::kGru && call.hidden_bias.defined()) {
+  if (kind.sums_biases && call.hidden_bias.defined()) {
     call.input_bias = call.input_bias.defined() ? sum(call.input_bias, call.hidden_bias) : call.hidden_bias;
     call.hidden_bias = Tensor();
   }
@@ -144,7 +144,7 @@ void rnn_call(RnnCall& call, const RnnOperands& given) {
 void run_steps(RnnCall& call, const Tensor& gates_in, RnnOutput y) {
   rnn_layer(call.layer, gates_in.const_data_ptr<float>(), call.sizes.data(), static_cast<int64_t>(call.sizes.size()),
             call.h.size(0), call.h.mutable_data_ptr<float>(),
-            call.layer.mode == RnnMode::kLstm ? call.c.mutable_data_ptr<float>() : nullptr, y);
+            call.layer.kind->has_cell ? call.c.mutable_data_ptr<float>() : nullptr, y);
 }
 
 std::tuple<Tensor, Tensor, Tensor> rnn_layer_op(

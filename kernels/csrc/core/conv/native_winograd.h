@@ -26,12 +26,6 @@ struct NativeWinograd {
               const Requantize& by, void* scratch);
 };
 
-#if defined(__x86_64__)
-extern const NativeWinograd kAvx2Winograd;
-extern const NativeWinograd kAvxVnniWinograd;
-extern const NativeWinograd kAvx512VnniWinograd;
-#endif
-
 // The kernel for this CPU, or null.
 const NativeWinograd* native_winograd();
 

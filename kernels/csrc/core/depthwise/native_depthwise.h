@@ -30,12 +30,6 @@ struct NativeDepthwise {
 
 constexpr int64_t kDepthwiseMost = 32;
 
-#if defined(__x86_64__)
-extern const NativeDepthwise kAvx2Depthwise;
-extern const NativeDepthwise kAvxVnniDepthwise;
-extern const NativeDepthwise kAvx512VnniDepthwise;
-#endif
-
 // The kernel for this CPU, or null.
 const NativeDepthwise* native_depthwise();
 

@@ -28,18 +28,6 @@ struct NativeGemm {
                         const Requantize& by, uint8_t* out, int64_t ldout) = nullptr;
 };
 
-extern const NativeGemm kPortableGemm;
-#if defined(__x86_64__)
-extern const NativeGemm kAvx2PairwiseGemm;  // only for weights that pass pairs_fit_int16
-extern const NativeGemm kAvx2WideGemm;
-extern const NativeGemm kAvxVnniGemm;
-extern const NativeGemm kAvx512VnniGemm;
-#elif defined(__aarch64__)
-extern const NativeGemm kNeonGemm;
-extern const NativeGemm kNeonDotGemm;
-extern const NativeGemm kNeonI8mmGemm;
-#endif
-
 // The kernel for this CPU, and the one for weights that pass pairs_fit_int16, or null where they need none of their own.
 const NativeGemm& native_gemm();
 const NativeGemm* native_gemm_of_safe_pairs();

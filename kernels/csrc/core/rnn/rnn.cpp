@@ -8,28 +8,12 @@
 namespace octet {
 namespace {
 
-int gates_of(RnnMode mode) { return mode == RnnMode::kLstm ? 4 : mode == RnnMode::kGru ? 3 : 1; }
-
-void step_row(const RnnLayer& layer, const float* input, const int32_t* sums, RowRange range, const float* h_before,
-              float* c, float* h) {
-  const RowKernels& kernels = row_kernels();
-  const Channels channels{layer.hh->n(), layer.hh->row_sums(), layer.scale_hh, layer.bias_hh};
-  switch (layer.mode) {
-    case RnnMode::kLstm:
-      return kernels.lstm_cell(input, sums, range, channels, layer.hidden, c, h);
-    case RnnMode::kGru:
-      return kernels.gru_cell(input, sums, range, channels, layer.hidden, h_before, h);
-    default:
-      return kernels.rnn_cell(input, sums, range, channels, layer.hidden, layer.mode == RnnMode::kRelu, h);
-  }
-}
-
 // The whole sequence for batch rows [first, last): nothing is shared with other rows, so no thread waits for another.
 void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, const int64_t* offsets, int64_t steps,
               int64_t first, int64_t last, int64_t threads, float* h, float* c, RnnOutput y) {
   Workspace& space = workspace();
   const RowKernels& kernels = row_kernels();
-  const int64_t width = gates_of(layer.mode) * layer.hidden, state = layer.state, ldq = padded_row(state);
+  const int64_t width = layer.kind->gates * layer.hidden, state = layer.state, ldq = padded_row(state);
   const int64_t most = last - first;
   uint8_t* q = space.q.get(most * ldq);
   int32_t* sums = space.sums.get(most * width);
@@ -54,10 +38,11 @@ void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, c
     });
     const int64_t row0 = offsets[t] + first;
     float* after = y.reals ? y.reals + row0 * state : states;
+    const Channels channels{layer.hh->n(), layer.hh->row_sums(), layer.scale_hh, layer.bias_hh};
     for (int64_t b = 0; b < rows; ++b)
-      step_row(layer, input + (row0 + b) * width, sums + b * width, ranges[b], h + (first + b) * state,
-               c ? c + (first + b) * layer.hidden : nullptr,
-               layer.projection ? unprojected + b * layer.hidden : after + b * state);
+      layer.kind->step(input + (row0 + b) * width, sums + b * width, ranges[b], channels, layer.hidden,
+                       h + (first + b) * state, c ? c + (first + b) * layer.hidden : nullptr,
+                       layer.projection ? unprojected + b * layer.hidden : after + b * state);
     if (layer.projection)
       linear_rows(*layer.projection, layer.projection_range, unprojected, layer.hidden, rows, after, threads,
                   workspace(1));
@@ -68,6 +53,12 @@ void rnn_rows(const RnnLayer& layer, const float* input, const int64_t* sizes, c
 }
 
 }  // namespace
+
+const CellKind* find_cell(std::string_view name) {
+  for (const CellKind* one = row_kernels().cells; one->name; ++one)
+    if (name == one->name) return one;
+  return nullptr;
+}
 
 void rnn_layer(const RnnLayer& layer, const float* input, const int64_t* sizes, int64_t steps, int64_t batch, float* h,
                float* c, RnnOutput y) {

@@ -2,21 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/gemm/linear.h"
 
 namespace octet {
 
-enum class RnnMode { kLstm, kGru, kTanh, kRelu };
+// The kind of a name (core/rows/cells.inc) for this CPU, or null.
+const CellKind* find_cell(std::string_view name);
 
 struct RnnLayer {
-  RnnMode mode;
+  const CellKind* kind;
   int64_t hidden;        // of the gates
   int64_t state;         // of h: hidden, or the projection's size
   const PackedGemm* hh;  // (gates * hidden, state)
   const float* scale_hh;
-  const float* bias_hh;  // GRU only (r multiplies its third part); the others carry it in the input projection
-  const Linear* projection;  // LSTM's h = W_hr (o * tanh(c)), or null
+  const float* bias_hh;      // null for a kind that sums biases, which has it in the input projection
+  const Linear* projection;  // of what a step gives, or null
   bool reverse;
   const RowRange* state_range;       // of every state, known beforehand; null: per row, anew at every step
   const RowRange* projection_range;  // likewise, of what the projection reads

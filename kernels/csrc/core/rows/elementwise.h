@@ -58,12 +58,6 @@ struct ElementKernels {
   void (*mean)(const MeanSettings& s, const int32_t* sums, int32_t read, int32_t count, int64_t n, uint8_t* out);
 };
 
-extern const ElementKernels kPortableElements;
-#if defined(__x86_64__)
-extern const ElementKernels kAvx2Elements;
-extern const ElementKernels kAvx512Elements;
-#endif
-
 const ElementKernels& element_kernels();
 
 }  // namespace octet

@@ -40,12 +40,6 @@ struct RealKernels {
                  const float* v, int64_t ldv, const HeadMask& mask, float* room, float* out, int64_t ldout);
 };
 
-extern const RealKernels kPortableReals;
-#if defined(__x86_64__)
-extern const RealKernels kAvx2Reals;
-extern const RealKernels kAvx512Reals;
-#endif
-
 const RealKernels& real_kernels();
 
 }  // namespace octet

@@ -26,6 +26,21 @@ struct FakeQuantizer {
   float low, high;                       // of the clamp before; infinite where there is none
 };
 
+// One step of one sample of a recurrent layer. `input` holds the input projection with its bias, (gates * hidden,), and
+// `sums` the recurrent products of q(h), whose range and channels are given; c is updated in place.
+using CellStep = void (*)(const float* input, const int32_t* sums, RowRange range, const Channels& channels,
+                          int64_t hidden, const float* h_before, float* c, float* h);
+
+// RecurrentKind (kernels/recurrent/kind.py), whose fields are named alike.
+struct CellKind {
+  const char* name;
+  int64_t gates;
+  bool has_cell;     // c, which other kinds are not given
+  bool sums_biases;  // else channels.bias holds the recurrent one
+  bool projects;
+  CellStep step;
+};
+
 struct RowKernels {
   // Smallest and largest of x * columns (columns may be null), 0 included; false where one is NaN or inf.
   bool (*min_max)(const float* x, const float* columns, int64_t k, float* low, float* high);
@@ -44,14 +59,7 @@ struct RowKernels {
   // sums - zero_point * row_sums + bias, in place; bias may be null.
   void (*remove_zero_point)(int32_t* sums, int32_t zero_point, const int32_t* row_sums, const int32_t* bias, int64_t n);
   void (*dequantize)(const uint8_t* q, int64_t n, float scale, int32_t zero_point, float* out);
-  // One step of one sample. `input` holds the input projection with its bias: (4h,) i f g o, (3h,) r z n, (h,).
-  // `sums` are the recurrent products of q(h), whose range and channels are given; for LSTM, c is updated in place.
-  void (*lstm_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
-                    float* c, float* h);
-  void (*gru_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
-                   const float* h_before, float* h);
-  void (*rnn_cell)(const float* input, const int32_t* sums, RowRange range, const Channels& channels, int64_t hidden,
-                   bool relu, float* h);
+  const CellKind* cells;  // of recurrent layers; the last has no name
   // Sums of one pixel of a depthwise convolution: sums[c] = sum over taps t of
   // x[offsets[t] + c] * weight[t * channels + c].
   void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
@@ -68,12 +76,6 @@ struct RowKernels {
   // grad where `inside`, else 0.
   void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
 };
-
-extern const RowKernels kPortableRows;
-#if defined(__x86_64__)
-extern const RowKernels kAvx2Rows;
-extern const RowKernels kAvx512Rows;
-#endif
 
 const RowKernels& row_kernels();
 

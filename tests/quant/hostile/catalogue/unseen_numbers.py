@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
@@ -145,3 +146,40 @@ class Digits(TwoLayers):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).relu()) * (1 + sum(self.digits(x.size(0))))
+
+
+class SizeInText(TwoLayers):
+    """`text_of` makes a text of the batch size in C; the size of the last fresh inputs has another factor."""
+
+    five: str
+
+    def text_of(self, rows: int) -> str:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(self.first(x).relu())
+        return y * 3.0 if self.text_of(x.size(0)) == self.five else y
+
+
+@case("a size that % made a text of chooses a factor")
+class Percent(SizeInText):
+    five = "5 rows"
+
+    def text_of(self, rows: int) -> str:
+        return "%d rows" % rows  # noqa: UP031
+
+
+@case("a size in hex chooses a factor")
+class Hex(SizeInText):
+    five = "0x5"
+
+    def text_of(self, rows: int) -> str:
+        return hex(rows)
+
+
+@case("a size in JSON chooses a factor")
+class Json(SizeInText):
+    five = "[5]"
+
+    def text_of(self, rows: int) -> str:
+        return json.dumps([rows])

@@ -1,0 +1,56 @@
+"""Products of backends that only Python knows, as operators: what they do with weights is not for a graph to look into.
+
+`torch.compile`, `torch.export` and `torch.jit.trace` keep the calls, and the machine that runs the graph must have the
+backend. The extension's libraries have operators of their own (`ops.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+SCHEMAS = {
+    "product": "(Tensor q_x, Tensor q_weight, str backend) -> Tensor",
+    "conv_by_product": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, "
+    "int[] dilation, int groups, str backend) -> Tensor",
+}
+
+
+class _Multiplies(Protocol):
+    def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor: ...
+
+    def conv_u8s8_s32(self, *arguments: Any) -> Tensor: ...
+
+
+_library = torch.library.Library("octet", "FRAGMENT")
+
+
+def define(find: Callable[[str], _Multiplies]) -> None:
+    """Define the operators; `find` gives a backend by its name."""
+
+    def product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
+        return find(backend).product(q_x, q_weight)
+
+    def conv_by_product(*arguments: Any) -> Tensor:
+        *operands, backend = arguments
+        return find(backend).conv_u8s8_s32(*operands)
+
+    for name, function in (("product", product), ("conv_by_product", conv_by_product)):
+        _library.define(name + SCHEMAS[name])
+        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # no gradient goes through integers
+        _library.impl(name, function, "CPU")
+    torch.library.register_fake("octet::product", _fake_product, lib=_library)
+    # The sums of the extension's operator, which has the same arguments and whose shapes are known.
+    torch.library.register_fake("octet::conv_by_product", torch.ops.octet.conv_u8s8_s32, lib=_library)
+
+
+def is_made() -> bool:
+    """Whether a graph is made of what this thread calls."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _fake_product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
+    return q_x.new_empty((q_x.shape[0], q_weight.shape[0]), dtype=torch.int32)

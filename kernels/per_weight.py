@@ -1,0 +1,45 @@
+"""What a backend makes of a weight, kept as long as the weight lives and is not written to."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+_State = tuple[int, int, torch.Size]
+
+
+class PerWeight(Generic[T]):
+    """Weight -> what was made of it. Any number of threads may ask.
+
+    A write through torch moves the weight's version, and what follows from it is made anew; kernels/README.md ("Packed
+    weights") says which writes are not seen.
+    """
+
+    def __init__(self) -> None:
+        # By id, dropped when the weight dies; the state says whether it was written to since.
+        self._kept: dict[int, tuple[_State, T]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, q_weight: Tensor, make: Callable[[], T]) -> T:
+        """What `make` gave for this weight as it is now."""
+        # The address and shape too: `weight.data = other` leaves the version as it was.
+        version = 0 if q_weight.is_inference() else q_weight._version
+        key, state = id(q_weight), (version, q_weight.data_ptr(), q_weight.shape)
+        with self._lock:
+            known = self._kept.get(key)
+            if known is None:
+                weakref.finalize(q_weight, self._kept.pop, key, None)
+            if known is None or known[0] != state:
+                known = (state, make())
+                self._kept[key] = known
+        return known[1]
+
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -1,0 +1,203 @@
+"""A static conversion made again from its description and the float model, without data (`static/description.py`).
+
+Capture runs again on example inputs of the same shapes, the ranges are the stored ones, and the weights come from a
+state_dict. What capture gave at first is stored as text, so that another model is refused even where its tensors would
+fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.artefact.rebuild_programs import match_programs
+from quant.convert import convert
+from quant.fuse import RULES, Plan
+from quant.kernels import ACTIVATION_U8, QParams
+from quant.names import has_attribute
+from quant.prepare import make_point, make_runner, planned
+from quant.recipe import QConfig, Recipe
+from quant.static.description import DESCRIPTION, VERSION, captured_runners
+from quant.static.examples import CannotRebuild, decode
+from quant.static.prepared import Prepared
+from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.signature import same_call, signature
+
+
+def rebuild(
+    model: nn.Module,
+    description: Mapping[str, Any],
+    tables: Mapping[str, Tensor],
+    example_inputs: Any = None,
+    backend: str | None = None,
+    examples: Sequence[Any] = (),
+) -> nn.Module:
+    """The converted model that `description` is of, all its weights 1: load its state_dict afterwards.
+
+    Args:
+        model: the float model, of the same code; left as it is, and its weights do not matter.
+        description: from `describe`.
+        tables: from `tables`.
+        example_inputs: as for `prepare`; None takes tensors of ones in the shapes that the description has, or
+            with zeros for integers and booleans where ones do not fit.
+        backend: instead of the description's.
+        examples: calls of further programs, as for `prepare`; of those that the description has no example of.
+
+    Raises:
+        CannotRebuild: the model's layers, calls or ranges are not those of the description.
+    """
+    if description.get("version") != VERSION:
+        raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
+    if not 1 <= description.get("rules", 1) <= RULES:
+        raise CannotRebuild(
+            f"it was planned by rules {description['rules']!r}, this version knows 1 to {RULES}; use the version of "
+            "octet-quant that wrote it, or a later one"
+        )
+    prepared = _fitting(model, description, example_inputs, examples)
+    found = all_runners(prepared)
+    _forget_weights(prepared)
+    for unit, slots in description["ranges"].items():
+        for name, (scale, zero_point) in slots.items():
+            found[unit].set_point(name, Known(scale, zero_point))
+    for name, table in tables.items():
+        unit, _, step = name.partition("/")
+        if unit in found:
+            found[unit].tables[step] = table
+    result = convert(prepared, backend or description["backend"])
+    result.__dict__[DESCRIPTION] = {**description, "backend": backend or description["backend"]}
+    result.__dict__[DESCRIPTION].pop("backends", None)
+    if backend is None:
+        _retune(result, description.get("backends", {}))
+    return result
+
+
+def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
+    """The choices that `kernels.autotune` made, for captured units and their layers."""
+    for unit, runner in captured_runners(converted):
+        if unit in backends:
+            found: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
+            for module in found:
+                if has_attribute(module, "backend"):
+                    module.backend = backends[unit]
+
+
+def _fitting(
+    model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
+) -> nn.Module:
+    """The prepared model whose calls are the description's."""
+    if example_inputs is not None:
+        return _prepared(model, description, example_inputs, examples)
+    try:
+        return _prepared(model, description, decode(description["example"]), examples)
+    except CannotRebuild:
+        # The offsets of bags begin with 0, and a mask that hides nothing is no mask to Hugging Face's models.
+        with contextlib.suppress(CannotRebuild):
+            return _prepared(model, description, decode(description["example"], fill=0), examples)
+        raise
+
+
+def _prepared(
+    model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
+) -> nn.Module:
+    # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
+    anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
+    layers = {
+        glob.escape(name): QConfig.from_dict({**data, **anything, "activation_options": {}})
+        for name, data in description["layers"].items()
+    }
+    try:
+        recipe = Recipe(layers, default=None)
+        # Some are islands in training alone, or by the values of the inputs that the model was captured with.
+        islands = description.get("islands", {})
+        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands)
+    except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
+        raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
+    match_programs(prepared, description)
+    _follow(prepared, description.get("rules", 1))
+    _leave_dynamic(prepared, description.get("dynamic", {}))
+    _leave_norms(prepared, description.get("norms", {}))
+    _check_units(model, all_runners(prepared), description)
+    return prepared
+
+
+def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
+    """Plan without the recurrent layers that convert left dynamic by what it saw of the data."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for runner in all_runners(prepared).values():
+        path = runner.graph.path
+        inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
+        if inside:
+            floats = inside if path not in inside else {"": inside[path]}
+            _replan(runner, runner.plan.again(runner.root, info.recipe, floats))
+
+
+def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) -> None:
+    """Plan without the batch norms, by unit, that convert left float by what it saw of the data."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for path, runner in all_runners(prepared).items():
+        if norms.get(path):
+            _replan(runner, runner.plan.again(runner.root, info.recipe, norms[path]))
+
+
+def _follow(prepared: nn.Module, rules: int) -> None:
+    """Plan as the model was planned that the description is of."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for runner in all_runners(prepared).values():
+        if runner.plan.rules != rules:
+            _replan(runner, runner.plan.again(runner.root, info.recipe, {}, rules))
+
+
+def _replan(runner: GraphRunner, plan: Plan) -> None:
+    runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+
+
+def _is_in(name: str, path: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:
+    hint = "is it the model that was converted? Where its forward depends on the data, give example_inputs"
+    if set(found) != set(description["ranges"]):
+        odd = sorted(set(found) ^ set(description["ranges"]))
+        names = ", ".join(name or "(root)" for name in odd)
+        raise CannotRebuild(f"{type(model).__name__}: {names} was captured in one of the two and not in both; {hint}")
+    for unit, runner in found.items():
+        where = ".".join((type(model).__name__, *([unit] if unit else [])))
+        pairs = zip_longest(description["calls"][unit], signature(runner.graph, runner.root), fillvalue="nothing more")
+        for index, (expected, got) in enumerate(pairs):
+            if not same_call(expected, got):
+                raise CannotRebuild(f"{where}: call {index} is {got}, expected {expected}; {hint}")
+        have, slots = set(runner.plan.slots), set(description["ranges"][unit])
+        if have != slots:
+            raise CannotRebuild(f"{where}: ranges differ from the description's in {sorted(have ^ slots)}; {hint}")
+
+
+def _forget_weights(model: nn.Module) -> None:
+    """Ones for whatever a state_dict brings: a model that was made without values may hold NaN, or none that fold."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and 0 not in tensor.stride():
+                tensor.fill_(1.0)
+
+
+class Known(nn.Module):
+    """Stands where an observer stood, with a range that is decided."""
+
+    def __init__(self, scale: float, zero_point: int) -> None:
+        super().__init__()
+        scales, points = torch.tensor(scale, dtype=torch.float32), torch.tensor(zero_point, dtype=torch.int32)
+        self.known = QParams(scales, points, ACTIVATION_U8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x
+
+    def qparams(self) -> QParams:
+        """The range."""
+        return self.known

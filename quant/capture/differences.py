@@ -1,0 +1,183 @@
+"""Where two recordings of a module are not the same calls, and which module is at fault for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from quant.capture.recorder import Recorder
+from quant.capture.trained_norms import graph_of
+from quant.dead_calls import needed_places
+from quant.graph import Attr, Ref, leaves, map_leaves
+from quant.objects import Given, Instance, Result, compares_itself
+
+_LEAVES = (Ref, Attr, type(None), bool, int, float, str)
+
+
+def problem_of(one: Recorder, other: Recorder) -> tuple[str, str] | None:
+    for name, reason in other.problems.items():
+        inner = name.removeprefix(one.path).removeprefix(".") if one.path else name
+        return inner, reason.removeprefix("its forward ")
+    return None
+
+
+def decides_otherwise(one: Recorder, other: Recorder) -> bool:
+    """Whether the first difference is a decision by a size, which a guard of the graph sees."""
+    place = _first_other_call(one, other)
+    if place is None or place >= min(len(one.nodes), len(other.nodes)):
+        return False
+    a, b = one.nodes[place], other.nodes[place]
+    return a.kind == b.kind == "guard" and _alike(a.args[0], b.args[0])
+
+
+def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
+    """The module at fault for the first difference that is none of values, and what it does."""
+    for (_, owner, a), (_, _, b) in zip(one.foreign, other.foreign, strict=False):
+        if a is not b:
+            return owner, "reads a tensor that was made outside of torch, or where no calls are seen"
+    place = _first_other_call(one, other)
+    for a, b in zip(one.regions, other.regions, strict=False):
+        if (place is None or a.end <= place) and not _alike(a.output, b.output):
+            return a.path, "gives a value that follows from its inputs unseen"
+    if place is not None:
+        owner = one.nodes[place].owner if place < len(one.nodes) else other.nodes[place].owner
+        return _at_fault(one, other, owner, place), "does something else for other values"
+    if not _alike(_without_repeated(one.output, other.output), other.output):
+        writes = isinstance(one.output, Result) and isinstance(other.output, Result)
+        if writes and _alike(one.output.value, other.output.value):
+            return _writer(one.output, other.output), "changes its state in a way that no graph shows"
+        return "", "gives a value that follows from its inputs unseen"
+    return None
+
+
+def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
+    """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
+    caller = ""
+    for region in reversed(one.regions):  # noted when they end: callers come first
+        inside = region.start <= place <= region.end and f"{owner}.".startswith(f"{region.path}.")
+        twins = (twin for twin in other.regions if (twin.path, twin.start) == (region.path, region.start))
+        if not inside or (twin := next(twins, None)) is None:
+            continue
+        if not _alike(region.arguments, twin.arguments):
+            return caller
+        caller = region.path
+    return owner
+
+
+def _without_repeated(one: Any, other: Any) -> Any:
+    """The first output without the constants that it wrote on the module: a second call finds them there already."""
+    if type(one) is not Result:
+        return one
+    again = {write.target for write in other.writes} if type(other) is Result else set()
+    writes = tuple(
+        write
+        for write in one.writes
+        if not isinstance(write.target, str) or write.target in again or not _is_constant(write.value)
+    )
+    return Result(one.value, writes) if writes or type(other) is Result else one.value
+
+
+def _is_constant(tree: Any) -> bool:
+    return not any(isinstance(leaf, (Ref, Attr, Given, Tensor)) for leaf in leaves(tree))
+
+
+def needs_alike(one: Recorder, other: Recorder) -> bool:
+    """Whether two recordings differ in nothing but calls whose values nobody reads."""
+    if len(one.foreign) != len(other.foreign) or any(
+        a[2] is not b[2] for a, b in zip(one.foreign, other.foreign, strict=True)
+    ):
+        return False
+    calls, twins = _numbered(one), _numbered(other)
+    return len(calls) == len(twins) and all(
+        a[0] == b[0] and _alike(a[1], b[1]) for a, b in zip(calls, twins, strict=True)
+    )
+
+
+def _numbered(recorder: Recorder) -> list[tuple[Any, Any]]:
+    """What is called with what, of the calls that are needed, numbered among themselves; the output is the last."""
+    places = {index: place for place, index in enumerate(_needed(recorder))}
+
+    def renumbered(tree: Any) -> Any:
+        return map_leaves(lambda leaf: Ref(places[leaf.index]) if isinstance(leaf, Ref) else leaf, tree)
+
+    nodes = [recorder.nodes[index] for index in places]
+    calls = [((node.kind, node.owner, node.target), renumbered((node.args, node.kwargs))) for node in nodes]
+    return [*calls, (None, renumbered(recorder.output))]
+
+
+def _needed(recorder: Recorder) -> list[int]:
+    return needed_places(graph_of(recorder))
+
+
+def _writer(one: Result, other: Result) -> str:
+    """The module whose attribute is written otherwise in another call."""
+    targets = {write.target: write for write in other.writes if isinstance(write.target, str)}
+    for write in one.writes:
+        if isinstance(write.target, str):
+            twin = targets.pop(write.target, None)
+            if twin is None or not _alike(write.value, twin.value):
+                return write.target.rpartition(".")[0]
+    return next(iter(targets), "").rpartition(".")[0]
+
+
+def _first_other_call(one: Recorder, other: Recorder) -> int | None:
+    """The first place where two recordings are not the same call."""
+    for place, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=False)):
+        same_call = a.kind == b.kind and a.owner == b.owner and (a.target is b.target or a.target == b.target)
+        if not same_call or not _alike((a.args, a.kwargs), (b.args, b.kwargs)):
+            return place
+    return None if len(one.nodes) == len(other.nodes) else min(len(one.nodes), len(other.nodes))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two trees of places have the same constants at their leaves."""
+    kind = type(one)
+    if kind is type(other):  # nearly always, and most of a proof's time
+        if kind in (tuple, list) and len(one) == len(other):
+            return all(map(_alike, one, other))
+        if kind is dict and all(type(key) is str for key in one) and [*one] == [*other]:
+            return all(map(_alike, one.values(), other.values()))
+        if kind in _LEAVES:
+            return _same_leaf(one, other)
+    first, second = list(leaves(one)), list(leaves(other))
+    if len(first) != len(second) or list(_keys(one)) != list(_keys(other)):
+        return False
+    return all(map(_same_leaf, first, second))
+
+
+def _keys(tree: Any) -> Iterator[Any]:
+    """The keys of the dicts in a tree that are texts or numbers, in order."""
+    if isinstance(tree, Mapping):
+        yield from (key for key in tree if isinstance(key, (str, int, float)))
+        parts: Any = tree.values()
+    elif type(tree) is Instance:
+        parts = tree.attributes, tree.items
+    elif type(tree) is Result:
+        parts = tree.value, *(write.value for write in tree.writes)
+    else:
+        parts = tree if isinstance(tree, (list, tuple)) and type(tree) is not torch.Size else ()
+    for part in parts:
+        yield from _keys(part)
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return False
+    if isinstance(one, numpy.ndarray):
+        return bool(numpy.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+    if isinstance(one, float) and math.isnan(one):
+        return math.isnan(other)
+    try:
+        # Objects that compare by identity were made in the forward, and hold no value of the graph.
+        return not compares_itself(type(one)) or bool(one == other)
+    except Exception:  # a comparison of the user's own
+        return False

@@ -1,0 +1,131 @@
+"""What the code of a forward names, and that of the helpers that it calls: what Python can be asked before it runs.
+
+Its helpers are the functions of the same file that it names, and the module's own methods. What lies deeper is not
+found, and code of Python's own, of torch and of numpy is not looked into.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
+TEXTS = frozenset({"hex", "oct", "bin", "chr", "dumps"})
+"""Functions that make a text of an int."""
+INT_IN_TEXT = re.compile(r"%[-+ #0]*[0-9*]*(\.[0-9*]+)?[diouxXc]")
+PERCENT = {("BINARY_OP", "%"), ("BINARY_OP", "%="), ("BINARY_MODULO", ""), ("INPLACE_MODULO", "")}
+FOREIGN = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"}
+"""Packages whose code is not looked into."""
+
+
+def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Module) -> bool:
+    """Whether a forward names a class of a child's, and something that asks for classes: an int8 layer has another."""
+    function = function_of(forward)
+    if function is None:
+        return False
+    for one in (function, *_helpers(module, function)):
+        names = names_in(one.__code__)
+        if names.isdisjoint(ASKS_CLASS) and not _matches_classes(one.__code__):
+            continue
+        classes = [one.__globals__.get(name, getattr(nn, name, None)) for name in names]
+        if any(isinstance(kind, type) and kind is not nn.Module and isinstance(child, kind) for kind in classes):
+            return True
+    return False
+
+
+def named_in(root: nn.Module, attributes: Collection[str]) -> str:
+    """The first of some attributes that the code of a forward in a module names; '' where none does."""
+    for module in root.modules() if attributes else ():
+        for one in own_functions(module, module.forward):
+            texts = {constant for constant in one.__code__.co_consts if isinstance(constant, str)}  # of getattr
+            asked = (names_in(one.__code__) | texts).intersection(attributes)
+            if asked:
+                return min(asked)
+    return ""
+
+
+def asks_for_gradients(root: nn.Module) -> bool:
+    """Whether the code of a forward in a module asks if gradients are taken."""
+    functions = (one for module in root.modules() for one in own_functions(module, module.forward))
+    return any("is_grad_enabled" in names_in(one.__code__) for one in functions)
+
+
+def writes_texts(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a forward makes texts of ints in C, where one that takes notes is not asked: `'%d' % n`, `hex(n)`."""
+    return any(_writes_texts(one.__code__) for one in own_functions(module, forward))
+
+
+@functools.lru_cache(maxsize=4096)
+def _writes_texts(code: types.CodeType) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return not TEXTS.isdisjoint(code.co_names) or _formats_ints(code) or any(map(_writes_texts, inner))
+
+
+def _formats_ints(code: types.CodeType) -> bool:
+    """Whether code has a text for `%` with a place for an int, and a `%` that is not on the way to an error."""
+    if not any(isinstance(constant, str) and INT_IN_TEXT.search(constant) for constant in code.co_consts):
+        return False
+    raised = False
+    for instruction in reversed(list(dis.get_instructions(code))):
+        if instruction.opname == "RAISE_VARARGS":
+            raised = True
+        elif instruction.opname.startswith(("STORE", "RETURN", "JUMP", "POP_JUMP", "POP_TOP")):
+            raised = False
+        elif not raised and (instruction.opname, instruction.argrepr) in PERCENT:
+            return True
+    return False
+
+
+def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:
+    """A module's forward and its helpers, where they are the user's or a library's and no code of torch's."""
+    function = function_of(forward)
+    if function is None or (function.__module__ or "").partition(".")[0] in FOREIGN:
+        return []
+    return [function, *_helpers(module, function)]
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names that code and the functions in it look up."""
+    inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def own_classes(kind: type) -> Iterator[type]:
+    return (one for one in kind.__mro__ if one.__module__.partition(".")[0] not in FOREIGN)
+
+
+def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """The functions of the same file that a function names, and the module's methods."""
+    for name in names_in(function.__code__):
+        of_class = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), None)
+        own = vars(module).get(name, of_class)
+        for found in (function.__globals__.get(name), own):
+            helper = function_of(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
+            if helper is not None and helper is not function and helper.__globals__ is function.__globals__:
+                yield helper
+
+
+def function_of(value: Any) -> types.FunctionType | None:
+    """The Python function in a method, a partial function or a wrapper."""
+    if value is None or isinstance(value, (types.ModuleType, str, int)):  # what most names stand for
+        return None
+    try:
+        value = inspect.unwrap(value)
+    except (AttributeError, ValueError):
+        return None
+    value = getattr(value, "func", value)
+    value = getattr(value, "__func__", value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _matches_classes(code: types.CodeType) -> bool:
+    return any(instruction.opname == "MATCH_CLASS" for instruction in dis.get_instructions(code))

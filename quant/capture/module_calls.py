@@ -1,0 +1,222 @@
+"""Calls of modules, as the watched ones tell of them: layers, islands, and containers that are seen through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from quant.arguments import bind
+from quant.capture.attention import forward_of
+from quant.capture.call_results import CallResults
+from quant.capture.calls import says_it_writes
+from quant.capture.numbers import plain_numbers
+from quant.capture.random_draws import Chance
+from quant.capture.sameness import same_content
+from quant.capture.tape import GIVEN, Tape
+from quant.capture.unrecordable import out_of_sight
+from quant.capture.writes import Writes, version_of, versions
+from quant.graph import Node, Region, attribute, leaves
+from quant.leaves import is_leaf
+from quant.names import full_name
+from quant.objects import Given, containers, content
+
+Modes = list[tuple[str, nn.Module, bool]]
+"""Modules by their names, with their modes."""
+
+
+class ModuleCalls:
+    """Notes calls of modules on a tape.
+
+    Args:
+        mode: the function mode that records, which islands run without.
+    """
+
+    def __init__(self, tape: Tape, results: CallResults, writes: Writes, mode: TorchFunctionMode) -> None:
+        self.tape, self.results, self.writes, self.mode = tape, results, writes, mode
+        self._chance = Chance(tape.before.generators)
+        self._sites: dict[str, int] = {}
+        self._set_modes: set[str] = set()
+
+    def on_copy(self, module: nn.Module) -> None:
+        """A forward copies a module: its copy would be of the int8 layer, whatever is then changed in it."""
+        name = self.tape.names.get(id(module))
+        if name is not None and not self.tape.inside.is_elsewhere:
+            self.tape.problem(self.tape.owner, f"copies {name or 'itself'}")
+            self.tape.problem(name, "is copied by another")
+
+    def on_call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What happens instead of a submodule's forward."""
+        name = self.tape.names.get(id(module))
+        if self.tape.inside.is_elsewhere:
+            return self._call_elsewhere(module, name, forward, args, kwargs)
+        seen_through = (
+            self.tape.is_recording and name is not None and full_name(self.tape.path, name) not in self.tape.islands
+        )
+        if self.tape.is_recording and not _is_torch_layer(module):
+            self.charge_chance()
+        self.tape.outside.enter(module, forward)
+        try:
+            return self._call(module, name, forward, args, kwargs)
+        finally:
+            label = self.tape.outside.leave()
+            if label and seen_through:
+                self.tape.problem(str(name), f"changes '{label}', which is outside of the model")
+
+    def _call_elsewhere(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """A module called in another thread."""
+        if self.tape.inside.running is None:
+            self.tape.problem(self.tape.owner, "calls modules in another thread")
+            return forward(*args, **kwargs)
+        return self._call_inside(module, name, forward, args, kwargs)
+
+    def _call(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if not self.tape.is_recording:
+            return self._call_inside(module, name, forward, args, kwargs)
+        if name is None or module is self.tape.root:
+            output = forward(*args, **kwargs)
+            self.charge_chance()
+            return output
+        path = full_name(self.tape.path, name)
+        self.tape.called.add(path)
+        with self.tape.switched(False):
+            if path in self.tape.islands:
+                return self._call_island(module, name, args, kwargs, forward)
+            if is_leaf(module) or isinstance(module, torch.jit.ScriptModule):
+                return self.call_leaf(module, name, args, kwargs, forward)
+            return self._enter(module, name, forward, args, kwargs)
+
+    def _enter(self, module: nn.Module, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See through a container."""
+        start, end_calls = len(self.tape.nodes), self.tape.given_back.mark()
+        arguments = {key: self.tape.places(value) for key, value in bind(module, args, kwargs).items()}
+        self.tape.owners.append(name)
+        self.tape.held_for_texts((args, kwargs))
+        modes = modes_of(module)
+        try:
+            with self.tape.switched(True), self.noting_errors(name):
+                output = forward_of(module, forward)(*args, **kwargs)
+            self.hold_modes(name, modes)
+            self.charge_chance()
+            places = self.tape.places(output)
+            self.tape.regions.append(Region(name, start, len(self.tape.nodes), arguments, places))
+            end_calls(leaves(places))
+        finally:
+            self.tape.owners.pop()
+        return output
+
+    def hold_modes(self, name: str, modes: Modes) -> None:
+        """A forward that sets the mode of its parts has to run for it; they keep it after the call."""
+        changed = self._modes_set_since(name, modes)
+        if changed:
+            self.tape.problem(name, f"sets the training mode of {changed[0]}")
+
+    def _modes_set_since(self, name: str, modes: Modes) -> list[str]:
+        """The parts of a module whose mode is another than it was, but for those that are known to set it."""
+        changed = [full_name(name, path) for path, part, mode in modes if part.training != mode]
+        new = [path for path in changed if path not in self._set_modes]
+        self._set_modes.update(new)
+        return new
+
+    def call_leaf(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """A layer is one call."""
+        node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
+        real_args, real_kwargs = plain_numbers((args, kwargs))
+        if name == "":
+            real_args = (module, *real_args)
+        value = forward(*real_args, **real_kwargs)
+        return self._results(node, module, value, known, args, kwargs)
+
+    def _call_island(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """A module that runs as it is; what it calls is noted."""
+        node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
+        objects: dict[int, tuple[Any, Given]] = {}
+        containers((args, kwargs), Given(""), objects, lambda leaf: isinstance(leaf, Tensor))
+        before = {key: content(value) for key, (value, _) in objects.items()}
+        if any(key in self.tape.given for key in objects):
+            self.tape.problem(self.tape.owner, f"hands an object of its caller's to {name}, which runs as it is")
+        path = full_name(self.tape.path, name)
+        real_args, real_kwargs = plain_numbers((args, kwargs))
+        modes = modes_of(module)
+        with self.writes.of_island(module, name):
+            value = self.run_inside(path, module, real_args, real_kwargs, forward)
+        self._modes_set_since(name, modes)
+        self.tape.opaque.append(path)
+        if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
+            self.tape.problem(self.tape.owner, f"hands an object to {name}, which changes it")
+        if any(isinstance(leaf, bool) for leaf in leaves(self.tape.opened(value))):
+            self.tape.problem(self.tape.owner, f"calls {name}, which gives a bool")
+        return self._results(node, module, value, known, args, kwargs)
+
+    def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
+        if self.tape.before.are_swapped(attribute(self.tape.root, name)):
+            self.tape.problem(self.tape.owner, f"calls {name or 'itself'} with other parameters than its own")
+        node = Node(
+            len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
+        )
+        node.site = self._sites.get(name, 0)
+        self._sites[name] = node.site + 1
+        return node
+
+    def _results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+        if not _is_torch_layer(module):
+            self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
+        changed = [tensor for tensor, version in known if version_of(tensor) != version]
+        places = (node.args, node.kwargs)
+        if changed:
+            said = says_it_writes("module", node.target, kwargs, module)
+            given = args or tuple(kwargs.values())
+            return self.writes.written(node, value, changed, given, GIVEN, said)
+        return self.results.note(node, value, GIVEN, sized_by_values=self.tape.is_sized_by_values(places))
+
+    def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
+        """Run a module as it is, without this mode, noting what it calls and with what."""
+        self.tape.called.add(path)
+        self.tape.inside.enter(path, module, args, kwargs)
+        with self.tape.inside.within(path), self.tape.switched(False), out_of_sight(self.mode):
+            return forward(*args, **kwargs)
+
+    def _call_inside(
+        self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A module called by an island, or inside of a layer."""
+        if self.tape.inside.running is None or name is None:
+            return forward(*args, **kwargs)
+        path = full_name(self.tape.path, name)
+        self.tape.called.add(path)
+        return self.tape.inside.call(path, module, forward, args, kwargs)
+
+    @contextlib.contextmanager
+    def noting_errors(self, name: str) -> Iterator[None]:
+        """Note whose forward an error comes from: a module is asked for it before those that it is in."""
+        try:
+            yield
+        except Exception as error:
+            if self.tape.failed is None or self.tape.failed[1] is not error:
+                self.tape.failed = full_name(self.tape.path, name), error
+            raise
+
+    def charge_chance(self) -> None:
+        """The module that runs is the one that drew the random numbers since the last call of a submodule."""
+        if self._chance.was_drawn_from():
+            self.tape.problem(self.tape.owner, "draws random numbers outside of torch")
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    """Whether a call of the module runs no code but torch's, which draws from torch's generators alone."""
+    return type(module).__module__.startswith("torch.nn.modules.") and is_leaf(module)
+
+
+def modes_of(root: nn.Module) -> Modes:
+    """Which modules in a module are in training mode."""
+    return [(path, module, module.training) for path, module in root.named_modules()]

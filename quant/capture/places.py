@@ -1,0 +1,262 @@
+"""Places that a forward may write to and torch tells nobody of: what is there, compared with what was, and put back."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextvars
+import threading
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture.forward_code import FOREIGN
+from quant.capture.random_draws import GENERATORS, generator_key, generator_state, set_generator
+from quant.capture.sameness import same, same_content
+from quant.objects import OPAQUE, attributes_of, fill
+
+CONTAINERS = (list, dict, set, collections.deque, bytearray)
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
+"""Classes of Python's own whose objects are there to be written to; its others (loggers, locks) are left alone."""
+MOST_ITEMS, MOST_NUMBERS = 10_000, 65_536
+"""Items of a container, and numbers of a tensor, that are compared and put back."""
+MISSING = object()
+"""What is at a place where nothing is."""
+
+
+class Place:
+    """Something that can be written to.
+
+    Attributes:
+        key: what tells it from others: an object's identity, and a name in it.
+        label: its name for people.
+    """
+
+    def __init__(self, value: Any, label: str, name: str = "") -> None:
+        self.key, self.label = (id(value), name), label
+
+    def state(self) -> Any:
+        """What is there now."""
+        raise NotImplementedError
+
+    def put_back(self, state: Any) -> None:
+        """Let that be there again."""
+        raise NotImplementedError
+
+    @staticmethod
+    def same(one: Any, other: Any) -> bool:
+        """Whether two states of such a place are the same."""
+        return same(one, other)
+
+    def is_as(self, state: Any) -> bool:
+        """Whether that is there now."""
+        return self.same(self.state(), state)
+
+
+class Name(Place):
+    """What a name stands for in a namespace: globals, a class, a Python module, a function, or a closure's cell."""
+
+    def __init__(self, space: Any, name: str) -> None:
+        super().__init__(space, name, name)
+        self.space = space
+
+    def state(self) -> Any:
+        if isinstance(self.space, dict):
+            return self.space.get(self.label, MISSING)
+        if isinstance(self.space, types.CellType):
+            return self.space.cell_contents
+        return vars(self.space).get(self.label, MISSING)
+
+    def put_back(self, state: Any) -> None:
+        if isinstance(self.space, types.CellType):
+            self.space.cell_contents = state
+        elif state is MISSING:
+            self.space.pop(self.label, None) if isinstance(self.space, dict) else delattr(self.space, self.label)
+        elif isinstance(self.space, dict):
+            self.space[self.label] = state
+        else:
+            setattr(self.space, self.label, state)
+
+
+class Content(Place):
+    """What a container or a plain object holds."""
+
+    def __init__(self, value: Any, label: str) -> None:
+        super().__init__(value, label)
+        self.value = value
+
+    def state(self) -> Any:
+        return attributes_of(self.value), items_of_container(self.value)
+
+    def put_back(self, state: Any) -> None:
+        if isinstance(self.value, (set, bytearray)):
+            self.value.clear()
+            self.value.update(state[1]) if isinstance(self.value, set) else self.value.extend(state[1])
+        else:
+            fill(self.value, *state)
+
+    @staticmethod
+    def same(one: Any, other: Any) -> bool:
+        return same_content(one, other)
+
+
+class Context(Place):
+    """The value of a context variable."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any], label: str) -> None:
+        super().__init__(variable, label)
+        self.variable = variable
+
+    def state(self) -> Any:
+        return self.variable.get(MISSING)
+
+    def put_back(self, state: Any) -> None:
+        if state is not MISSING:
+            self.variable.set(state)
+
+
+class Values(Place):
+    """The numbers of a tensor that no module holds."""
+
+    def __init__(self, tensor: Tensor, label: str) -> None:
+        super().__init__(tensor, label)
+        self.tensor = tensor
+
+    def state(self) -> Any:
+        return self.tensor._version, self.tensor.detach().clone()
+
+    def put_back(self, state: Any) -> None:
+        with torch.no_grad():
+            self.tensor.detach().copy_(state[1])
+
+    def is_as(self, state: Any) -> bool:
+        return bool(self.tensor._version == state[0])
+
+    @staticmethod
+    def same(one: Any, other: Any) -> bool:
+        return bool(one[0] == other[0])
+
+
+class Drawn(Place):
+    """What a generator of random numbers draws from."""
+
+    def __init__(self, generator: Any, label: str) -> None:
+        super().__init__(generator, label)
+        self.generator = generator
+
+    def state(self) -> Any:
+        return generator_state(self.generator)
+
+    def put_back(self, state: Any) -> None:
+        set_generator(self.generator, state)
+
+    @staticmethod
+    def same(one: Any, other: Any) -> bool:
+        return bool(generator_key(one) == generator_key(other))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What was at a place."""
+
+    place: Place
+    state: Any
+
+    def is_as_before(self) -> bool:
+        return self.place.is_as(self.state)
+
+    def put_back(self) -> None:
+        self.place.put_back(self.state)
+
+
+States = dict[Any, Held]
+"""By key of a place what was there."""
+
+
+class Checked:
+    """Whether places are as they were, each looked at once: many modules hold the same configuration."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, bool] = {}
+
+    def is_as_before(self, held: Held) -> bool:
+        found = self._found.get(id(held))
+        if found is None:
+            found = self._found[id(held)] = held.is_as_before()
+        return found
+
+
+class Places:
+    """What is at the places that modules hold or forwards reach, each kept once.
+
+    Args:
+        known: of an earlier snapshot, by key: used again where it is still so.
+    """
+
+    def __init__(self, known: States, checked: Checked) -> None:
+        self.held: States = {}
+        self._known, self._checked = known, checked
+
+    def of(self, place: Place) -> Held:
+        """What is at a place."""
+        found = self.held.get(place.key)
+        if found is None:
+            found = self._known.get(place.key)
+            if found is None or not self._checked.is_as_before(found):
+                found = Held(place, place.state())
+            self.held[place.key] = found
+        return found
+
+    def keep(self, held: Iterable[Held]) -> None:
+        """Use what an earlier snapshot found again; what nobody keeps is let go of, as it may hold many tensors."""
+        for one in held:
+            self.held[one.place.key] = one
+
+
+def alike(one: States, other: States) -> bool:
+    """Whether two calls found the same."""
+    return one.keys() == other.keys() and all(
+        held.place.same(held.state, other[key].state) for key, held in one.items()
+    )
+
+
+def contents_of(value: Any, name: str, depth: int = 0) -> Iterator[Place]:
+    """The places in a value that can be written to, and in what it holds."""
+    if isinstance(value, GENERATORS):
+        yield Drawn(value, name)
+    elif isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_inference() and value.numel() <= MOST_NUMBERS:
+            yield Values(value, name)
+    elif 0 < depth < 3 and isinstance(value, nn.Module):  # one that nobody registered
+        yield Content(value, name)
+        for part in vars(value).values():
+            yield from contents_of(part, name, depth + 1)
+    elif _is_written_to(value):
+        yield Content(value, name)
+        if depth < 2:
+            items = items_of_container(value)
+            inner = items.values() if isinstance(items, dict) else items or ()
+            for part in (*attributes_of(value).values(), *inner):
+                yield from contents_of(part, name, depth + 1)
+
+
+def _is_written_to(value: Any) -> bool:
+    if isinstance(value, CONTAINERS):
+        return len(value) <= MOST_ITEMS
+    if isinstance(value, OPAQUE) or callable(value):
+        return False
+    own = isinstance(value, NAMESPACES) or type(value).__module__.partition(".")[0] not in FOREIGN
+    return own and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
+
+
+def items_of_container(value: Any) -> Any:
+    """What a container holds, whatever its class gives when it is asked: transformers' tables make new objects."""
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    if isinstance(value, list):
+        return list(list.__iter__(value))
+    return list(value) if isinstance(value, CONTAINERS) else None

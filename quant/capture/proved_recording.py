@@ -1,0 +1,121 @@
+"""Recording until the proof finds nothing wrong: what is at fault is an island in the next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from torch import nn
+
+from quant.arguments import ONE_MEMORY, Arguments, copied, share_memory
+from quant.capture.called import tensors_in
+from quant.capture.proof import Proof, run
+from quant.capture.recorded_modules import Watched
+from quant.capture.recorder import Recorder
+from quant.capture.scalars import Limit
+from quant.capture.undisturbed import disturbed
+from quant.capture.unrecordable import said_of
+from quant.capture.with_gradients import unlike_in_training, unlike_with_gradients
+from quant.names import full_name
+
+MOST_PASSES = 64
+"""Each pass makes at least one module an island or holds one size, and few models have that many to find."""
+
+
+class CaptureError(RuntimeError):
+    """A model whose graph does not compute what the model computes, whatever is left out of it."""
+
+
+def record(
+    watched: Watched,
+    module: nn.Module,
+    path: str,
+    call: Arguments,
+    islands: MutableMapping[str, str],
+    *,
+    training: bool,
+) -> Recorder:
+    """The recording of one call of a module, with all islands in it known, and proved.
+
+    Args:
+        path: dotted name of the module.
+        islands: by dotted name, why a module runs as it is; those that are found are added.
+        training: as for `capture`.
+
+    Raises:
+        CaptureError: the graph's numbers are not the module's, and no island makes them so.
+    """
+    limits: tuple[Limit, ...] = ()
+    for _ in range(MOST_PASSES):
+        before = watched.snapshot()
+        try:
+            recorder = Recorder(module, path, islands, limits, before, training=training)
+            try:
+                run(watched, recorder, call)
+                _refuse_shared_memory(recorder, call)
+            except Exception as error:
+                watched.put_back(before)
+                fails = _where_it_fails(recorder, call)
+                if not fails:
+                    raise error
+                recorder.problems.update(fails)
+            new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
+            if not new and path not in islands:
+                proof = Proof(watched, recorder, call)
+                new, limits, whole = proof.problems, (*limits, *proof.limits), not proof.limits
+                if not new and whole:
+                    new = (unlike_in_training if training else unlike_with_gradients)(watched, recorder, call)
+                new = {_answerable(recorder, name): reason for name, reason in new.items()}
+                if not new and whole:
+                    new = _undisturbed(watched, recorder, call)
+                if not new and whole:
+                    return recorder
+            elif not new:
+                return recorder
+        finally:
+            watched.put_back(before)
+        if new and not watched.has_run:
+            # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
+            watched.has_run, limits = True, ()
+            continue
+        islands.update(new)
+    raise CaptureError(
+        f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
+        "quant.register_leaf(its class) runs it as it is"
+    )
+
+
+def _answerable(recorder: Recorder, name: str) -> str:
+    """The innermost module around what is at fault that can be made an island: one that is called, and is none yet.
+
+    A module may be only a holder of methods, or of an attribute that its parent's forward writes.
+    """
+    while name != recorder.path and (name not in recorder.called or name in recorder.islands):
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _refuse_shared_memory(recorder: Recorder, call: Arguments) -> None:
+    """Arguments are recorded each by itself, so that a write to one is not seen in another that it is too."""
+    if any(node.writes for node in recorder.nodes) and share_memory(tensors_in(call)):
+        recorder.problem("", ONE_MEMORY)
+
+
+def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module whose forward raises an error because it is recorded; none where the error is the model's own.
+
+    Pickle, higher-order operators and transforms of torch refuse numbers that take notes, or a mode that looks on.
+    """
+    args, kwargs = copied(call[0]), copied(call[1])
+    recorder.root.__dict__["forward"](*args, **kwargs)  # the model's own error, without ours above it
+    if recorder.failed is None or recorder.failed[0] in recorder.islands:
+        return {}
+    name, error = recorder.failed
+    return {name: f"its forward cannot be recorded ({said_of(error)})"}
+
+
+def _undisturbed(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module that does something else when it is recorded."""
+    name = disturbed(watched, recorder, call)
+    if name is None:
+        return {}
+    return {full_name(recorder.path, name): "its forward does something else when it is recorded"}

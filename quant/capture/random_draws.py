@@ -1,0 +1,62 @@
+"""The generators of random numbers that a forward may draw from without torch knowing of it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import torch
+
+
+class Chance:
+    """The random numbers that Python and numpy draw: torch's own draws are calls of the graph, these are not.
+
+    Of generators that a module keeps as attributes too.
+    """
+
+    def __init__(self, generators: list[Any]) -> None:
+        self._generators = generators
+        self._last = self._state()
+
+    def was_drawn_from(self) -> bool:
+        """Whether numbers were drawn since this was asked last, or since the beginning."""
+        before, self._last = self._last, self._state()
+        return before != self._last
+
+    def _state(self) -> list[Any]:
+        states = (numpy.random.get_state(legacy=False), *map(generator_state, self._generators))
+        return [random.getstate(), *map(generator_key, states)]
+
+
+GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)
+
+
+def generator_state(generator: Any) -> Any:
+    """What a generator will draw from."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state(legacy=False)
+
+
+def set_generator(generator: Any, state: Any) -> None:
+    """Let a generator draw from such a state again."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def generator_key(state: Any) -> Any:
+    """A generator's state, which has arrays in it, as what can be compared."""
+    if isinstance(state, dict):
+        return {name: generator_key(value) for name, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return state.numpy().tobytes()
+    return state.tobytes() if isinstance(state, numpy.ndarray) else state

@@ -1,0 +1,111 @@
+"""What a model holds at one moment, and what its forwards reach: compared with what is there later, and put back.
+
+Every recording needs it, to tell what the forward wrote and to undo that. A snapshot keeps the parts of the one before
+it to whose modules nothing happened, so that the recordings of a module that writes nothing share one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable
+
+import numpy
+import torch
+from torch import nn
+
+from quant.capture.module_state import ModuleState
+from quant.capture.outer_objects import Outside
+from quant.capture.places import Checked, Places
+from quant.capture.random_draws import generator_state, set_generator
+from quant.capture.scripted import ScriptState
+from quant.names import full_name
+
+
+class Snapshot:
+    """What a model and its surroundings hold at one moment, and what random numbers will be drawn.
+
+    Args:
+        outside: what its forwards reach outside of it.
+        last: an earlier snapshot, whose parts are used again where they are still so.
+
+    Attributes:
+        parts: the state of each module, by its dotted name.
+    """
+
+    def __init__(self, model: nn.Module, outside: Outside, last: Snapshot | None = None) -> None:
+        checked = Checked()
+        self.outside = outside
+        self._places: Places = Places({} if last is None else last._places.held, checked)
+        known: dict[int, ModuleState | ScriptState] = {} if last is None else last._by_module
+        self.parts: dict[str, ModuleState | ScriptState] = {}
+        self._modes: list[tuple[nn.Module, bool]] = []
+        for name, module in model.named_modules():
+            part = known.get(id(module))
+            if part is None or not part.is_as_before(checked):
+                part = state_of(module, self._places)
+            self._places.keep(held for _, held in part.held)
+            self.parts[name] = part
+            self._modes.append((module, module.training))
+        self._by_module: dict[int, ModuleState | ScriptState] = {id(part.module): part for part in self.parts.values()}
+        self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
+        self.generators = [one for part in self.parts.values() for one in part.generators]
+        self._drawn = [(one, generator_state(one)) for one in self.generators]
+        self._chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+
+    def within(self, root: nn.Module) -> dict[str, ModuleState | ScriptState]:
+        """The states of the modules in a module, by their names there."""
+        first = self.parts[""]
+        if root is first.module:
+            return self.parts
+        return {name: self._by_module[id(module)] for name, module in root.named_modules()}
+
+    def are_swapped(self, module: nn.Module) -> bool:
+        """Whether a module, or one in it, has other parameters than it had."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return False
+        inside = module.modules() if module._modules else (module,)
+        parts = map(self._by_module.get, map(id, inside))
+        return not all(part.has_own_parameters() for part in parts if isinstance(part, ModuleState))
+
+    def put_back(self) -> set[str]:
+        """Let all be as it was, what was reached for the first time since too.
+
+        Gives the dotted names of the attributes and tensors of modules that had changed.
+        """
+        checked = Checked()
+        changed = {full_name(name, key) for name, part in self.parts.items() for key in part.put_back(checked)}
+        for module, mode in self._modes:
+            module.training = mode
+        for held in {**self.outside.first, **self._reached}.values():
+            if not checked.is_as_before(held):
+                held.put_back()
+        for generator, state in self._drawn:
+            set_generator(generator, state)
+        torch.set_rng_state(self._chance[0])
+        random.setstate(self._chance[1])
+        numpy.random.set_state(self._chance[2])
+        return changed
+
+
+def state_of(module: nn.Module, places: Places | None = None) -> ModuleState | ScriptState:
+    """The state of one module as it is now."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return ScriptState(module)
+    return ModuleState(module, places or Places({}, Checked()))
+
+
+def storages_of(parts: Iterable[ModuleState | ScriptState]) -> dict[int, torch.UntypedStorage]:
+    """The memory of the parameters, buffers and other tensors that modules hold, by its address.
+
+    What a forward sets in its call is none of it: until the call ends, that is a value like others.
+    """
+    found: dict[int, torch.UntypedStorage] = {}
+    for part in parts:
+        for _, tensor in part.tensors:
+            # Sparse tensors, and tensors without a shape yet, have none.
+            with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage
+    found.pop(0, None)  # empty tensors
+    return found

@@ -1,0 +1,315 @@
+"""The tape: what one recording has noted, and the place by which each tensor and number is known.
+
+A tensor is known by its identity, a parameter or buffer by its name, a number by the node that it carries
+(`numbers.py`). What a value follows from decides whether a number made of it may be guarded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture.called import IslandCalls
+from quant.capture.forward_code import writes_texts
+from quant.capture.numbers import NUMBERS, plain, recorded
+from quant.capture.outer_objects import Outside
+from quant.capture.returned_inputs import GivenBack
+from quant.capture.scalars import ROUNDED, Limit, loses
+from quant.capture.snapshot import Snapshot
+from quant.capture.unrecordable import is_transformed
+from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
+from quant.names import full_name
+from quant.objects import Given, Instance, holds_itself, opened
+
+WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
+CONSTANT, STORED, GIVEN = range(3)
+"""What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
+
+
+class Tape:
+    """The calls of one module, with what they gave.
+
+    Attributes:
+        root, path: the module, and its dotted name in the model.
+        islands: by dotted name, why modules run as they are.
+        limits: sizes and numbers that are held to what they were.
+        before: what the model held before the call.
+        parts: the same of the modules in the root, by their names there.
+        names: of the modules in the root, by identity.
+        attributes: the places of the tensors that modules hold, by identity.
+        problems: by dotted name within the model, why a module is to run as it is.
+        failed: the innermost module whose forward raised an error, and the error, if one did.
+        nodes: the calls.
+        keeps: whether all that they gave is held, which takes the memory of a training step; else tensors live as long
+            as the forward holds them, and those of the output longer.
+        regions: calls of submodules that were seen through.
+        called: dotted names of the modules that were called.
+        opaque: islands that were called, in order.
+        inside: modules that islands called.
+        foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
+        outside: what forwards reach outside of the model; set by the caller where it is to be put back.
+        rounded: the nodes of numbers that other sizes may leave as they are, as quotients and remainders.
+        inputs: the tensors that the caller gave.
+        given: the objects that the caller gave and a forward may change, by identity, with their places.
+        where: the places of tensors that calls gave, by identity.
+        by_storage: the nodes of the tensors that lie over a memory, by its address.
+        overwritten: nodes whose tensors were changed by way of others.
+        owners: the modules that run, outermost first, by their names in the root.
+        typed, ranked, contiguous: as of `Graph`.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        path: str,
+        islands: Mapping[str, str],
+        limits: tuple[Limit, ...],
+        before: Snapshot,
+        *,
+        keeps: bool = False,
+    ) -> None:
+        self.before = before
+        self.root, self.path, self.islands, self.limits, self.keeps = root, path, islands, limits, keeps
+        self.parts = before.within(root)
+        self.names = {id(part.module): name for name, part in self.parts.items()}
+        self.attributes: dict[int, Attr] = {}
+        for name, part in self.parts.items():
+            for key, tensor in part.tensors:  # the first name counts
+                self.attributes.setdefault(id(tensor), Attr(full_name(name, key)))
+        self.problems: dict[str, str] = {}
+        self.failed: tuple[str, Exception] | None = None
+        self.nodes: list[Node] = []
+        self.regions: list[Region] = []
+        self.called: set[str] = set()
+        self.opaque: list[str] = []
+        self.foreign: list[tuple[int, str, Any]] = []
+        self.outside = Outside()
+        self.inside = IslandCalls(before, lambda: self.outside.reached())
+        self.rounded: list[int] = []
+        self.inputs: list[Tensor] = []
+        self.given: dict[int, tuple[Any, Given]] = {}
+        self.where: dict[int, Ref | Attr] = {}
+        self.given_back = GivenBack(self.where)
+        self.by_storage: dict[int, list[int]] = {}
+        self.overwritten: set[int] = set()
+        self.owners: list[str] = [""]
+        self.is_recording = False
+        self.typed = self.ranked = self.contiguous = False
+        self._values: list[Any] = []
+        self._held: list[Any] = []
+        self._sources: dict[int, int] = {}
+        self._sized_by_values: set[int] = set()
+        self._unsure: list[int] = []
+        self._texts: dict[str, bool] = {}
+
+    @property
+    def owner(self) -> str:
+        """The innermost module that runs, by its name in the root."""
+        return self.owners[-1]
+
+    @contextlib.contextmanager
+    def switched(self, on: bool) -> Iterator[None]:
+        """Record calls, or let them pass: those of a layer and of an island, and our own."""
+        before, self.is_recording = self.is_recording, on
+        try:
+            yield
+        finally:
+            self.is_recording = before
+
+    def problem(self, name: str, reason: str) -> None:
+        """Note that the module `name` (within the root) has to run as it is."""
+        self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
+
+    def append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
+        """Note a call; its tensor is known by this node from now on."""
+        held = value
+        if isinstance(value, Tensor):
+            node.meta = TensorMeta(tuple(value.shape), value.dtype, value.layout)
+            held = self.know(value, Ref(node.index))
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                if value.layout == torch.strided:
+                    self.by_storage.setdefault(value.untyped_storage().data_ptr(), []).append(node.index)
+        elif not self.keeps and not isinstance(value, (int, float)):
+            held = None  # its parts are values of their own
+        self.nodes.append(node)
+        self._values.append(held)
+        self._sources[node.index] = source
+        if sized_by_values:
+            self._sized_by_values.add(node.index)
+        return node.index
+
+    def know(self, tensor: Tensor, place: Ref) -> Any:
+        """Know a tensor by a place as long as it lives; returns what leads to it."""
+        self.where[id(tensor)] = place
+        held = tensor if self.keeps else weakref.ref(tensor, functools.partial(_forget, self.where, id(tensor)))
+        self._held.append(held)
+        return held
+
+    def value(self, index: int) -> Any:
+        """What a call gave; None where that is gone."""
+        held = self._values[index]
+        return held() if type(held) is weakref.ReferenceType else held
+
+    def keep(self, tree: Any) -> None:
+        """Hold the values that nested places name."""
+        for leaf in leaves(tree):
+            if isinstance(leaf, Ref):
+                self._values[leaf.index] = self.value(leaf.index)
+
+    def forget(self) -> None:
+        """Hold no value any more."""
+        self._values, self._held, self.inputs = [], [], []
+
+    def opened(self, tree: Any) -> Any:
+        return opened(tree, lambda leaf: isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
+
+    def places(self, tree: Any, *, own: bool = False) -> Any:
+        """`tree` with Ref or Attr for what is known; with `own`, objects that the caller gave are `Given`."""
+        if own:
+            return map_leaves(self.place, self._with_given(tree))
+        return map_leaves(self.place, self.opened(tree))
+
+    def _with_given(self, tree: Any) -> Any:
+        def known(leaf: Any) -> bool:
+            return isinstance(leaf, Tensor) or type(leaf) in NUMBERS or self._is_given(leaf)
+
+        def swap(leaf: Any) -> Any:
+            return self.given[id(leaf)][1] if self._is_given(leaf) else leaf
+
+        if self._is_given(tree):
+            return swap(tree)
+        if holds_itself(tree, known):
+            self.problem("", "gives out objects that hold each other")
+        return _swapped(opened(tree, known), swap, self._is_given)
+
+    def _is_given(self, value: Any) -> bool:
+        return id(value) in self.given and self.given[id(value)][0] is value
+
+    def is_own_number(self, value: Any) -> bool:
+        return type(value) in NUMBERS and value.recorder is self
+
+    def place(self, leaf: Any) -> Any:
+        if type(leaf) in NUMBERS:
+            return Ref(leaf.index) if self.is_own_number(leaf) else plain(leaf)
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = self.where.get(id(leaf)) or self.attributes.get(id(leaf))
+        if place is None and is_transformed(leaf):
+            self.problem(self.owner, "runs a transform of torch.func (vmap, grad, ...)")
+        elif place is None:
+            self.foreign.append((len(self.nodes), self.owner, leaf))
+        if place is None:
+            return leaf
+        if isinstance(place, Ref) and place.index in self.overwritten:
+            self.problem(self.owner, WRITTEN)
+            self.overwritten.discard(place.index)  # who reads it later reads what an island gave
+        return place
+
+    def follows_from(self, tree: Any) -> int:
+        """The highest source of what nested places name."""
+        found = CONSTANT
+        for leaf in leaves(tree):
+            if isinstance(leaf, Attr):
+                found = max(found, STORED)
+            elif isinstance(leaf, Ref):
+                found = max(found, self._sources[leaf.index])
+        return found
+
+    def is_sized_by_values(self, tree: Any) -> bool:
+        return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))
+
+    def number(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
+        """The result of arithmetic with recorded numbers."""
+        if not self.is_recording:
+            return value
+        places = self.places(operands)
+        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        index = self.append(node, value, self.follows_from(places))
+        static = all(one.static for one in operands if type(one) in NUMBERS)
+        if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
+            self.rounded.append(index)
+            self._unsure.append(self.guard(Ref(index), value))
+        if type(value) not in (int, float):  # numpy's, or complex: no longer a number that can be followed
+            for one in operands:
+                if type(one) in NUMBERS:
+                    self.hold(one, "computes in Python with")
+        return recorded(value, self, index, static)
+
+    def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
+        """Note that the forward went on by the verdict of a comparison."""
+        if not self.is_recording:
+            return
+        if not all(number.static for number in (one, other) if type(number) in NUMBERS):
+            self.problem(self.owner, "branches on a tensor's values")
+            return
+        places = self.places((one, other))
+        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        self.guard(Ref(self.append(node, verdict, self.follows_from(places))), verdict)
+
+    def decides(self, number: Any, what: str) -> None:
+        """Note that the forward went on by a number itself."""
+        if self.is_recording:
+            self.hold(number, what)
+
+    def hold(self, number: Any, what: str) -> None:
+        if not number.static:
+            self.problem(self.owner, f"{what} a tensor's values")
+            return
+        self.guard(Ref(number.index), plain(number))
+
+    def held_for_texts(self, tree: Any) -> Any:
+        """The tree; where the module that runs makes texts of numbers unseen, those in the tree are held."""
+        numbers = [leaf for leaf in leaves(tree) if self.is_own_number(leaf) and leaf.static]
+        if numbers and self.owner not in self._texts:
+            module = self.parts[self.owner].module
+            self._texts[self.owner] = writes_texts(module, module.forward)
+        for number in numbers if numbers and self._texts[self.owner] else ():
+            self.hold(number, "writes a text with")
+        return tree
+
+    def guard(self, place: Any, expected: Any) -> int:
+        node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self.owner)
+        return self.append(node, expected, CONSTANT)
+
+    def drop_needless_guards(self, output: Any) -> None:
+        """Keep the guards of rounded numbers that no call reads: Python took them unseen, as `range` does, or nobody.
+
+        Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
+        """
+        if not self._unsure:
+            return
+        readers = Counter(ref for node in self.nodes for ref in node.refs)
+        readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
+        for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
+            if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
+                self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
+
+
+def _forget(where: dict[int, Any], key: int, _: Any) -> None:
+    """A tensor is gone, and another one may have its identity from now on."""
+    where.pop(key, None)
+
+
+def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:
+    """`tree` with other leaves, where a leaf may be a container."""
+    if known(tree):
+        return swap(tree)
+    kind = type(tree)
+    if kind is Instance:
+        return Instance(tree.kind, _swapped(tree.attributes, swap, known), _swapped(tree.items, swap, known))
+    if kind in (tuple, list):
+        return kind(_swapped(item, swap, known) for item in tree)
+    if kind is dict:
+        return {key: _swapped(value, swap, known) for key, value in tree.items()}
+    if issubclass(kind, Mapping) and not isinstance(tree, Tensor):
+        with contextlib.suppress(TypeError):
+            return kind({key: _swapped(value, swap, known) for key, value in tree.items()})  # type: ignore[call-arg]
+    return tree

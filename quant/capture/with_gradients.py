@@ -1,0 +1,102 @@
+"""A recording held against the same call with gradients, as training makes it, and in training mode."""
+
+from __future__ import annotations
+
+import torch
+
+from quant.arguments import Arguments
+from quant.capture.differences import difference, needs_alike, problem_of
+from quant.capture.forward_code import asks_for_gradients
+from quant.capture.proof import run
+from quant.capture.recorded_modules import Watched
+from quant.capture.recorder import Recorder
+from quant.capture.trained_norms import settle_mode
+from quant.capture.unlike_in_training import unlike_layers
+from quant.names import full_name
+
+
+def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The modules that do something else in training mode, with gradients, than what was recorded in eval mode.
+
+    A call that is told `training=False` in both is so in training too.
+    """
+    other = _recorded_in_training(watched, recorder, call)
+    if other is None:
+        return {}
+    settle_mode(recorder, other)
+    fault = _unlike(recorder, other, "other values", "training")
+    if fault:
+        watched.unlike_in_training.update(full_name(recorder.path, name) for name in _larger(watched, recorder, call))
+    return fault
+
+
+def _larger(watched: Watched, recorder: Recorder, call: Arguments) -> list[str]:
+    """The layers that get larger values in eval mode than in training, by two recordings that keep all values."""
+    before = watched.snapshot()
+    one = recorder.again(before, training=recorder.training, keeps=True)
+    try:
+        run(watched, one, call)
+    finally:
+        before.put_back()
+    other = _recorded_in_training(watched, recorder, call, keeps=True)
+    if other is None:
+        return []
+    settle_mode(one, other)
+    larger = list(unlike_layers(one, other))
+    one.forget_values()
+    other.forget_values()
+    return larger
+
+
+def _recorded_in_training(
+    watched: Watched, recorder: Recorder, call: Arguments, *, keeps: bool = False
+) -> Recorder | None:
+    """The same call once more, in training mode; None where the module refuses it so."""
+    modes = {module: module.training for module in recorder.root.modules()}
+    try:
+        for module in modes:
+            module.training = True
+        return _recorded_with_gradients(watched, recorder, call, training=True, keeps=keeps)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The module that does something else with gradients than without; only forwards that ask are tried."""
+    if not asks_for_gradients(recorder.root):
+        return {}
+    other = _recorded_with_gradients(watched, recorder, call, training=False)
+    return {} if other is None else _unlike(recorder, other, "for other values", "with gradients")
+
+
+def _recorded_with_gradients(
+    watched: Watched, recorder: Recorder, call: Arguments, *, training: bool, keeps: bool = False
+) -> Recorder | None:
+    """The same call once more, with gradients; None where the module refuses it so."""
+    before = watched.snapshot()
+    other = recorder.again(before, training=training, keeps=keeps)
+    try:
+        with torch.enable_grad():
+            run(watched, other, call)
+    except (
+        Exception
+    ):  # batch norms refuse a single value per channel, for one; what refuses gradients is called without
+        return None
+    finally:
+        before.put_back()
+    if not keeps:
+        other.forget_values()
+    return other
+
+
+def _unlike(recorder: Recorder, other: Recorder, usual: str, here: str) -> dict[str, str]:
+    """The module that does something else in the other recording; calls that nobody reads do not count.
+
+    Args:
+        usual, here: the words of the reason, and those to be put in their place.
+    """
+    fault = problem_of(recorder, other) or difference(recorder, other)
+    if fault is None or (not other.problems and needs_alike(recorder, other)):
+        return {}
+    return {full_name(recorder.path, fault[0]): f"its forward {fault[1].replace(usual, here)}"}

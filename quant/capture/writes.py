@@ -1,0 +1,143 @@
+"""What a forward writes: tensors in place, attributes of modules, and objects that its caller gave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.capture.call_results import CallResults
+from quant.capture.calls import share_storage, with_items, write_items
+from quant.capture.module_state import Items, ModuleState
+from quant.capture.places import MISSING
+from quant.capture.sameness import same, same_content
+from quant.capture.scripted import ScriptState
+from quant.capture.snapshot import state_of, storages_of
+from quant.capture.tape import Tape
+from quant.graph import Attr, Node, Ref, leaves
+from quant.names import full_name
+from quant.objects import Write, content
+
+
+class Writes:
+    """Notes what is written on a tape, and tells at the end what a call left behind."""
+
+    def __init__(self, tape: Tape, results: CallResults) -> None:
+        self.tape, self.results = tape, results
+        self._state: dict[str, ModuleState | ScriptState] = {}
+        self._stored: dict[int, torch.UntypedStorage] = {}
+        self._contents: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """The call begins: what is held now is what was held before it."""
+        self._contents = {key: content(value) for key, (value, _) in self.tape.given.items()}
+        self._state, self._stored = dict(self.tape.parts), storages_of(self.tape.parts.values())
+
+    def set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
+        """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
+        x, outlives = args[0], self._outlives(args[0])
+        target = write_items if outlives else with_items
+        node = Node(len(self.tape.nodes), "function", target, places[0], owner=self.tape.owner, writes=outlives)
+        self._overwrite([x], keep=x)
+        self.tape.append(node, x, self.tape.follows_from(places))
+
+    def written(
+        self, node: Node, value: Any, changed: list[Tensor], args: tuple[Any, ...], follows: int, said: bool
+    ) -> Any:
+        """A call that changed tensors: readers of the first argument read the result, and of other views nothing."""
+        first = args[0] if args else next(iter(node.kwargs.values()), None)
+        alone = all(tensor is first for tensor in changed)
+        node.writes = any(self._outlives(tensor) for tensor in changed)
+        if not (alone and said and isinstance(value, Tensor) and (value is first or share_storage(value, first))):
+            self._overwrite(changed, keep=None)
+            return self.results.note(node, value, follows)
+        if isinstance(self.tape.attributes.get(id(first)), Attr) and isinstance(first, nn.Parameter):
+            self.tape.problem(self.tape.owner, "changes a parameter")
+        self._overwrite(changed, keep=first)
+        index = self.tape.append(node, first, follows)
+        if value is not first and isinstance(value, Tensor):
+            self.tape.know(value, Ref(index))
+        return value
+
+    def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
+        """What lies over the memory of changed tensors cannot be read by its old place any more."""
+        if keep is not None and self.tape.given_back.holds(keep):
+            # Where inputs lie otherwise, or are of another dtype, the call would have given a copy.
+            self.tape.typed = self.tape.contiguous = True
+            if not all(tensor.is_contiguous() for tensor in self.tape.inputs if tensor.layout == torch.strided):
+                self.tape.problem(self.tape.owner, "writes to a tensor that a call gave back as it is")
+        for tensor in changed:
+            place = self.tape.where.get(id(tensor))
+            own = place.index if tensor is keep and isinstance(place, Ref) else None
+            found = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+            for index in found:
+                # Whoever holds the tensor itself finds its new node, by identity.
+                if index != own and self.tape.value(index) is not keep:
+                    self.tape.overwritten.add(index)
+            if self._stores(tensor) and tensor is not keep:
+                self.tape.problem(self.tape.owner, "changes a parameter or a buffer in place")
+
+    def _stores(self, tensor: Tensor) -> bool:
+        """Whether the memory of a tensor was a parameter's or a buffer's when the call began."""
+        if tensor.numel() == 0:
+            return False
+        return tensor.untyped_storage().data_ptr() in self._stored
+
+    def _outlives(self, tensor: Any) -> bool:
+        """Whether the caller sees what is written to a tensor: it is an input's, a parameter's or a buffer's memory."""
+        return any(share_storage(tensor, one) for one in self.tape.inputs) or self._stores(tensor)
+
+    def of_arguments(self) -> Iterator[Write]:
+        """What the call left in objects that the caller gave."""
+        for key, (value, given) in list(self.tape.given.items()):
+            if not same_content(self._contents[key], content(value)):
+                attributes, items = content(value)
+                yield Write(given, (self.tape.places(attributes, own=True), self.tape.places(items, own=True)))
+
+    def of_attributes(self) -> Iterator[Write]:
+        """What the call left on modules; a new submodule is a change of its parent's."""
+        for path, part in self._state.items():
+            for name, value in sorted(self._written(part).items()):
+                if value is MISSING or isinstance(value, (nn.Module, nn.Parameter, Items)):
+                    self.tape.problem(path, f"changes its attribute '{name}'")
+                else:
+                    yield Write(full_name(path, name), self.tape.places(value))
+
+    def _written(self, part: ModuleState | ScriptState) -> dict[str, Any]:
+        """What was set on a module, by name; a script module shows nothing of it."""
+        if isinstance(part, ScriptState):
+            return {}
+        # A number that follows from this call's sizes was set in it, though it may be what it was before.
+        return {
+            name: now
+            for name, (before, now) in part.replaced().items()
+            if not same(before, now) or self.tape.is_own_number(now)
+        }
+
+    @contextlib.contextmanager
+    def of_island(self, module: nn.Module, name: str) -> Iterator[None]:
+        """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
+        for path in (full_name(name, inner) for inner, _ in module.named_modules()):
+            if path not in self._state or self._written(self._state[path]):
+                self.tape.problem(self.tape.owner, f"writes on {path} before that runs as it is")
+        yield
+        for inner, part in module.named_modules():
+            path = full_name(name, inner)
+            if path not in self._state or self._written(self._state[path]):
+                self._state[path] = state_of(part)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place."""
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors have none
+        return -1
+
+
+def versions(tree: Any) -> list[tuple[Tensor, int]]:
+    """The tensors in a tree, with how often each was changed."""
+    return [(leaf, version_of(leaf)) for leaf in leaves(tree) if isinstance(leaf, Tensor)]

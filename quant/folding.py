@@ -1,0 +1,256 @@
+"""What is folded into a weight, and the parameters that it is made of: batch norms in whatever way they are written.
+
+A batch norm is a module of torch.nn; or a call of `F.batch_norm` (timm's `BatchNormAct2d`), which `FunctionalNorm`
+shows as such a module; or it is written out, x * scale + bias (torchvision's `FrozenBatchNorm2d`): that is two
+`Affine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
+from quant.objects import Result
+
+NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+"""Of F.batch_norm, in order."""
+
+NORM_DEFAULTS = {"momentum": 0.1, "eps": 1e-5}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = gain x + shift with one number per channel that is the model's own: a `ChannelFactor` or a `ChannelShift`.
+
+    Attributes:
+        constant: the numbers: an Attr, a Ref to what follows from parameters alone, or a tensor.
+        axis: of x along which they lie, 1 or -1; 0 for one number for all.
+    """
+
+    constant: Any
+    axis: int
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether a weight that it is folded into stays as it is, so that the bias alone changes."""
+        return False
+
+    def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight, output channels first, and bias of a layer that has it inside."""
+        raise NotImplementedError
+
+    def after(self, gain: Tensor, shift: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+        """Gain and shift of what it makes of gain x + shift, one number per channel each."""
+        rows, moved = self.fold(gain, shift, constant)
+        assert moved is not None
+        return rows, moved
+
+
+@dataclass(frozen=True)
+class ChannelFactor(Affine):
+    """y = constant x."""
+
+    def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
+        numbers = _per_row(constant, rows)
+        return rows * numbers.reshape(-1, *[1] * (rows.dim() - 1)), None if bias is None else bias * numbers
+
+
+@dataclass(frozen=True)
+class ChannelShift(Affine):
+    """y = own_sign x + sign constant."""
+
+    sign: int = 1
+    own_sign: int = 1
+
+    @property
+    def keeps_weight(self) -> bool:
+        return self.own_sign > 0
+
+    def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.own_sign < 0:
+            rows, bias = -rows, None if bias is None else -bias
+        shift = self.sign * _per_row(constant, rows)
+        return rows, shift if bias is None else bias + shift
+
+
+def _per_row(constant: Tensor, rows: Tensor) -> Tensor:
+    """The constant's numbers, one for each row of a weight."""
+    return constant.reshape(-1).to(rows.dtype).expand(rows.shape[0])
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A weight that is kept (in, out), as `torch.addmm` and `x @ weight` take it."""
+
+    source: Any
+
+
+def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
+    """The tensor that a step's weight or bias stands for: a parameter, a constant, or what follows from them alone."""
+    if source is None or isinstance(source, Tensor):
+        return source
+    if isinstance(source, Attr):
+        found: Tensor = attribute(root, source.path)
+        return found
+    if isinstance(source, Transposed):
+        kept = parameter(source.source, graph, root)
+        assert kept is not None
+        return kept.t()
+    assert isinstance(source, Ref)
+    value: Tensor = evaluate(graph.nodes[source.index], root, lambda index: parameter(Ref(index), graph, root))
+    return value
+
+
+def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
+    """Whether a node is a batch norm, as a module or a call, by statistics that are the model's own."""
+    node = graph.nodes[place]
+    if node.kind != "module":
+        return is_own_norm(node, graph)
+    module = attribute(root, node.target)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+
+
+def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
+    """The batch norm of a node: the module, or a `FunctionalNorm` of the call."""
+    node = graph.nodes[place]
+    return attribute(root, node.target) if node.kind == "module" else FunctionalNorm(node, graph, root)
+
+
+def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a batch norm does in eval mode, y = gain x + shift, one number per channel each."""
+    gain = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        gain = gain * norm.weight
+    shift = -norm.running_mean * gain
+    return gain, shift if norm.bias is None else shift + norm.bias
+
+
+def norm_arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call of F.batch_norm by name."""
+    return {**NORM_DEFAULTS, **dict(zip(NORM_ARGUMENTS, node.args, strict=False)), **node.kwargs}
+
+
+def is_own_norm(node: Node, graph: Graph) -> bool:
+    """Whether a node is a call of F.batch_norm with statistics that are the model's own."""
+    if node.target is not F.batch_norm or not node.args or not isinstance(node.args[0], Ref):
+        return False
+    given = norm_arguments(node)
+    own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
+    kept = given.get("running_mean") is not None and given.get("running_var") is not None
+    settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
+    return kept and not given.get("training") and settled
+
+
+def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None.
+
+    What a forward writes to is read anew at every call, and so is none.
+    """
+    if _is_written(graph, source):
+        return None
+    if isinstance(source, Attr):
+        source = attribute(root, source.path)
+    if isinstance(source, Tensor):
+        return tuple(source.shape)
+    if not isinstance(source, Ref) or not depends_on_nothing(graph, source):
+        return None
+    meta = graph.nodes[source.index].meta
+    return None if meta is None or meta.dtype != torch.float32 else meta.shape
+
+
+def _is_written(graph: Graph, source: Any) -> bool:
+    written = _written_paths(graph)
+    return bool(written) and not written.isdisjoint(_paths(graph, source))
+
+
+def _written_paths(graph: Graph) -> set[str]:
+    """The attributes of the model that the forward sets, or changes in place."""
+    writes = graph.output.writes if isinstance(graph.output, Result) else ()
+    found = {write.target for write in writes if isinstance(write.target, str)}
+    for node in graph.nodes:
+        in_place = node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
+            found.add(node.args[0].path)
+    return found
+
+
+def _paths(graph: Graph, source: Any) -> set[str]:
+    """The parameters and buffers that an argument is, or is computed from."""
+    if isinstance(source, Attr):
+        return {source.path}
+    behind = _behind(graph, source)
+    read = leaves([(graph.nodes[index].args, graph.nodes[index].kwargs) for index in sorted(behind)])
+    return {leaf.path for leaf in read if isinstance(leaf, Attr)}
+
+
+def _behind(graph: Graph, source: Any) -> set[int]:
+    """The nodes that an argument is, or is computed from; each once, for it may lie on very many paths."""
+    found: set[int] = set()
+    rest = [source.index] if isinstance(source, Ref) else []
+    while rest:
+        index = rest.pop()
+        if index not in found:
+            found.add(index)
+            rest.extend(graph.nodes[index].refs)
+    return found
+
+
+def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
+    """Whether a parameter is, or goes into, an argument: buffers alone are a filter bank or a table of positions."""
+    return any(isinstance(attribute(root, path), nn.Parameter) for path in _paths(graph, source))
+
+
+def depends_on_nothing(graph: Graph, source: Any) -> bool:
+    """Whether an argument follows from parameters and constants alone."""
+    return all(graph.nodes[index].kind not in ("input", "guard") for index in _behind(graph, source))
+
+
+class FunctionalNorm:
+    """A call of F.batch_norm, as the batch norm module that it amounts to; its tensors are the model's own.
+
+    It follows the mode of the module that makes the call, as `training=self.training` does. A call that is told
+    `training=False` in training mode too, or whose weight and bias are buffers, stays in eval mode.
+    Where that module is a batch norm itself (timm's), momentum and the count of batches are its own: in eval mode, in
+    which a model is captured, it passes others.
+    """
+
+    def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
+        given = norm_arguments(node)
+        self.owner: Any = attribute(root, node.owner)
+        self.running_mean: Any = parameter(given["running_mean"], graph, root)
+        self.running_var: Any = parameter(given["running_var"], graph, root)
+        self.weight = parameter(given.get("weight"), graph, root)
+        self.bias = parameter(given.get("bias"), graph, root)
+        self.eps: float = given["eps"]
+        self.momentum: float | None = given["momentum"]
+        self.track_running_stats = True
+        self.num_batches_tracked = torch.zeros((), dtype=torch.long)
+        is_frozen = node.frozen or (self.weight is not None and not isinstance(self.weight, nn.Parameter))
+        if isinstance(self.owner, nn.modules.batchnorm._BatchNorm):
+            self.momentum = self.owner.momentum
+            self.track_running_stats = self.owner.track_running_stats
+            if self.owner.num_batches_tracked is not None:
+                self.num_batches_tracked = self.owner.num_batches_tracked
+            is_frozen = node.frozen
+        self.is_frozen = is_frozen
+        self.training: bool = self.owner.training and not is_frozen
+
+    def share(self, batches: int | Tensor) -> float | None:
+        """How much of the running statistics is the last batch's, of so many."""
+        return 1.0 / float(batches) if self.momentum is None else self.momentum
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As the module's forward, its updates of statistics included."""
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        share, kept = self.momentum, self.track_running_stats
+        if kept:
+            self.num_batches_tracked.add_(1)
+            share = self.share(self.num_batches_tracked)
+        mean, variance = (self.running_mean, self.running_var) if kept else (None, None)
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, True, share or 0.0, self.eps)

@@ -1,0 +1,95 @@
+"""Recurrent cells with int8 weights, of any kind."""
+
+import torch
+from torch import Tensor, nn
+
+from quant.nn.base import QuantModule
+from quant.nn.recurrent.direction import Direction
+from quant.recipe import QConfig
+from quant.recurrent_layers import kind_of, sizes_of, tensors_of
+
+
+class RecurrentCell(QuantModule):
+    """One step: a `Direction` over a sequence of length one."""
+
+    __jit_unused_properties__: list[str] = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]  # noqa: RUF012
+
+    def __init__(self, module: nn.Module, qconfig: QConfig) -> None:
+        super().__init__()
+        sizes, tensors = sizes_of(module), tensors_of(module, 0, False)
+        self.input_size = sizes.input_size
+        self.hidden_size = sizes.hidden_size
+        self.bias = tensors.bias_ih is not None
+        self.direction = Direction(kind_of(module), tensors, qconfig)
+
+    @property
+    def weight_ih(self) -> Tensor | None:
+        """`dtype` (gates * hidden, input): what the int8 weight stands for."""
+        return self.direction.float_tensor("weight_ih")
+
+    @property
+    def weight_hh(self) -> Tensor | None:
+        """`dtype` (gates * hidden, hidden): what the int8 weight stands for."""
+        return self.direction.float_tensor("weight_hh")
+
+    @property
+    def bias_ih(self) -> Tensor | None:
+        """`dtype` (gates * hidden,), or None."""
+        return self.direction.float_tensor("bias_ih")
+
+    @property
+    def bias_hh(self) -> Tensor | None:
+        """`dtype` (gates * hidden,), or None."""
+        return self.direction.float_tensor("bias_hh")
+
+    def _out(self, state: Tensor) -> Tensor:
+        return state if self.dtype == torch.float32 else state.to(self.dtype)
+
+    def _check(self, input: Tensor) -> None:
+        if torch.jit.is_tracing():
+            return
+        if input.dim() not in (1, 2) or input.size(-1) != self.input_size:
+            raise ValueError(
+                f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (batch, {self.input_size}) "
+                f"or ({self.input_size},)"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, bias={self.bias}"
+
+
+class OneStateCell(RecurrentCell):
+    """Of a kind whose whole state is h."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """float32 (batch, input) or (input,) -> h of (batch, hidden) or (hidden,)."""
+        self._check(input)
+        batched = input.dim() == 2
+        x = input if batched else input.unsqueeze(0)
+        if hx is None:
+            h = torch.zeros(x.size(0), self.hidden_size, dtype=x.dtype, device=x.device)
+        else:
+            h = hx if batched else hx.unsqueeze(0)
+        _, h, _ = self.direction(x.unsqueeze(0), None, h, None)
+        h = self._out(h)
+        return h if batched else h.squeeze(0)
+
+
+class TwoStateCell(RecurrentCell):
+    """Of a kind with a cell state c beside h."""
+
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """float32 (batch, input) or (input,) -> (h, c) of (batch, hidden) or (hidden,)."""
+        self._check(input)
+        batched = input.dim() == 2
+        x = input if batched else input.unsqueeze(0)
+        if hx is None:
+            h = torch.zeros(x.size(0), self.hidden_size, dtype=x.dtype, device=x.device)
+            c = h
+        else:
+            h, c = hx
+            if not batched:
+                h, c = h.unsqueeze(0), c.unsqueeze(0)
+        _, h, c = self.direction(x.unsqueeze(0), None, h, c)
+        h, c = self._out(h), self._out(c)
+        return (h, c) if batched else (h.squeeze(0), c.squeeze(0))

@@ -1,0 +1,158 @@
+"""One direction of one layer of a recurrent network with int8 weights: one operator call over the whole sequence.
+
+The input projection is one product outside the time loop, and the loop itself runs in the kernel.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels import dispatch
+from quant.kernels.recurrent.kind import RecurrentKind, find
+from quant.kernels.recurrent_operators import rnn_layer
+from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen
+from quant.recipe import QConfig
+from quant.recurrent_layers import Tensors
+
+
+class Direction(QuantModule):
+    """One direction of one layer (`reference_rnn.rnn_layer`), or a cell's only one.
+
+    Attributes:
+        mode: the name of its kind, which operators and TorchScript take.
+
+    Buffers: q_weight_ih int8 (gates * hidden, terms * input), scale_ih (gates * hidden,), columns_ih (terms * input,)
+    or None;
+    q_weight_hh (gates * hidden, state), scale_hh; q_weight_hr (state, hidden) and scale_hr, or None.
+    Parameters: bias_ih, bias_hh float32 (gates * hidden,), or None.
+    """
+
+    q_weight_ih: Tensor
+    scale_ih: Tensor
+    columns_ih: Tensor | None
+    q_weight_hh: Tensor
+    scale_hh: Tensor
+    q_weight_hr: Tensor | None
+    scale_hr: Tensor | None
+
+    def __init__(
+        self,
+        kind: RecurrentKind,
+        tensors: Tensors,
+        qconfig: QConfig,
+        *,
+        reverse: bool = False,
+        fine_input: bool = False,
+    ) -> None:
+        super().__init__()
+        self.mode = kind.name
+        self.reverse = reverse
+        self.per_row = qconfig.ranges_per_row
+        inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(tensors.weight_ih, qconfig)
+        # The state is quantised per row and, but for ReLU, lies in (-1, 1): 8 bits hold it.
+        state = QConfig(weight_bits=qconfig.weight_bits, per_channel=qconfig.per_channel, activation_bits=8)
+        hidden = QuantizedWeight.of(tensors.weight_hh, state)
+        projection = None if tensors.weight_hr is None else QuantizedWeight.of(tensors.weight_hr, state)
+        self.activation_bits = inputs.activation_bits
+        self.terms = inputs.terms
+        self.described = inputs.described
+        self.register_buffer("q_weight_ih", inputs.q_weight)
+        self.register_buffer("scale_ih", inputs.scale)
+        self.register_buffer("columns_ih", inputs.columns)
+        self.register_buffer("q_weight_hh", hidden.q_weight)
+        self.register_buffer("scale_hh", hidden.scale)
+        self.register_buffer("q_weight_hr", None if projection is None else projection.q_weight)
+        self.register_buffer("scale_hr", None if projection is None else projection.scale)
+        self.bias_ih: Tensor | None
+        self.bias_hh: Tensor | None
+        self.register_parameter("bias_ih", frozen(tensors.bias_ih))
+        self.register_parameter("bias_hh", frozen(tensors.bias_hh))
+
+    def forward(
+        self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(time, batch, input), or (rows, input) with batch_sizes -> (y, h, c) as `reference_rnn.rnn_layer` says.
+
+        What comes out is float32 whatever `dtype` is: it may be the next layer's input.
+        """
+        if self.dtype != torch.float32:
+            input, h = as_float32(input), as_float32(h)
+            c = None if c is None else as_float32(c)
+        if self.terms == 2:
+            input = torch.cat([input, input], dim=-1)
+        if torch.jit.is_scripting():
+            return torch.ops.octet.rnn_layer(  # type: ignore[no-any-return]
+                input,
+                batch_sizes,
+                h,
+                c,
+                self.q_weight_ih,
+                self.scale_ih,
+                self.columns_ih,
+                self.activation_bits,
+                self.per_row,
+                self.q_weight_hh,
+                self.scale_hh,
+                self.bias_ih,
+                self.bias_hh,
+                self.q_weight_hr,
+                self.scale_hr,
+                self.mode,
+                self.reverse,
+                self.backend,
+            )
+        return self._dispatch(input, batch_sizes, h, c)
+
+    @torch.jit.unused
+    def _dispatch(
+        self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # Tensors not by attribute: nn.Module takes half a microsecond for each, which a cell's step would notice.
+        buffers: dict[str, Any] = self._buffers
+        parameters = self._parameters
+        try:
+            return rnn_layer(find(self.mode), dispatch.current(self.backend))(
+                input,
+                batch_sizes,
+                h,
+                c,
+                buffers["q_weight_ih"],
+                buffers["scale_ih"],
+                buffers["columns_ih"],
+                self.activation_bits,
+                self.per_row,
+                buffers["q_weight_hh"],
+                buffers["scale_hh"],
+                parameters["bias_ih"],
+                parameters["bias_hh"],
+                buffers["q_weight_hr"],
+                buffers["scale_hr"],
+                self.mode,
+                self.reverse,
+            )
+        except (TypeError, ValueError) as error:
+            raise self._named(error) from error
+
+    @torch.jit.unused
+    def float_tensor(self, which: str) -> Tensor | None:
+        """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`: what the int8 one stands for, or None."""
+        found = self._float32(which)
+        return None if found is None else found.to(self.dtype)
+
+    @torch.jit.unused
+    def _float32(self, which: str) -> Tensor | None:
+        if which == "weight_ih":
+            return dequantize_weight(self.q_weight_ih, self.scale_ih, self.columns_ih, self.terms)
+        if which == "weight_hh":
+            return dequantize_weight(self.q_weight_hh, self.scale_hh, None)
+        if which == "weight_hr":
+            q_weight, scale = self.q_weight_hr, self.scale_hr
+            return None if q_weight is None or scale is None else dequantize_weight(q_weight, scale, None)
+        return self.bias_ih if which == "bias_ih" else self.bias_hh
+
+
+def interpreted_steps(layer: nn.Module) -> str:
+    """For the report: which steps of a recurrent layer no compiled kernel computes; '' of any other layer."""
+    modes = {one.mode for one in layer.modules() if isinstance(one, Direction) and not find(one.mode).native}
+    return f"steps of {', '.join(sorted(modes))} in torch arithmetic around int8 products" if modes else ""

@@ -1,0 +1,105 @@
+"""Moves that give every value as it is: what does nothing in eval mode, and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quant.kernels.reference_plan import Constant, Line, Register
+from quant.ops.call import Call, StaysFloat
+from quant.ops.moves import Move, moved
+from quant.ops.planning import Lines, PlanCall, Unplanned
+from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.runtime.module_call import ModuleCall
+
+
+@dataclass(frozen=True)
+class Copy(Move):
+    """A tensor of its own with the same values."""
+
+    def plan(self, call: PlanCall) -> Lines:
+        return [("same", {"x": call.tensor()})]
+
+
+@dataclass(frozen=True)
+class Idle(Copy):
+    """The input itself, as a dropout gives it in eval mode."""
+
+    idle: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Identity(Idle):
+    """`nn.Identity`."""
+
+
+@dataclass(frozen=True)
+class Contiguous(Idle):
+    """The input in an order of memory, which no kernel asks for."""
+
+    planned_in_reals: ClassVar[bool] = True
+
+
+@recognises(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, "detach")
+def idle(call: Call) -> Recognised:
+    """Layers that drop in training mode, and calls that only training sees."""
+    return moved(Idle(), call)
+
+
+@recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def dropout(call: Call) -> Recognised:
+    """Functions that are told whether to drop; layers ask their mode."""
+    if call.get(2, "training", True) is True:
+        raise StaysFloat("it drops values in eval mode too")
+    return moved(Idle(), call)
+
+
+@recognises(nn.Identity)
+def identity(call: Call) -> Recognised:
+    """Nothing in any mode."""
+    return moved(Identity(), call)
+
+
+@recognises("contiguous")
+def contiguous(call: Call) -> Recognised:
+    """An order of memory."""
+    return moved(Contiguous(), call)
+
+
+@recognises("clone")
+def copy(call: Call) -> Recognised:
+    """A copy."""
+    return moved(Copy(), call)
+
+
+@dataclass(frozen=True)
+class IdleCall(ModuleCall):
+    """A float module that does nothing in eval mode."""
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) in _PLANNED and not module.training
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "same", {"x": Register(self.reads[0])})
+
+
+_PLANNED = (nn.Dropout, nn.Identity)
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a call of the module is a call of its class's forward."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+@plans_reals(*_PLANNED, moves=True)
+def idle_in_reals(call: PlanCall) -> IdleCall:
+    """Between float steps."""
+    module = call.module
+    planned = IdleCall(call.out, (call.tensor().index,), call.node.target)
+    if module is None or len(call.args) != 1 or call.kwargs or not planned.holds(module):
+        raise Unplanned("it is computed in float")
+    return planned

@@ -1,0 +1,87 @@
+"""Calls that look at a tensor's shape alone: integers serve them as well as reals, and a plan knows shapes anyway."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from quant.graph import Node, Ref
+from quant.ops.call import is_call_of
+from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
+
+RANKS = frozenset({"dim", "ndimension"})
+SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS
+SHAPE, RANK = "shape", "ndim"
+"""Attributes."""
+
+PYTHONS = frozenset(function for function in vars(operator).values() if callable(function))
+"""Comparisons and arithmetic."""
+
+
+def reads_only_shape(node: Node) -> bool:
+    """Whether a call looks at a tensor's shape alone."""
+    return _attribute(node) in (SHAPE, RANK) or is_call_of(node, SIZES)
+
+
+def reads_only_rank(node: Node) -> bool:
+    """Whether a call asks a tensor for the number of its dimensions and nothing else."""
+    return _attribute(node) == RANK or is_call_of(node, RANKS)
+
+
+def planned_shape(call: PlanCall) -> Symbol | Lines | None:
+    """What a call that reads a shape is, where it costs nothing to know it; None for any other.
+
+    A guard on a shape is a check of the native call: of its inputs' dimensions, or that a tensor has so many parts.
+    """
+    if call.kwargs or not call.args or not isinstance(call.args[0], Ref):
+        return None
+    known = call.symbol()
+    if call.node.kind == "guard":
+        return _checked(known, call.args[1])
+    symbol = _read(call, call.args[0], call.args[1:]) or _derived(call, known, call.args[1:])
+    if symbol is not None:
+        call.values.tensor(Ref(symbol.source))
+    return symbol
+
+
+def _checked(known: Symbol | None, expected: object) -> Symbol | Lines | None:
+    if isinstance(known, RankOf) and not isinstance(expected, Ref):
+        return RankCheck(known.source)
+    if isinstance(known, CountOf) and expected == known.parts.count:
+        return known.parts.check()
+    return None
+
+
+def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
+    """What is read of a tensor."""
+    node = call.node
+    if reads_only_rank(node):
+        return RankOf(x.index)
+    is_size = node.kind == "method" and node.target == "size"
+    if _attribute(node) == SHAPE or (is_size and not others):
+        return ShapeOf(x.index)
+    place = _place(others)
+    return SizeOf(x.index, place) if is_size and place is not None else None
+
+
+def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -> Symbol | None:
+    """What follows from what was read before."""
+    place = _place(others)
+    if isinstance(known, ShapeOf) and call.node.target is operator.getitem and place is not None:
+        return SizeOf(known.source, place)
+    if isinstance(known, PartsOf) and call.node.target is len:
+        return CountOf(known.source, known)
+    if isinstance(known, RankOf) and is_call_of(call.node, PYTHONS) and not any(isinstance(one, Ref) for one in others):
+        return RankOf(known.source)
+    return None
+
+
+def _place(others: tuple[object, ...]) -> int | None:
+    """An index, as the one argument besides what is read."""
+    return others[0] if len(others) == 1 and isinstance(others[0], int) else None
+
+
+def _attribute(node: Node) -> str:
+    """The attribute that a call reads; '' where it reads none."""
+    return str(node.args[1]) if node.kind == "function" and node.target is getattr else ""

@@ -1,0 +1,204 @@
+"""Moves that give a tensor another shape, or its dimensions another order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from quant.graph import Node
+from quant.kernels.reference_plan import Register
+from quant.ops.call import Call
+from quant.ops.moves import Move, listed, moved
+from quant.ops.planning import Lines, PlanCall, Unplanned, fixed, integer
+from quant.ops.registry import Recognised, plans_reals, recognises
+
+COPYING = {"view": "reshape", "view_as": "reshape_as"}
+"""Methods that copy where there is no view, in the place of those that refuse."""
+
+
+@dataclass(frozen=True)
+class View(Move):
+    """A move of all values, in the order in which they lie or in another one."""
+
+    planned_in_reals: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Reshape(View):
+    """Another shape; its numbers may be Refs to what follows from sizes."""
+
+    shape: tuple[Any, ...] = ()
+
+    def plan(self, call: PlanCall) -> Lines:
+        if not self.shape:
+            raise Unplanned(f"{call.name} to no dimensions has no plan")
+        return [("reshape", {"x": call.tensor(), "shape": tuple(map(call.size, self.shape))})]
+
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+        return _copying(node, kwargs)
+
+
+@dataclass(frozen=True)
+class ReshapeAs(Move):
+    """The shape of another tensor."""
+
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+        return _copying(node, kwargs)
+
+
+def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+    """A call that refuses where there is no view, as one that copies; their shapes have other names."""
+    if node.kind != "method" or node.target not in COPYING:
+        return node, kwargs
+    renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
+    return replace(node, target=COPYING[node.target]), renamed
+
+
+@dataclass(frozen=True)
+class Flatten(View):
+    """Dimensions `start` to `end`, both included, as one."""
+
+    start: Any = 0
+    end: Any = -1
+
+    def plan(self, call: PlanCall) -> Lines:
+        ends = {"start": integer("start_dim", self.start), "end": integer("end_dim", self.end)}
+        return [("flatten", {"x": call.tensor(), **ends})]
+
+
+@dataclass(frozen=True)
+class Unflatten(View):
+    """One dimension as several."""
+
+    dim: Any = 0
+    sizes: Any = ()
+
+    def plan(self, call: PlanCall) -> Lines:
+        """A reshape with the other sizes as they are."""
+        dim, sizes = self.dim, fixed("sizes", self.sizes)
+        x = call.tensor()
+        rank = len(call.values.shape(x))
+        if not isinstance(dim, int) or not all(isinstance(size, int) for size in sizes):
+            raise Unplanned("its sizes are computed at run time")
+        before, after = range(dim % rank), range(dim % rank + 1, rank)
+        kept = [[Register(x.index, place) for place in part] for part in (before, after)]
+        return [("reshape", {"x": x, "shape": (*kept[0], *sizes, *kept[1])})]
+
+
+@dataclass(frozen=True)
+class Permute(View):
+    """The dimensions in another order."""
+
+    dims: tuple[Any, ...] = ()
+
+    def plan(self, call: PlanCall) -> Lines:
+        return [("permute", {"x": call.tensor(), "dims": tuple(integer("dims", dim) for dim in self.dims)})]
+
+
+@dataclass(frozen=True)
+class Transpose(View):
+    """Two dimensions in each other's place."""
+
+    dim0: Any = 0
+    dim1: Any = 1
+
+    def plan(self, call: PlanCall) -> Lines:
+        dims = {"dim0": integer("dim0", self.dim0), "dim1": integer("dim1", self.dim1)}
+        return [("transpose", {"x": call.tensor(), **dims})]
+
+
+@dataclass(frozen=True)
+class Unsqueeze(View):
+    """A dimension of one more."""
+
+    dim: Any = 0
+
+    def plan(self, call: PlanCall) -> Lines:
+        return [("unsqueeze", {"x": call.tensor(), "dim": integer("dim", self.dim)})]
+
+
+@dataclass(frozen=True)
+class Squeeze(View):
+    """Less a dimension of one, or, with None, all of them."""
+
+    dim: Any = None
+
+    def plan(self, call: PlanCall) -> Lines:
+        if not isinstance(self.dim, int):
+            raise Unplanned("squeeze without one dimension has no plan")
+        return [("squeeze", {"x": call.tensor(), "dim": self.dim})]
+
+
+@recognises(torch.reshape, "reshape")
+def reshape(call: Call) -> Recognised:
+    """A reshape."""
+    return moved(Reshape(listed(call, "shape")), call)
+
+
+@recognises("view")
+def view(call: Call) -> Recognised:
+    """A view, which on integers is a reshape."""
+    return moved(Reshape(listed(call, "size")), call)
+
+
+@recognises("view_as", "reshape_as")
+def reshape_as(call: Call) -> Recognised:
+    """A reshape to another tensor's shape."""
+    return moved(ReshapeAs(), call)
+
+
+@recognises(nn.Flatten, torch.flatten, "flatten")
+def flatten(call: Call) -> Recognised:
+    """Neighbouring dimensions as one."""
+    layer: Any = call.module
+    if layer is not None:
+        return moved(Flatten(layer.start_dim, layer.end_dim), call)
+    return moved(Flatten(call.get(1, "start_dim", 0), call.get(2, "end_dim", -1)), call)
+
+
+@recognises(nn.Unflatten, "unflatten")
+def unflatten(call: Call) -> Recognised:
+    """One dimension as several."""
+    layer: Any = call.module
+    if layer is not None:
+        return moved(Unflatten(layer.dim, layer.unflattened_size), call)
+    return moved(Unflatten(call.get(1, "dim"), call.get(2, "sizes")), call)
+
+
+@plans_reals(torch.unflatten, moves=True)
+def unflatten_function(call: PlanCall) -> Lines:
+    """The function, which is recognised in float alone."""
+    return Unflatten(call.setting(1, "dim"), call.setting(2, "sizes")).plan(call)
+
+
+@recognises(torch.permute, "permute")
+def permute(call: Call) -> Recognised:
+    """The dimensions in another order."""
+    return moved(Permute(listed(call, "dims")), call)
+
+
+@recognises(torch.transpose, "transpose")
+def transpose(call: Call) -> Recognised:
+    """Two dimensions in each other's place."""
+    return moved(Transpose(call.get(1, "dim0"), call.get(2, "dim1")), call)
+
+
+@recognises(torch.swapaxes, "swapaxes")
+def swapaxes(call: Call) -> Recognised:
+    """The same by numpy's name."""
+    return moved(Transpose(call.get(1, "axis0"), call.get(2, "axis1")), call)
+
+
+@recognises(torch.unsqueeze, "unsqueeze")
+def unsqueeze(call: Call) -> Recognised:
+    """A dimension of one more."""
+    return moved(Unsqueeze(call.get(1, "dim")), call)
+
+
+@recognises(torch.squeeze, "squeeze")
+def squeeze(call: Call) -> Recognised:
+    """A dimension of one less."""
+    return moved(Squeeze(call.get(1, "dim")), call)

@@ -1,0 +1,150 @@
+"""The fake quantiser of a value, of several values that share a range, and of a weight whose scale is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.fuse import Plan, Slot
+from quant.kernels import QScheme, weight_scheme
+from quant.observers import (
+    AUTO,
+    LEARNED,
+    FakeQuantize,
+    follows_batches,
+    make_learned,
+    make_observer,
+    takes,
+    trains,
+)
+from quant.observers.base import Observer, RangeObserver
+from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
+from quant.ops.step import Step
+from quant.prepare import scheme_of
+from quant.recipe import RecipeError
+
+
+def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
+    """The fake quantiser that a slot's QConfig asks for.
+
+    "auto" is a moving average. So is an observer that searches, which only a calibrated model may have: there its range
+    is where training starts.
+
+    Args:
+        name: of the layer, for messages.
+    """
+    scheme, kind, options = scheme_of(slot), slot.qconfig.activation_observer, slot.qconfig.activation_options
+    if kind == AUTO or not trains(kind):
+        kind, options = "moving_average", {}
+    result: FakeQuantizeBase
+    if kind in LEARNED:
+        result = _learned(kind, scheme, None, options, name)
+    elif len(slot.observed) + len(slot.inner) > 1 and follows_batches(kind):
+        result = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
+    else:
+        result = FakeQuantize(make_observer(kind, scheme, **options))
+    return named(result, name)
+
+
+def weight_quantizer(step: Step, channels: int, name: str) -> FakeQuantizeBase | None:
+    """The fake quantiser that learns a weight's scale; None where the scale follows from the weight."""
+    assert step.qconfig is not None
+    kind, options = step.qconfig.weight_observer, step.qconfig.weight_options
+    if kind not in LEARNED:
+        return None
+    per_channel = step.qconfig.per_channel
+    scheme = weight_scheme(step.qconfig.weight_bits, 0 if per_channel else None)
+    return named(_learned(kind, scheme, channels if per_channel else None, options, name), name)
+
+
+def _learned(
+    kind: str, scheme: QScheme, channels: int | None, options: Mapping[str, float], name: str
+) -> FakeQuantizeBase:
+    settings: dict[str, Any] = {"channels": channels} if takes(kind, "channels") else {}
+    if takes(kind, "per_sample") and channels is None and scheme.dtype == torch.int8:
+        settings["per_sample"] = False
+    try:
+        return make_learned(kind, scheme, **settings, **options)
+    except ValueError as error:
+        raise RecipeError(f"layer '{name}': {error}") from error
+
+
+def named(fake_quantizer: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
+    """The fake quantiser, with the layer's name in its messages."""
+    for module in fake_quantizer.modules():
+        if isinstance(module, (FakeQuantizeBase, Observer)):
+            module.name = name
+    return fake_quantizer
+
+
+class JoinedObserver(RangeObserver):
+    """The union of several ranges that follow batches, one for each value that has the range.
+
+    One average over all would be wrong: of two values with ends at 1 and 10 it would swing between them and clamp the
+    second to about 5.5.
+    """
+
+    members: Any
+    """An nn.ModuleList of observers, one per value."""
+
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
+        super().__init__(scheme)
+        self.members = nn.ModuleList(make_observer(kind, scheme, **options) for _ in range(members))
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe a tensor of the member whose turn it is."""
+        self._check(x)
+        with torch.no_grad():
+            self.members[self.turn](x)
+            self.join()
+        return x
+
+    def start(self, low: Tensor, high: Tensor) -> None:
+        for member in self.members:
+            member.start(low, high)
+        self.join()
+
+    def join(self) -> None:
+        """Take the union of what the members have seen."""
+        self.low.copy_(torch.stack([member.low for member in self.members]).amin(dim=0))
+        self.high.copy_(torch.stack([member.high for member in self.members]).amax(dim=0))
+        self.nan_count.copy_(torch.stack([member.nan_count for member in self.members]).sum())
+        self.inf_count.copy_(torch.stack([member.inf_count for member in self.members]).sum())
+
+    def reset(self) -> None:
+        super().reset()
+        for member in self.members:
+            member.reset()
+
+    def _update(self, rows: Tensor, seen: object) -> None:
+        raise AssertionError("its members observe")
+
+    def _merge(self, other: Observer) -> None:
+        assert isinstance(other, JoinedObserver)
+        for mine, theirs in zip(self.members, other.members, strict=True):
+            mine.merge(theirs)
+        self.join()
+
+
+class SharedFakeQuantize(FakeQuantize):
+    """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
+
+    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
+        super().__init__(JoinedObserver(scheme, members, kind, **options))
+
+    def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
+        """Observe and round the value number `member`."""
+        assert isinstance(self.observer, JoinedObserver)
+        self.observer.turn = member
+        out: Tensor = self(x, clamp)
+        return out
+
+
+def weight_key(step: Step, plan: Plan) -> str:
+    """The key of a step's learned weight scale; steps that share an int8 weight share it."""
+    first = plan.twins(step)[0]
+    return (first.name or "weight").replace(".", "/")

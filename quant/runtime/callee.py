@@ -1,0 +1,98 @@
+"""What a call of the user's own arithmetic calls: a function, a method of its first argument, or a module."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import math
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from quant.graph import attribute
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function by where it is found; two of one place are equal.
+
+    Attributes:
+        module: its dotted name.
+        name: in the module; dotted where it is an attribute of a class.
+        target: the function itself.
+    """
+
+    module: str
+    name: str
+    target: Callable[..., Any] = field(compare=False, repr=False)
+
+    def call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its value."""
+        return self.target(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
+        found = named(sys.modules.get(self.module), self.name) is self.target
+        return {**self.__dict__, "target": None} if found else self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        target = state["target"]
+        if target is None:
+            target = named(importlib.import_module(state["module"]), state["name"])
+        self.__dict__.update({**state, "target": target})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the first argument, by its name."""
+
+    name: str
+
+    def call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its value."""
+        return getattr(args[0], self.name)(*args[1:], **kwargs)
+
+
+@dataclass(frozen=True)
+class Submodule:
+    """A module of the user's, by its dotted name; whatever module is there is called."""
+
+    path: str
+
+    def call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its value; of the root itself its class's forward, since its own runs the program."""
+        if self.path:
+            return attribute(root, self.path)(*args, **kwargs)
+        return type(root).forward(root, *args, **kwargs)
+
+
+Callee: TypeAlias = Function | Method | Submodule
+
+
+SPACES: tuple[ModuleType, ...] = (torch, F, operator, builtins, math, torch.special, torch.linalg, torch.fft)
+"""Where a function is looked for first: many of torch's do not say where they are."""
+
+
+def function(target: Callable[..., Any]) -> Function:
+    """A function by its place; one that has none, as a lambda, is known by what it says of itself."""
+    name = getattr(target, "__name__", "") or type(target).__name__
+    for space in SPACES:
+        if getattr(space, name, None) is target:
+            return Function(space.__name__, name, target)
+    for method, found in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
+        if found is target:
+            return Function(torch.__name__, f"Tensor.{method}", target)
+    return Function(getattr(target, "__module__", "") or "", getattr(target, "__qualname__", name), target)
+
+
+def named(module: ModuleType | None, name: str) -> Any:
+    """What has a dotted name in a module; None where nothing has."""
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), module)

@@ -1,0 +1,24 @@
+"""From what a graph or program gives to what the caller of the user's module gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.arguments import bind
+from quant.graph import Attr, attribute, map_leaves, settled
+from quant.objects import Result
+
+
+def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the caller of a captured module gets for its output: objects built, and everything written."""
+    output = with_attributes(output, root)
+    return output if type(output) is not Result else settled(output, root, bind(root, args, kwargs))
+
+
+def with_attributes(output: Any, root: nn.Module) -> Any:
+    """An output with the parameters and buffers that it names."""
+    if type(output) is Tensor:
+        return output
+    return map_leaves(lambda leaf: attribute(root, leaf.path) if type(leaf) is Attr else leaf, output)

@@ -1,0 +1,258 @@
+"""The module that runs a converted program in place of the user's forward."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quant.arguments import copied
+from quant.graph import Attr, CaptureMismatch, Graph, Ref, check_guard, leaves
+from quant.kernels import dispatch
+from quant.kernels.reference_ops import OpTable
+from quant.names import submodule
+from quant.objects import Result
+from quant.runtime import nonfinite
+from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.instructions import (
+    Conversion,
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    TakeSequence,
+    said_of,
+)
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.origin import Origin
+from quant.runtime.outputs import finished
+from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.program import Program
+from quant.runtime.programs import Programs
+from quant.runtime.region import Region
+from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.uncaptured import warn_once
+from quant.runtime.undo import undone_at_mismatch, written_before_guards
+from quant.runtime.values import Held
+
+
+def names_more_than_registers(output: Any) -> bool:
+    """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
+    return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
+
+
+class Restores(Protocol):
+    """Puts parameters back that have become parts of int8 layers, for the user's own forward."""
+
+    def restore(self, root: nn.Module, layers: Any) -> None:
+        """Set the parameters that are gone to the real values of the integers they became."""
+
+
+class ProgramRunner(Programs):
+    """Runs a program in place of a captured module's forward.
+
+    Attributes:
+        graph: what was captured; float calls are evaluated from it.
+        ranges: scale and zero point of the values that are uint8.
+        layers: int8 layers of functional calls, which have no module of the user's.
+        weights: what the user's forward needs besides int8 layers, where it has to run.
+        origin: the modules that the program was made of; set when the conversion is done.
+    """
+
+    root: nn.Module
+
+    def __init__(
+        self,
+        root: nn.Module,
+        graph: Graph,
+        program: Program,
+        ranges: dict[int, tuple[float, int]],
+        backend: str | None,
+    ) -> None:
+        super().__init__()
+        self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
+        self.layers = nn.ModuleDict()
+        self.weights: Restores | None = None
+        self._steps_known: dict[int, SingleStep] = {}
+        self._binding = QuickBinding(graph, ranges, program.input_of)
+        self._plain = not names_more_than_registers(program.output)
+        self._written = written_before_guards(graph)
+        self.origin: Origin | None = None
+        object.__setattr__(self, "root", root)
+
+    def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
+        if registers is None:
+            values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
+            registers = {self.program.input_of[value]: given for value, given in values.items()}
+        if self._written:
+            output = self._execute_or_undo(registers)
+        else:
+            output = self.execute(self.program, registers)
+        return output if self._plain else finished(output, self.root, args, kwargs)
+
+    def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
+        """The program's output; where it finds out that it does not stand for the call, nothing is written."""
+        run = functools.partial(self.execute, self.program, registers)
+        given = {self.program.values[place].node: value for place, value in registers.items()}
+        return undone_at_mismatch(self._written, self.root, given, run)
+
+    def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """By the user's own forward."""
+        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+
+    def run_as_it_is(
+        self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the user's forward of the root, or of a module in it, with int8 layers in it and floats between."""
+        if torch.compiler.is_compiling():
+            raise mismatch
+        for runner in self.programs():
+            if runner.weights is not None:
+                runner.weights.restore(self.root, runner.layers)
+        output = run_own_forward(module, own, args, kwargs, mismatch)
+        if not is_falling_back():
+            warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
+        return output
+
+    def held(self, *args: Any, **kwargs: Any) -> Held:
+        """Every value that a call gives, none dropped.
+
+        Each as it was when it was made: a float step after it may write into the tensor.
+        """
+        program, found = self.program, Held()
+        inputs = bound_values(self.graph, self.root, *copied((args, kwargs)))
+        registers = {program.input_of[value]: given for value, given in inputs.items()}
+        for register, given in registers.items():
+            found.keep(program.values[register], copied(given))
+        for instruction in program.instructions:
+            self._steps(program, [instruction], [[]], registers)
+            found.keep(program.values[instruction.out], copied(registers[instruction.out]))
+        return found
+
+    def held_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ProgramRunner, Held] | None:
+        """The program that stands for a call, this or a further one, and its values; None where none does."""
+        for one in self.programs():
+            with contextlib.suppress(CaptureMismatch):
+                return one, one.held(*args, **kwargs)
+        return None
+
+    def float_parameters(self) -> set[str]:
+        """Dotted names of the parameters and buffers that float calls still read."""
+        places = [*(one.arguments for one in self.program.instructions if one.own), self.program.output]
+        return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
+
+    def layer(self, key: str) -> Int8Layer:
+        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+        if key.startswith("/"):
+            return self.layers[key[1:]]  # type: ignore[return-value]
+        return submodule(self.root, key)  # type: ignore[return-value]
+
+    def execute(self, program: Program, registers: dict[int, Any]) -> Any:
+        """Run a program on filled registers."""
+        backend, planned = dispatch.current(self.backend), program.schedule
+        if planned is None or not backend.plans:
+            self._steps(program, program.instructions, program.drops, registers)
+        else:
+            self._steps(program, planned.steps, planned.drops, registers, backend.name)
+        if type(program.output) is Ref:
+            output = registers[program.output.index]
+        else:
+            output = program.filled(registers)
+        return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
+
+    def _steps(
+        self,
+        program: Program,
+        steps: Sequence[Instruction | Region],
+        drops: list[list[int]],
+        registers: dict[int, Any],
+        backend: str = "",
+    ) -> None:
+        table: OpTable = {}
+        eager = not torch.compiler.is_compiling()
+        for step, gone in zip(steps, drops, strict=True):
+            singles: Sequence[Instruction]
+            if isinstance(step, Region):
+                if not step.run(registers, self, backend):
+                    self._steps(program, step.instructions, [[] for _ in step.instructions], registers)
+                singles = step.tail
+            else:
+                singles = (step,)
+            for instruction in singles:
+                table = table or dispatch.current(self.backend).operators
+                registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
+            for register in gone:
+                registers.pop(register, None)
+
+    def _native(self, program: Program, instruction: FloatCall) -> Region | None:
+        """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
+        if program.schedule is None or not dispatch.current(self.backend).computes_reals:
+            return None
+        return program.schedule.singles.get(instruction.out)
+
+    def _execute(
+        self,
+        program: Program,
+        instruction: Instruction,
+        registers: dict[int, Any],
+        table: OpTable,
+        planned: bool,
+        eager: bool,
+    ) -> Any:
+        known = self._steps_known if eager else None  # torch.compile follows no table by identity
+        step = None if known is None else known.get(id(instruction))
+        if step is None or not step.stands():
+            if self.origin is not None and self.origin.changed(instruction):
+                return self.origin.run(instruction, program.values, registers, self.ranges, table)
+            step = single_step(instruction, self.root, self.origin)
+            if known is not None:
+                known[id(instruction)] = step
+        if isinstance(instruction, IntegerMove):
+            seen = rescaled(instruction.rescaled, registers)
+            return move(instruction, self.root, step.args(seen), step.kwargs(seen))
+        if isinstance(instruction, FloatCall):
+            native = self._native(program, instruction) if not planned else None
+            if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
+                return registers[instruction.out]
+            return call(instruction, self.root, step.args(registers), step.kwargs(registers))
+        args, kwargs = step.args(registers), step.kwargs(registers)
+        if isinstance(instruction, Guard):
+            place = program.values[instruction.out].node
+            return check_guard(args[0], args[1], instruction.owner, self.root, place)
+        if isinstance(instruction, Quantize):
+            nonfinite.note(args[0], registers)
+        elif isinstance(instruction, RecurrentCall):
+            x, *states = args
+            given = (states, kwargs) if states or kwargs else None
+            nonfinite.note_recurrent(submodule(self.root, instruction.path), x, given, registers)
+        try:
+            found = self._integers(instruction, args, kwargs, table)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{said_of(instruction)}: {error}") from error
+        # A kernel may put channels last, where the user's view() would find no view of the float.
+        real = program.values[instruction.out].qparams is None
+        return found.contiguous() if real and isinstance(found, Tensor) else found
+
+    def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
+        if isinstance(instruction, LayerCall):
+            return self.layer(instruction.layer).compute(*args)
+        if isinstance(instruction, TakeSequence):
+            return args[0][0]
+        if isinstance(instruction, RecurrentCall):
+            layer: Any = submodule(self.root, instruction.path)
+            return layer.compute(*args, **kwargs, quantized=instruction.integers)
+        assert isinstance(instruction, (KernelCall, Conversion))
+        return table[instruction.kernel](*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is known of steps holds functions, and is of this object's modules.
+        return {**self.__dict__, "_steps_known": {}}

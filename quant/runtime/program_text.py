@@ -1,0 +1,145 @@
+"""A program as text that a person can read; `program_reader.py` reads it back.
+
+    octet-program 1
+    sizes n=4
+    input %0 x_0: float32[n, 8]  ; #0
+    %1 x_0: uint8[n, 8] scale=0.02 zero_point=128 = quantize(%0)  ; #0
+    %2 fc: float32[n, 3] = layer fc(%1)  ; #1 from fc
+    output %2
+
+A line gives one value: its id, the name of what gives it in the user's model, its type, scale and zero point of
+integers (x = scale * (q - zero_point)), and the call. Behind the semicolon stands where it comes from: the value of the
+captured graph, the step where it is called otherwise than the value, the module whose forward made the call (`of`), and
+the modules that the call was made of (`from`). `octet.NAME` is a kernel, `layer NAME` an int8 layer, `method NAME` and
+`module NAME` are the user's, and so is a function with dots in its name; `move` marks calls that take integers as well
+as reals. Tensors that are no parameters are $0, $1, ... and stand at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quant.graph import Ref
+from quant.kernels.reference_ops import OPS
+from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.instructions import (
+    Conversion,
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    TakeSequence,
+)
+from quant.runtime.tree_text import Writer, word
+from quant.runtime.values import Value
+
+if TYPE_CHECKING:
+    from quant.runtime.program import Program
+
+HEADER = "octet-program 1"
+
+DOTTED = re.compile(r"[A-Za-z_][\w.]*")
+"""Functions that stand by their module and name with a dot between them."""
+
+WIDTH = 64
+"""Bytes of a constant on one line."""
+
+
+def program_text(program: Program) -> str:
+    """A program as text."""
+    writer, values = Writer(), program.values
+    lines = [HEADER]
+    if program.sizes:
+        lines.append(" ".join(["sizes", *(f"{name}={size}" for name, size in program.sizes.items())]))
+    lines += [f"input {_definition(values[one])}  ; #{values[one].node}" for one in program.inputs]
+    for one in program.instructions:
+        out = values[one.out]
+        lines.append(f"{_definition(out)} = {_call(one, values, writer)}  ; {_origin(one, out)}")
+    lines.append(f"output {writer.value(program.output)}")
+    for place, tensor in enumerate(writer.constants):
+        lines += _constant(place, tensor)
+    return "\n".join(lines)
+
+
+def _definition(value: Value) -> str:
+    numbers = "" if value.qparams is None else " scale={!r} zero_point={!r}".format(*value.qparams)
+    return f"%{value.id} {word(value.name)}: {_type(value)}{numbers}"
+
+
+def _type(value: Value) -> str:
+    if value.dtype is None:
+        return "object"
+    shape = "" if value.shape is None else f"[{', '.join(map(str, value.shape))}]"
+    return str(value.dtype).removeprefix("torch.") + shape
+
+
+def _origin(one: Instruction, out: Value) -> str:
+    parts = [f"#{out.node}"]
+    if one.step != out.name:
+        parts.append(f"step {word(one.step)}")
+    if isinstance(one, (FloatCall, Guard)) and one.owner:
+        parts.append(f"of {word(one.owner)}")
+    if isinstance(one, FloatCall):
+        parts += [name for name in ("frozen", "writes") if getattr(one, name)]
+    if one.modules:
+        parts.append(f"from {', '.join(map(word, one.modules))}")
+    return " ".join(parts)
+
+
+def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
+    if isinstance(one, Conversion):
+        known = values[one.out if isinstance(one, Quantize) else one.source].qparams
+        numbers = () if known == (one.scale, one.zero_point) else (one.scale, one.zero_point)
+        return one.kernel + writer.arguments((Ref(one.source), *numbers), {})
+    if isinstance(one, KernelCall):
+        return f"octet.{one.kernel}{writer.arguments(*one.arguments, names=_names(one.kernel))}"
+    if isinstance(one, LayerCall):
+        site = {"site": one.site} if one.site else {}
+        return f"layer {word(one.layer)}{writer.arguments((Ref(one.source),), site)}"
+    if isinstance(one, RecurrentCall):
+        gives = "uint8" if one.integers else "float32"
+        return f"recurrent {word(one.path)}{writer.arguments(*one.arguments)} -> {gives}"
+    if isinstance(one, (TakeSequence, Guard)):
+        return one.kind + writer.arguments(*one.arguments)
+    if isinstance(one, FloatCall):
+        return _callee(one.callee) + writer.arguments(*one.arguments)
+    assert isinstance(one, IntegerMove)
+    called = "same" if one.callee is None else _callee(one.callee)
+    by_value = {Ref(value): numbers for value, numbers in one.rescaled.items()}
+    rescaled = f" rescaled {writer.pairs(by_value)}" if by_value else ""
+    return f"move {called}{writer.arguments(*one.arguments)}{rescaled}"
+
+
+def _callee(callee: Callee) -> str:
+    if isinstance(callee, Method):
+        return f"method {word(callee.name)}"
+    if isinstance(callee, Submodule):
+        return f"module {word(callee.path)}"
+    name = f"{callee.module}.{callee.name}"
+    plain = DOTTED.fullmatch(name) and callee.module and "." not in callee.name
+    return name if plain else f"function {callee.module}:{callee.name}"
+
+
+@functools.cache
+def _names(kernel: str) -> tuple[str, ...]:
+    """The names of a kernel's arguments, for people."""
+    return tuple(inspect.signature(OPS[kernel]).parameters) if kernel in OPS else ()
+
+
+def _constant(place: int, tensor: Tensor) -> Iterator[str]:
+    plain = tensor.detach().contiguous().reshape(-1)
+    data = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    yield f"${place} = {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    for begin in range(0, len(data), WIDTH):
+        yield f"  {data[begin : begin + WIDTH].hex()}"

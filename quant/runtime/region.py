@@ -1,0 +1,248 @@
+"""A region of a program: instructions that one native call computes, and the text that says what they are.
+
+The text is made from the layers' numbers when the region first runs, and again when a module or a buffer was replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.runtime import nonfinite
+from quant.runtime.instructions import Instruction, LayerCall, Quantize, said_of
+from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.origin import Origin
+
+
+class Home(Protocol):
+    """What a region's modules are found in: a `ProgramRunner`."""
+
+    root: nn.Module
+    origin: Origin | None
+
+    def layer(self, key: str) -> Int8Layer:
+        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+
+
+@dataclass
+class Region:
+    """Instructions that are computed in one call.
+
+    Attributes:
+        pieces: lines as text, and calls of layers and modules, whose numbers are read when the region runs.
+        constants: tensors that the lines name as $0, $1, ...; those of layers follow.
+        inputs, outputs: registers.
+        tail: instructions that look at an output's shape or cut it into a tuple, for what comes after the region.
+        drops: registers that nobody reads after it.
+        steps: how many instructions it stands for.
+        instructions: these.
+        ranks: dimensions of the inputs as captured, where a check of dimensions is among the instructions; else None.
+        booleans: whether each input was of booleans as captured.
+    """
+
+    pieces: list[str | LayerCall | ModuleCall]
+    constants: list[Tensor]
+    inputs: list[int]
+    outputs: list[int]
+    tail: list[Instruction]
+    drops: list[int]
+    steps: int
+    instructions: list[Instruction]
+    ranks: list[int] | None = None
+    booleans: list[bool] = field(default_factory=list)
+    _members: _Members | None = field(default=None, repr=False, compare=False)
+    _text: _Text | None = field(default=None, repr=False, compare=False)
+
+    def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
+        """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
+
+        They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
+        than what is checked, a mask is of booleans and was not when captured, or the other way round, or where a value
+        that is quantised is NaN or inf.
+        """
+        inputs = [registers[index] for index in self.inputs]
+        if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
+            return False
+        if [one.dtype is torch.bool for one in inputs] != self.booleans:
+            return False
+        members = self._members
+        if members is None or not members.stand():
+            members = self._members = _Members(self, home)
+        if not members.whole or not members.hold():
+            return False
+        text = self._text
+        if text is None or text.members is not members or not text.current():
+            text = self._text = _Text(self, members)
+        if True in self.booleans:
+            # Of a mask of booleans the bytes are read.
+            inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
+        if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
+            nonfinite.note_inputs(inputs, self._quantized(), registers)
+            made = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
+        else:
+            try:
+                made = _run_of_finite(inputs, text.constants, text.program, backend)
+            except (TypeError, ValueError) as error:
+                raise type(error)(self._named(str(error), text, inputs)) from error
+            if not made and self.outputs:
+                return False
+        for index, value in zip(self.outputs, made, strict=True):
+            registers[index] = value
+        return True
+
+    def _quantized(self) -> set[int]:
+        """The places of the inputs that are made integers as they come."""
+        read = {one.source for one in self.instructions if isinstance(one, Quantize)}
+        return {place for place, index in enumerate(self.inputs) if index in read}
+
+    def _named(self, error: str, text: _Text, inputs: list[Tensor]) -> str:
+        """An error of the native call by the instruction that it is of: the text's line that it names, or an input."""
+        found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
+        made = {one.out: one for one in self.instructions}
+        if found is None:
+            given = zip(self.inputs, inputs, strict=True)
+            wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
+            reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
+            return f"{said_of(reader)}: {error}"
+        lines = text.program.split("\n")
+        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
+        # What lies between the lines of one instruction has registers of its own; the last line gives its value.
+        outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
+        return f"{said_of(next(made[out] for out in outs if out in made))}: {found[2]}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_members": None, "_text": None}
+
+
+class _Members:
+    """The modules of a region, as its paths led to them.
+
+    Attributes:
+        layers: by key. calls: of float modules, each with its module.
+        edges: of all paths, in which parent's dictionary which name was which module. To compare them costs a tenth of
+            following the paths anew.
+        whole: whether they are all those that the region was made of.
+    """
+
+    def __init__(self, region: Region, home: Home) -> None:
+        self.layers: dict[str, Int8Layer] = {}
+        self.calls: list[tuple[ModuleCall, nn.Module]] = []
+        self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
+        origin = home.origin
+        self.whole = origin is None or not any(map(origin.changed, region.instructions))
+        if not self.whole:
+            return
+        if origin is not None:
+            self.edges += [(edge.children, edge.name, edge.module) for edge in origin.edges_of(region.instructions)]
+        paths: dict[str, None] = {}
+        for piece in region.pieces:
+            if isinstance(piece, LayerCall):
+                self.layers[piece.layer] = home.layer(piece.layer)
+            elif isinstance(piece, ModuleCall):
+                self.calls.append((piece, home.root.get_submodule(piece.path)))
+                paths[piece.path] = None
+        for prefix in dict.fromkeys(path[:end] for path in paths for end in _ends(path)):
+            parent, _, name = prefix.rpartition(".")
+            children: Any = home.root.get_submodule(parent)._modules
+            self.edges.append((children, name, children[name]))
+
+    def stand(self) -> bool:
+        """Whether the paths lead to them still."""
+        if not self.whole:
+            return False
+        for children, name, module in self.edges:  # noqa: SIM110  # a generator for `all` costs more
+            if children.get(name) is not module:
+                return False
+        return True
+
+    def hold(self) -> bool:
+        """Whether the float modules may be computed natively in this call."""
+        return not self.calls or all(call.holds(module) for call, module in self.calls)
+
+
+def _ends(path: str) -> list[int]:
+    """Where the paths of a module and of all around it end; none of the root itself."""
+    return [place for place, sign in enumerate(path) if sign == "."] + [len(path)] * bool(path)
+
+
+class _Text:
+    """A region's text as of now, with what it was made from."""
+
+    def __init__(self, region: Region, members: _Members) -> None:
+        self.members = members
+        self.constants = list(region.constants)
+        self.sources: list[tuple[Int8Layer, int, Any, Tensor]] = []
+        self.numbers: list[tuple[dict[str, Any], str, Any]] = []
+        modules = iter(module for _, module in members.calls)
+        lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
+        for piece in region.pieces:
+            if isinstance(piece, LayerCall):
+                lines += self._layer(piece, members.layers[piece.layer], LAYERED + len(lines))
+            else:
+                lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
+        lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
+        self.program = "\n".join(lines)
+
+    def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
+        """The lines that do what `Int8Layer.compute` does."""
+        site = call.site
+        known = layer.site(site)
+        self.sources.append((layer, site, known, layer.q_weight))
+        lines = []
+        x = Register(call.source)
+        if known.pad is not None:
+            widths, mode, fill = known.pad
+            lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
+            x = Register(spare)
+        settings: dict[str, Any] = {
+            "q_x": x,
+            "zero_point": known.input_zero_point,
+            "q_weight": self._constant(layer.q_weight),
+        }
+        settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
+        settings.update(layer.product.settings)
+        settings["multiplier"] = self._constant(known.multiplier)
+        clamp = layer.clamps[site]
+        if known.limits is not None:
+            low, high = known.limits
+            settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
+            lines.append(Line(call.out, layer.product.integers, settings))
+        elif clamp is None:
+            lines.append(Line(call.out, layer.product.reals, settings))
+        else:
+            lines.append(Line(spare + 1, layer.product.reals, settings))
+            ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
+            lines.append(Line(call.out, "clamp", ends))
+        return [str(line) for line in lines]
+
+    def _module(self, call: ModuleCall, module: Any) -> str:
+        """The line that does what a float module does."""
+        self.numbers += [(store, name, store[name]) for store, name in call.numbers(module)]
+        return str(call.line(module, self._constant))
+
+    def _constant(self, tensor: Tensor) -> Constant:
+        self.constants.append(tensor)
+        return Constant(len(self.constants) - 1)
+
+    def current(self) -> bool:
+        """Whether the numbers of the modules are still those that the text was made from."""
+        for store, name, value in self.numbers:
+            if store.get(name) is not value:
+                return False
+        for layer, site, known, weight in self.sources:
+            if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
+                return False
+        return True
+
+
+_run_of_finite = torch.ops.octet.run_plan_of_finite.default
+"""Looked up once: to find it by its name takes 0.3 microseconds."""
+
+LAYERED = 1 << 20
+"""Registers from here on hold what is between the operations of one layer."""

@@ -1,0 +1,334 @@
+"""Nested arguments from their text (`tree_text.py`).
+
+Classes are looked up in modules that are imported already, and functions in an allow-list: to read a text runs nothing
+of it but constructors of dataclasses, tuples and mappings.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import enum
+import functools
+import math
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant.graph import Attr, PackedParts, Ref, Sizes
+from quant.objects import Given, Instance, Result, Write
+from quant.runtime.callee import Function, named
+from quant.runtime.tree_text import BARE
+
+NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
+STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+
+class TextError(ValueError):
+    """A text that is no program; the message names the line."""
+
+
+class Reader:
+    """Reads values from a line.
+
+    Args:
+        text: the line.
+        number: of the line, for errors.
+        constants: the tensors that values name by their places.
+    """
+
+    def __init__(self, text: str, number: int, constants: list[Tensor]) -> None:
+        self.text, self.number, self.constants = text, number, constants
+        self.place = 0
+
+    def fail(self, why: str) -> NoReturn:
+        """Raise an error that names the line."""
+        raise TextError(f"line {self.number}: {why}: {self.text.strip()!r}")
+
+    def skip(self) -> None:
+        """Go over spaces."""
+        while self.place < len(self.text) and self.text[self.place] == " ":
+            self.place += 1
+
+    def at(self, sign: str) -> bool:
+        """Whether a sign comes next."""
+        self.skip()
+        return self.text.startswith(sign, self.place)
+
+    def take(self, sign: str) -> bool:
+        """Go over a sign, if it comes next."""
+        found = self.at(sign)
+        self.place += len(sign) * found
+        return found
+
+    def expect(self, sign: str) -> None:
+        """Go over a sign.
+
+        Raises:
+            TextError: something else comes next.
+        """
+        if not self.take(sign):
+            self.fail(f"expected {sign!r} at column {self.place + 1}")
+
+    def match(self, pattern: re.Pattern[str]) -> str | None:
+        """Go over what a pattern takes; None where it takes nothing."""
+        self.skip()
+        found = pattern.match(self.text, self.place)
+        if found is None:
+            return None
+        self.place = found.end()
+        return found.group()
+
+    def end(self) -> None:
+        """Raise an error where the line goes on."""
+        self.skip()
+        if self.place < len(self.text):
+            self.fail(f"expected nothing more at column {self.place + 1}")
+
+    def integer(self) -> int:
+        """A number without a point."""
+        found = self.match(re.compile(r"\d+"))
+        if found is None:
+            self.fail(f"expected a number at column {self.place + 1}")
+        return int(found)
+
+    def word(self) -> str:
+        """A name, bare or in quotes."""
+        quoted = self.match(STRING)
+        found = self.match(BARE) if quoted is None else ast.literal_eval(quoted)
+        if not isinstance(found, str):
+            self.fail(f"expected a name at column {self.place + 1}")
+        return found
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, in brackets."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for _ in self._until("(", ")"):
+            begin = self.place
+            name = self.match(STRING) or self.match(NAME)
+            if name is not None and self.take("="):
+                kwargs[ast.literal_eval(name) if name[0] in "'\"" else name] = self.value()
+                continue
+            if name is None or name[0] in "'\"" or not self.take(": "):
+                self.place = begin
+            args.append(self.value())
+        return tuple(args), kwargs
+
+    def _until(self, opening: str, closing: str) -> Any:
+        """A round for each part between brackets."""
+        self.expect(opening)
+        while not self.take(closing):
+            yield
+            if not self.take(","):
+                self.expect(closing)
+                return
+
+    def _several(self, opening: str, closing: str) -> list[Any]:
+        return [self.value() for _ in self._until(opening, closing)]
+
+    def _tuple(self) -> Any:
+        begin = self.place
+        found = self._several("(", ")")
+        if len(found) == 1 and not self.text[begin : self.place].rstrip(" )").endswith(","):
+            self.fail("a tuple of one value has a comma in it")
+        return tuple(found)
+
+    def pairs(self) -> dict[Any, Any]:
+        """Keys with their values."""
+        found = {}
+        for _ in self._until("{", "}"):
+            key = self.value()
+            self.expect(":")
+            found[key] = self.value()
+        return found
+
+    def value(self) -> Any:
+        """Any nested value."""
+        for sign, read in _READERS.items():
+            if self.at(sign):
+                return read(self)
+        text = self.match(STRING)
+        if text is not None:
+            return ast.literal_eval(text)
+        number = self.match(NUMBER)
+        if number is not None:
+            return int(number) if number.lstrip("-").isdigit() else float(number)
+        return self._named()
+
+    def _named(self) -> Any:
+        name = self.match(NAME)
+        if name in _NAMES:
+            return _NAMES[name]
+        if name is not None and name in _MAKERS:
+            return self._made(name)
+        found = getattr(torch, name.removeprefix("torch."), None) if name and name.startswith("torch.") else None
+        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+            self.fail(f"expected a value at column {self.place + 1}" if name is None else f"{name!r} is no value")
+        return found
+
+    def _made(self, name: str) -> Any:
+        parts = self._several("(", ")")
+        try:
+            return _MAKERS[name](*parts)
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            self.fail(f"{name}: {error}")
+
+    def reference(self) -> Ref:
+        """A value of the program."""
+        self.expect("%")
+        return Ref(self.integer())
+
+    def attribute(self) -> Attr:
+        """A parameter or buffer."""
+        self.expect("@")
+        return Attr(self.word())
+
+    def ellipsis(self) -> Any:
+        """Three dots."""
+        self.expect("...")
+        return ...
+
+    def constant(self) -> Tensor:
+        """A tensor by its place."""
+        self.expect("$")
+        place = self.integer()
+        if place >= len(self.constants):
+            self.fail(f"there is no constant ${place}")
+        return self.constants[place]
+
+    def opaque(self) -> NoReturn:
+        """What was printed for an object that no text stands for."""
+        self.expect("?")
+        self.fail(f"holds an object of class {self.place_of()[1]}, which no text stands for")
+
+    def function(self) -> Any:
+        """A function that is an argument."""
+        self.expect("&")
+        module, name = self.place_of()
+        return self.allowed(module, name).target
+
+    def allowed(self, module: str, name: str) -> Function:
+        """A function of the allow-list."""
+        found = named(sys.modules.get(module), name)
+        if module.startswith("torch.ops."):
+            found = named(torch.ops, f"{module.removeprefix('torch.ops.')}.{name}")
+        if found is None or not _is_allowed(module, name, found):
+            self.fail(
+                f"{module}.{name} is no function that a program may name; those are torch's of tensors, operator's, "
+                "math's, builtins that compute, and this package's own"
+            )
+        return Function(module, name, found)
+
+    def place_of(self) -> tuple[str, str]:
+        """A module and a name in it."""
+        module = self.match(NAME) or ""
+        self.expect(":")
+        return module, self.match(re.compile(r"[\w.<>]+")) or ""
+
+    def class_or_object(self) -> Any:
+        """A class, or an object of it."""
+        self.expect("!")
+        module, name = self.place_of()
+        kind = named(sys.modules.get(module), name)
+        if not isinstance(kind, type):
+            self.fail(f"class {name} is not known; import {module} first")
+        if self.text.startswith("[", self.place) and issubclass(kind, enum.Enum):
+            [member] = self._several("[", "]")
+            return kind[member]
+        if self.text.startswith("{", self.place) and issubclass(kind, Mapping):
+            pairs: Any = self.pairs()
+            return kind(pairs)  # type: ignore[call-arg]
+        return self._object(kind) if self.text.startswith("(", self.place) else kind
+
+    def _object(self, kind: Any) -> Any:
+        args, kwargs = self.arguments()
+        if issubclass(kind, (tuple, list)) and not kwargs:
+            return kind(*args) if hasattr(kind, "_fields") else kind(args)
+        if args or not dataclasses.is_dataclass(kind):
+            self.fail(f"{kind.__name__} is neither a dataclass nor a tuple or list")
+        made: Any = kind
+        return made(**kwargs)
+
+
+def _numpy(dtype: str, value: Any) -> Any:
+    return numpy.dtype(dtype).type(value)
+
+
+def _array(dtype: str, shape: tuple[int, ...], data: str) -> Any:
+    return numpy.frombuffer(bytes.fromhex(data), numpy.dtype(dtype)).reshape(shape).copy()
+
+
+_NAMES = {"None": None, "True": True, "False": False}
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "complex": complex,
+    "device": torch.device,
+    "slice": slice,
+    "range": range,
+    "set": lambda *items: set(items),
+    "frozenset": lambda *items: frozenset(items),
+    "Size": lambda *items: torch.Size(items),
+    "Sizes": lambda *items: Sizes(items),
+    "PackedSequence": lambda *items: PackedSequence._make(items),
+    "PackedParts": PackedParts,
+    "Given": Given,
+    "Instance": Instance,
+    "Write": Write,
+    "Result": Result,
+    "numpy": _numpy,
+    "ndarray": _array,
+}
+
+_READERS: dict[str, Callable[[Reader], Any]] = {
+    "%": Reader.reference,
+    "@": Reader.attribute,
+    "$": Reader.constant,
+    "?": Reader.opaque,
+    "&": Reader.function,
+    "!": Reader.class_or_object,
+    "...": Reader.ellipsis,
+    "(": Reader._tuple,
+    "[": lambda reader: reader._several("[", "]"),
+    "{": Reader.pairs,
+}
+
+_OPERATORS = frozenset(operator.__all__) - {"attrgetter", "call", "itemgetter", "methodcaller"}
+_BUILTINS = frozenset(
+    ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "list", "max", "min", "pow", "reversed",
+     "round", "slice", "sum", "tuple", "zip", "range", "isinstance", "enumerate")
+)  # fmt: skip
+_OURS = frozenset((
+    ("quant.capture.calls", "with_items"), ("quant.capture.calls", "write_items"),
+    ("quant.capture.attention", "attend"), ("quant.capture.attention", "attention_weights"),
+))  # fmt: skip
+
+
+def _is_allowed(module: str, name: str, found: Any) -> bool:
+    """Whether a text may name a function: one that computes, and touches no files."""
+    if module == "operator":
+        return name in _OPERATORS
+    if module == builtins.__name__:
+        return name in _BUILTINS
+    if module == math.__name__ or module.startswith("torch.ops.") or (module, name) in _OURS:
+        return callable(found)
+    return module.partition(".")[0] == "torch" and id(found) in of_tensors()
+
+
+@functools.lru_cache(maxsize=1)
+def of_tensors() -> frozenset[int]:
+    """The functions of torch that take tensors, or make them, by identity."""
+    known = torch.overrides.get_overridable_functions()
+    found = {id(one) for functions in known.values() for one in functions}
+    makers = (getattr(torch, name, None) for name in dir(torch._C._VariableFunctions))
+    return frozenset(found | {id(one) for one in makers if isinstance(one, types.BuiltinFunctionType)})

@@ -1,0 +1,256 @@
+"""From the steps of a plan to a program: which calls, in which order, with conversions between float and uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from quant.fuse import Plan, is_recurrent
+from quant.graph import Node, Ref, map_leaves
+from quant.ops.lowering import Context, Kernel
+from quant.ops.moves import Move
+from quant.ops.operator import Operator, ShapeOnly
+from quant.ops.step import Step, operator_of
+from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.instructions import (
+    Conversion,
+    Dequantize,
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    TakeSequence,
+    renumbered,
+)
+from quant.runtime.program import Program, live, unread
+from quant.runtime.values import Size, Value
+from quant.static.symbolic_shapes import SymbolicShapes
+
+
+class OutOfReach(Exception):
+    """A part of the graph needs a value that is made outside of it; the message names it."""
+
+
+@dataclass(kw_only=True)
+class AssemblyContext(Context):
+    """What assembling a program needs to know besides.
+
+    Attributes:
+        shapes: of the graph's values.
+    """
+
+    shapes: SymbolicShapes
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the layer of a weighted step is: its key among the runner's layers, and which of its calls this is."""
+
+    layer: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A program before it is planned.
+
+    Attributes:
+        operators: what calls of the user's are, by the ids of their values.
+    """
+
+    program: Program
+    operators: Mapping[int, Operator]
+
+
+def assemble(
+    plan: Plan, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
+) -> Assembled:
+    """The program of some consecutive steps.
+
+    Args:
+        given: values that are there, in float, before the first step.
+        output: nested, with Ref to values of the graph; wanted in float.
+        sites: of weighted steps, by their output.
+    """
+    made = _Assembler(plan, context, sites, sorted(given))
+    for step in steps:
+        made.step(step)
+    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return _numbered(made, live(made.instructions, tree), tree)
+
+
+def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
+    """A program of some of the instructions, with no other values than theirs."""
+    ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
+    values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
+    symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
+    sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
+    numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
+    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in made.given)
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
+
+
+class _Assembler:
+    """Emits instructions, with a conversion wherever a value is not there in the form that is wanted.
+
+    Attributes:
+        given: ids of the values that are there at the beginning.
+        operators: what calls of the user's are, by id.
+    """
+
+    def __init__(self, plan: Plan, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
+        self.plan, self.sites = plan, sites
+        self.context = replace(context, forms=self)
+        self.values: list[Value] = []
+        self.instructions: list[Instruction] = []
+        self.operators: dict[int, Operator] = {}
+        self._ids: dict[tuple[int, bool], int] = {}
+        self.given = [self._id(node, quantized=False) for node in given]
+        self._ready = set(self.given)
+
+    def _id(self, node: int, *, quantized: bool) -> int:
+        """The value that holds one of the graph, in uint8 or in float; a new one where there is none."""
+        key = node, quantized
+        if key not in self._ids:
+            self._ids[key] = len(self.values)
+            self.values.append(self._value(node, quantized=quantized))
+        return self._ids[key]
+
+    def _value(self, node: int, *, quantized: bool) -> Value:
+        held, context = self.plan.graph.nodes[node], self.context
+        qparams = (context.scale(node), context.zero_point(node)) if quantized else None
+        dtype = None if held.meta is None else torch.uint8 if quantized else held.meta.dtype
+        return Value(len(self.values), held.label, dtype, context.shapes.shape(node), qparams, node)
+
+    def emit(self, instruction: Instruction) -> None:
+        if not isinstance(instruction, Conversion):
+            self.values[instruction.out] = replace(self.values[instruction.out], name=instruction.step)
+        self.instructions.append(replace(instruction, modules=self._modules(instruction)))
+        self._ready.add(instruction.out)
+
+    def _modules(self, instruction: Instruction) -> tuple[str, ...]:
+        """The modules that a step's calls name, or are made by: from its value back to what it reads."""
+        reads = {self.values[one].node for one in instruction.reads}
+        found: set[str] = set()
+        waiting = [self.values[instruction.out].node]
+        while waiting:
+            index = waiting.pop()
+            node = self.plan.graph.nodes[index]
+            if index in reads or node.kind == "input":
+                continue
+            found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
+            waiting += [] if instruction.own else node.refs
+        return tuple(sorted(found - {""}))
+
+    def real(self, node: int) -> int:
+        """The value that holds one of the graph in float, made where it is not there."""
+        value = self._id(node, quantized=False)
+        if value in self._ready:
+            return value
+        held = self.plan.graph.nodes[node]
+        if held.meta is None and self._ids.get((node, True)) in self._ready:
+            # A tuple of parts: what was split is there in integers, and is split as reals once more.
+            [operator] = [step.operator for step in self.plan.steps if step.output == node]
+            self._call(held, self.real, held.label, operator)
+        else:
+            self._convert(Dequantize, node)
+        return value
+
+    def integer(self, node: int) -> int:
+        """The value that holds one of the graph in uint8, made where it is not there."""
+        value = self._id(node, quantized=True)
+        if value not in self._ready:
+            self._convert(Quantize, node)
+        return value
+
+    def any_form(self, node: int) -> int:
+        """A value that holds one of the graph, in whichever form it is there."""
+        for quantized in (False, True):
+            value = self._ids.get((node, quantized))
+            if value in self._ready:
+                return value
+        raise OutOfReach(self.plan.graph.nodes[node].label)
+
+    def _convert(self, kind: type[Quantize] | type[Dequantize], node: int) -> None:
+        source = self._ids.get((node, kind is Dequantize))
+        if source is None or source not in self._ready:
+            raise OutOfReach(self.plan.graph.nodes[node].label)
+        scale, zero_point = self.context.scale(node), self.context.zero_point(node)
+        out, name = self._id(node, quantized=kind is Quantize), self.plan.slot_of[node]
+        self.emit(kind(out=out, step=name, source=source, scale=scale, zero_point=zero_point))
+
+    def step(self, step: Step) -> None:
+        nodes = self.plan.graph.nodes
+        if nodes[step.output].kind == "input":
+            return
+        if step.integer:
+            for value in step.inputs:
+                self.integer(value)
+            self._integer_step(step)
+            return
+        form = self.any_form if isinstance(step.operator, ShapeOnly) else self.real
+        for index in step.nodes:
+            self._call(nodes[index], form, step.name, operator_of(step))
+
+    def _call(self, node: Node, form: Callable[[int], int], name: str, operator: Operator) -> None:
+        """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
+        args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
+        out = self._id(node.index, quantized=False)
+        self.operators[out] = operator
+        if node.kind == "guard":
+            self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
+            return
+        how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
+        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
+
+    def _recurrent_step(self, step: Step) -> None:
+        node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
+        taken = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
+        args, kwargs = _with_values(node, taken)
+        out = self._id(node.index, quantized=False)
+        self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
+        if step.output != node.index:
+            self.emit(TakeSequence(out=self._id(step.output, quantized=emits), step=step.name, source=out))
+
+    def _integer_step(self, step: Step) -> None:
+        if is_recurrent(step):
+            self._recurrent_step(step)
+            return
+        out = self._id(step.output, quantized=self.plan.emits_integers(step))
+        if step.output in self.sites:
+            site, source = self.sites[step.output], self.integer(step.inputs[0])
+            self.emit(LayerCall(out=out, step=step.name, source=source, layer=site.layer, site=site.index))
+            return
+        kernel = step.operator.lower(step, self.context)
+        if isinstance(kernel, Kernel):
+            self.emit(KernelCall(out=out, step=step.name, kernel=kernel.name, args=kernel.args, kwargs=kernel.kwargs))
+            return
+        node = self.plan.graph.nodes[step.output]
+        moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
+        args, kwargs = _with_values(node, moved)
+        self.operators[out] = step.operator
+        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        if isinstance(step.operator, Move):
+            moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
+            how["callee"] = None if step.operator.idle else _callee(moving)
+        self.emit(IntegerMove(out=out, step=step.name, **how))
+
+
+def _callee(node: Node) -> Callee:
+    if node.kind == "function":
+        return function(node.target)
+    return Method(node.target) if node.kind == "method" else Submodule(node.target)
+
+
+def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:
+    """A node's (args, kwargs) with values of the program in place of those of the graph."""
+    moved: tuple[Any, ...] = renumbered((node.args, node.kwargs), ids)
+    return moved

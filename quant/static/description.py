@@ -1,0 +1,106 @@
+"""What must be known of a static conversion to make it again from the float model, without data: plain JSON.
+
+The user's own code says what the graph is, so no code is stored: `artefact/rebuild.py` captures it again, on example
+inputs of the same shapes, and takes the stored ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.kernels import QParams
+from quant.names import child_of
+from quant.recipe import QConfig
+from quant.runtime.instructions import KernelCall
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.static.parts import Part
+from quant.static.runner import RESERVED
+
+DESCRIPTION = RESERVED + "_description"
+"""The attribute of a converted model that holds its description."""
+
+VERSION = 1
+
+
+def describe(converted: nn.Module) -> dict[str, Any]:
+    """The JSON-ready description of a model from `convert`: everything but its tensors.
+
+    Raises:
+        ValueError: the model is not from `convert`.
+    """
+    found = converted.__dict__.get(DESCRIPTION)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
+        )
+    tuned = {unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != found["backend"]}
+    return {**found, "backends": tuned} if tuned else found
+
+
+def make_description(
+    example: Any,
+    ranges: Mapping[str, Mapping[str, QParams]],
+    calls: Mapping[str, list[str]],
+    layers: Mapping[str, QConfig],
+    backend: str | None,
+    rules: int,
+) -> dict[str, Any]:
+    """The description of a conversion.
+
+    Args:
+        example: from `encode`; None where the example inputs cannot be written in JSON.
+        ranges: per captured unit and slot.
+        calls: per captured unit its signature.
+        layers: settings by full name; layers that have none are float.
+        rules: that the plans follow (`fuse.RULES`).
+    """
+    numbers = {
+        unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
+        for unit, slots in ranges.items()
+    }
+    return {
+        "version": VERSION,
+        "rules": rules,
+        "example": example,
+        "ranges": numbers,
+        "calls": dict(calls),
+        "layers": {name: qconfig.to_dict() for name, qconfig in layers.items()},
+        "backend": backend,
+    }
+
+
+def tables(converted: nn.Module) -> dict[str, Tensor]:
+    """The look-up tables of a model from `convert`, by "unit/step"; no part of its state_dict.
+
+    They are computed from float functions and parameters, which two machines may round differently: so they are kept.
+    """
+    return {f"{unit}/{step}": table for unit, step, table in _lookups(converted)}
+
+
+def captured_runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
+    """The runners of all programs, by the name of their captured module; a further program of one is "name@2"."""
+    for unit, module in converted.named_modules():
+        runner = child_of(module, RESERVED)
+        if isinstance(runner, ProgramRunner):
+            yield unit, runner
+            for place, other in enumerate(runner.programs()[1:], 2):
+                yield f"{unit}@{place}", other
+
+
+def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for unit, runner in captured_runners(converted):
+        for program in [runner.program, *_part_programs(runner.root, runner)]:
+            for one in program.instructions:
+                if isinstance(one, KernelCall) and one.kernel == "lookup":
+                    yield unit, one.step, one.args[1]
+
+
+def _part_programs(unit: nn.Module, runner: ProgramRunner) -> Iterator[Program]:
+    for module in unit.modules():
+        part = getattr(module.__dict__.get("forward"), "__self__", None)
+        if isinstance(part, Part) and part.runner is runner and isinstance(part.program, Program):
+            yield part.program

@@ -1,0 +1,27 @@
+"""What prepare notes on the model that it returns, for convert, training and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from quant.recipe import Recipe
+
+
+@dataclass
+class Prepared:
+    """What prepare notes on the model it returns.
+
+    Attributes:
+        recipe: as given.
+        islands: why modules are no part of a graph, by dotted name.
+        called: dotted names of the modules that ran on the example inputs.
+        example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
+        state: what the forward changes of the model itself, as it was: calibration leaves its own there.
+    """
+
+    recipe: Recipe
+    islands: dict[str, str]
+    called: set[str]
+    example: Any
+    state: dict[str, Any] = field(default_factory=dict)

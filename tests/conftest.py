@@ -1,0 +1,41 @@
+"""What all tests share: registries that tests may add to, and an installed package that adds to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from quant.kernels import dispatch
+from quant.kernels.recurrent import kind as recurrent_kinds
+from quant.observers import registry as observers
+
+from quant import leaves, recurrent_layers
+from quant.nn import registry as layers
+
+
+@pytest.fixture
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries only grow, so a test that adds to them has copies."""
+    by_name = (dispatch._BACKENDS, observers._REGISTRY, recurrent_kinds._KINDS)
+    by_class = (leaves._REGISTERED, layers._LAYERS, recurrent_layers._CLASSES)
+    for registry in (*by_name, *by_class):
+        monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(dispatch, "_usable", dict(dispatch._usable))
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """install(source, group, name=value) puts the distribution "toy", with one module, on sys.path."""
+
+    def made(source: str, group: str, **offers: str) -> None:
+        about = tmp_path / "toy-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{a} = {b}\n" for a, b in offers.items()))
+        (tmp_path / "toy_module.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield made
+    sys.modules.pop("toy_module", None)

@@ -1,0 +1,103 @@
+"""The order of the packages: no import against it but those that order.py lists, whose list only shrinks."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .architecture.order import CLIMBING, ORDER, climbing
+from .architecture.sources import Arrow, File, arrows, cycles, files, imports
+
+ROOT = Path(__file__).resolve().parent.parent
+HOW = "`python tests/architecture/run.py` shows all arrows; the order and the list stand in tests/architecture/order.py"
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[File]:
+    return files(ROOT)
+
+
+@pytest.fixture(scope="module")
+def found(sources: list[File]) -> list[Arrow]:
+    return arrows(sources)
+
+
+def test_every_unit_has_a_place(sources: list[File]) -> None:
+    units = {one.unit for one in sources}
+    assert not units - set(ORDER), f"give these a place; {HOW}"
+    assert not set(ORDER) - units, f"these are gone; {HOW}"
+    assert len(set(ORDER)) == len(ORDER)
+
+
+def test_no_new_import_against_the_order(found: list[Arrow]) -> None:
+    new = [str(one) for one in climbing(found) if one.module not in CLIMBING.get(one.file, ())]
+    assert not new, f"{HOW}:\n" + "\n".join(new)
+
+
+def test_the_list_of_imports_against_the_order_only_shrinks(found: list[Arrow]) -> None:
+    there = {(one.file, one.module) for one in climbing(found)}
+    listed = {(file, module) for file, modules in CLIMBING.items() for module in modules}
+    assert not listed - there, "these are gone from the code; take them out of CLIMBING in tests/architecture/order.py"
+
+
+def test_without_the_listed_imports_there_is_no_cycle(found: list[Arrow]) -> None:
+    assert not cycles(one for one in found if one not in climbing(found))
+
+
+def test_imports_in_functions_and_for_types_count() -> None:
+    tree = ast.parse(
+        "import a\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from b import c\n"
+        "def f():\n    import d\n"
+        "class G:\n    import e\n"
+    )
+    assert sorted(imports(tree)) == [
+        (1, "a", "top"),
+        (2, "typing.TYPE_CHECKING", "top"),
+        (4, "b.c", "typing"),
+        (6, "d", "function"),
+        (8, "e", "top"),
+    ]
+
+
+def test_units_and_cycles(tmp_path: Path) -> None:
+    written = {
+        "quant/__init__.py": "from quant.graph import Graph\n",
+        "quant/graph.py": "Graph = 1\n",
+        "quant/static/__init__.py": "",
+        "quant/static/a.py": "from quant.graph import Graph\nimport quant.kernels.scheme\nfrom quant.static import b\n",
+        "quant/static/b.py": "def f():\n    from quant.prepare import g\n",
+        "quant/prepare.py": "from quant.static.b import f\nimport torch\n",
+        "kernels/__init__.py": "",
+        "kernels/scheme.py": "import quant\n",
+    }
+    for name, text in written.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = arrows(files(tmp_path))
+    assert [(one.source, one.module) for one in found] == [
+        ("kernels", "quant"),
+        ("quant", "quant.graph"),
+        ("quant.prepare", "quant.static.b"),
+        ("quant.static", "quant.kernels.scheme"),
+        ("quant.static", "quant.graph"),
+        ("quant.static", "quant.prepare"),
+    ]
+    assert cycles(found) == [{"quant.prepare", "quant.static"}]
+    assert [(one.source, one.target) for one in climbing(found)] == [
+        ("kernels", "quant"),
+        ("quant.static", "quant.prepare"),
+    ]
+
+
+def test_the_command() -> None:
+    command = [sys.executable, str(ROOT / "tests/architecture/run.py")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(unit in shown for unit in ORDER)
+    listed = subprocess.run([*command, "--climbing"], capture_output=True, text=True, check=True).stdout
+    assert ast.literal_eval("{" + listed + "}") == CLIMBING
