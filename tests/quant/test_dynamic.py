@@ -17,6 +17,7 @@ import quant
 from quant import NothingQuantized, QConfig, Recipe, RecipeError, quantize_dynamic, summary
 from quant.nn import QuantModule
 from quant.nn.registry import SUPPORTED
+from quant.recurrent_layers import recurrent_classes
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 
@@ -93,7 +94,7 @@ def assert_unchanged(model: nn.Module, before: dict[str, Any]) -> None:
 
 
 def test_every_supported_type_is_tested_as_a_root() -> None:
-    assert set(ROOTS) == {base.__name__ for base in SUPPORTED}
+    assert set(ROOTS) == {base.__name__ for base in (*SUPPORTED, *recurrent_classes())}
 
 
 @ROOT
