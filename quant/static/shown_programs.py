@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from quant.names import child_of
+from quant.names import child_of, has_attribute
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED
@@ -40,5 +40,5 @@ def _programs(model: nn.Module) -> Iterator[tuple[str, Program]]:
 def show_programs(model: nn.Module) -> None:
     """Let a converted model have its program as an attribute; several of them by their modules."""
     found = programs_of(model)
-    if not hasattr(model, ATTRIBUTE):
+    if not has_attribute(model, ATTRIBUTE):
         model.__dict__[ATTRIBUTE] = found[""] if set(found) == {""} else found
