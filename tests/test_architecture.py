@@ -101,3 +101,8 @@ def test_the_command() -> None:
     assert all(unit in shown for unit in ORDER)
     listed = subprocess.run([*command, "--climbing"], capture_output=True, text=True, check=True).stdout
     assert ast.literal_eval("{" + listed + "}") == CLIMBING
+
+
+def test_what_runs_a_converted_model_needs_little(found: list[Arrow]) -> None:
+    needed = {one.target for one in found if one.source == "quant.runtime"}
+    assert needed <= {"kernels", "quant.names", "quant.objects", "quant.arguments", "quant.graph"}

@@ -2,24 +2,23 @@
 
 `nn.MultiheadAttention` hands everything to one function and chooses between kernels by flags. `multihead` computes
 the same by plain calls of the parameters, so that the projections are linear layers as any others; `attend` and
-`attention_weights` stay one call each. Torch's encoders and decoders look into their masks, only to find out whether
-they are causal.
+`attention_weights` (`quant/runtime/calls.py`) stay one call each. Torch's encoders and decoders look into their masks,
+only to find out whether they are causal.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function
 
 from quant.leaves import base_layer, is_attention
+from quant.runtime.calls import attend, attention_weights
 
 HINTS: dict[type[nn.Module] | None, str] = {nn.TransformerEncoder: "is_causal", nn.TransformerDecoder: "tgt_is_causal"}
 """Arguments that say whether a mask is causal, which changes no result; None makes torch compare the mask's values."""
@@ -121,32 +120,3 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
     return mask if mask.dtype == dtype else mask.to(dtype)
-
-
-def _one_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Capture notes calls of `function`, as it does torch's own, and not what happens inside."""
-
-    @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Tensor:
-        if has_torch_function(args):
-            found: Tensor = handle_torch_function(called, args, *args, **kwargs)
-            return found
-        return function(*args, **kwargs)
-
-    return called
-
-
-@_one_call
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool, dropout: float, training: bool
-) -> Tensor:
-    """softmax(q k' / sqrt(width) + mask) v, (batch, heads, length, width); in training mode some are dropped."""
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout if training else 0.0, is_causal)
-
-
-@_one_call
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, *, average: bool) -> Tensor:
-    """softmax(q k' / sqrt(width) + mask), (batch, heads, length, keys), or its mean over the heads."""
-    scores = torch.matmul(q * (1.0 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    return weights.mean(1) if average else weights

@@ -101,19 +101,6 @@ def says_it_writes(kind: str, target: Any, kwargs: dict[str, Any], module: nn.Mo
     return kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))
 
 
-def with_items(x: Tensor, key: Any, value: Any) -> Tensor:
-    """A copy of x in which x[key] is value."""
-    y = x.clone()
-    y[key] = value
-    return y
-
-
-def write_items(x: Tensor, key: Any, value: Any) -> Tensor:
-    """x itself, with x[key] = value."""
-    x[key] = value
-    return x
-
-
 def share_storage(one: Any, other: Any) -> bool:
     """Whether two values are tensors over the same memory."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.layout != other.layout:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
-from quant.capture.calls import share_storage, with_items, write_items
+from quant.capture.calls import share_storage
 from quant.capture.module_state import Items, ModuleState
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
@@ -20,6 +20,7 @@ from quant.capture.tape import Tape
 from quant.graph import Attr, Node, Ref, leaves
 from quant.names import full_name
 from quant.objects import Write, content
+from quant.runtime.calls import with_items, write_items
 
 
 class Writes:

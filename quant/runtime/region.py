@@ -63,8 +63,8 @@ class Region:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
 
         They have to where a float module is hooked or training, a module was replaced, an input has other dimensions
-        than what is checked, a guard does not hold, a mask is of booleans and was not when captured, or the other way
-        round, or where a value that is quantised is NaN or inf.
+        than what is checked, a guard fails, a mask is of booleans and was not when captured, or the other way round, or
+        where a value that is quantised is NaN or inf.
         """
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
@@ -89,10 +89,10 @@ class Region:
             try:
                 made = _run_of_finite(inputs, text.constants, text.program, backend)
             except (TypeError, ValueError) as error:
-                instruction, message = self._blamed(str(error), text, inputs)
-                if isinstance(instruction, Guard):
+                blamed, why = self._blamed(str(error), text, inputs)
+                if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
                     return False
-                raise type(error)(f"{said_of(instruction)}: {message}") from error
+                raise type(error)(f"{said_of(blamed)}: {why}") from error
             if not made and self.outputs:
                 return False
         for index, value in zip(self.outputs, made, strict=True):
@@ -105,14 +105,13 @@ class Region:
         return {place for place, index in enumerate(self.inputs) if index in read}
 
     def _blamed(self, error: str, text: _Text, inputs: list[Tensor]) -> tuple[Instruction, str]:
-        """The instruction that an error is of, by the text's line that it names, or by an input; and what it says."""
+        """The instruction that an error of the native call is of, and what it says: a line of the text, or an input."""
         found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
-        made = {one.out: one for one in self.instructions}
         if found is None:
             given = zip(self.inputs, inputs, strict=True)
             wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
-            reader = next((one for one in self.instructions if one.reads & wrong), self.instructions[0])
-            return reader, error
+            return next((one for one in self.instructions if one.reads & wrong), self.instructions[0]), error
+        made = {one.out: one for one in self.instructions}
         lines = text.program.split("\n")
         begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
         # What lies between the lines of one instruction has registers of its own; the last line gives its value.

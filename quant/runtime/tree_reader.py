@@ -309,8 +309,8 @@ _BUILTINS = frozenset(
      "round", "slice", "sum", "tuple", "zip", "range", "isinstance", "enumerate")
 )  # fmt: skip
 _OURS = frozenset((
-    ("quant.capture.calls", "with_items"), ("quant.capture.calls", "write_items"),
-    ("quant.capture.attention", "attend"), ("quant.capture.attention", "attention_weights"),
+    ("quant.runtime.calls", "with_items"), ("quant.runtime.calls", "write_items"),
+    ("quant.runtime.calls", "attend"), ("quant.runtime.calls", "attention_weights"),
 ))  # fmt: skip
 
 

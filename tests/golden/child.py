@@ -31,7 +31,7 @@ def main() -> None:
             values = {place: value.contiguous() for place, value in outputs(name)}
             result = digest(values)
         except Exception as error:
-            result = f"{type(error).__module__}.{type(error).__qualname__}"
+            result = f"error: {type(error).__qualname__}"
             print(f"{name}: {error!r}", file=sys.stderr)
         if keep:
             save_file({place: value.clone() for place, value in values.items()}, Path(keep) / f"{name}.safetensors")

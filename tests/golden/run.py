@@ -176,7 +176,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def summary(side: Side) -> str:
-    ends = Counter(result if "." in result or " " in result else "int8" for result in side.results.values())
+    ends = Counter(result if " " in result else "int8" for result in side.results.values())
     return f"commit {side.commit}: " + ", ".join(f"{count} {end}" for end, count in ends.most_common())
 
 
