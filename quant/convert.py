@@ -18,7 +18,7 @@ from quant.copying import copy_model
 from quant.graph import attribute
 from quant.halves import carry, sizes_before
 from quant.kernels import QParams
-from quant.names import full_name
+from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
@@ -26,7 +26,7 @@ from quant.report import attach_report
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
-from quant.static.beyond import leave_float
+from quant.static.beyond import float_norms, leave_float
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.entries import Entries, make_report, note_floats, note_programs
@@ -114,6 +114,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = dict(info.islands)
+    description["norms"] = {path: float_norms(one) for path, one in found.items()}
     further = {path: one for path, one in found.items() if "@" in path or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
@@ -185,7 +186,7 @@ def _shared(model: nn.Module, found: dict[str, GraphRunner]) -> dict[str, str]:
         first[id(attribute(runner.root, name))]: reason
         for runner in found.values()
         for name, reason in runner.plan.floats.items()
-        if id(attribute(runner.root, name)) in first
+        if has_submodule(runner.root, name) and id(attribute(runner.root, name)) in first
     }
 
 

@@ -106,6 +106,15 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
     return value
 
 
+def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
+    """Whether a node is a batch norm, as a module or a call, by statistics that are the model's own."""
+    node = graph.nodes[place]
+    if node.kind != "module":
+        return is_own_norm(node, graph)
+    module = attribute(root, node.target)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+
+
 def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
     """The batch norm of a node: the module, or a `FunctionalNorm` of the call."""
     node = graph.nodes[place]

@@ -68,7 +68,7 @@ class Plan:
         slots: ranges by name.
         slot_of: the slot of each value that some integer step reads; such values are uint8 after conversion.
         inner: the slot of each range inside of a recurrent layer, by the layer's path and the range's name.
-        floats: layers that stay float whatever the recipe says, and why; as given to `make_plan`.
+        floats: what stays float whatever the recipe says, and why; as given to `make_plan`.
         shared: layers that other captured units call too (`shared.py`).
         joined: of each concatenation with ranges of its inputs that are not its own: its slot, and such an input's.
         rules: as given to `make_plan`.
@@ -140,7 +140,8 @@ def make_plan(
     Args:
         root: the captured module.
         recipe: decides on weighted layers by their full names; what stands between them follows.
-        floats: layers that stay float whatever the recipe says, by their names within root, and why.
+        floats: what stays float whatever the recipe says, and why: layers by their names within root, other steps by
+            their own.
         rules: by which sums stay float and ranges are shared (`RULES`).
     """
     steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
@@ -171,6 +172,8 @@ def _steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, s
         has_form = False
         try:
             known = recognise(node, graph, root)
+            if not known.operator.anchor and node.label in floats:
+                raise StaysFloat(floats[node.label])  # as if there were no kernel: sums that it reads stay float too
             has_form = True
             qconfig = _qconfig(node, known, graph, root, recipe, floats)
             steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))

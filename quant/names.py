@@ -28,6 +28,15 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
     return root.get_submodule(path) if found is None else found
 
 
+def has_submodule(root: nn.Module, path: str) -> bool:
+    """Whether there is such a one."""
+    try:
+        submodule(root, path)
+    except AttributeError:
+        return False
+    return True
+
+
 def has_attribute(module: nn.Module, name: str) -> bool:
     """Whether a module or its class has an attribute, without asking a `__getattr__` of the user's."""
     stores = (module._parameters, module._buffers, module._modules)

@@ -257,7 +257,8 @@ def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
     expected = runner.simulated(step, _reals(runner, held))[step.output]
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
-    if not runner.plan.emits_integers(step):
+    # Convert may have left float what reads a step in integers here.
+    if not runner.plan.emits_integers(step) or step.output not in held.integers:
         return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
     q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
     return _integers(name, held.integers[step.output], q_expected)

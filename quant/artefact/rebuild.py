@@ -121,6 +121,7 @@ def _prepared(
     match_programs(prepared, description)
     _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
+    _leave_norms(prepared, description.get("norms", {}))
     _check_units(model, all_runners(prepared), description)
     return prepared
 
@@ -134,6 +135,14 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
         if inside:
             floats = inside if path not in inside else {"": inside[path]}
             _replan(runner, runner.plan.again(runner.root, info.recipe, floats))
+
+
+def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) -> None:
+    """Plan without the batch norms, by unit, that convert left float by what it saw of the data."""
+    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    for path, runner in all_runners(prepared).items():
+        if norms.get(path):
+            _replan(runner, runner.plan.again(runner.root, info.recipe, norms[path]))
 
 
 def _follow(prepared: nn.Module, rules: int) -> None:

@@ -1,6 +1,6 @@
 """Layers that 8 bits with one scale cannot hold, by what calibration saw: they stay float, and convert says so.
 
-Two ways in which a range of many decades is lost without a trace:
+Three ways in which a range of many decades is lost without a trace:
 
 1. The weights compensate for it. Of y = sum_i w_i x_i with rows of W rounded in steps s_w and x in steps s_x, and m_i
    the largest |x_i| seen,
@@ -20,6 +20,14 @@ Two ways in which a range of many decades is lost without a trace:
 
    and activations alone cannot bring the cosine below the limit unless some column has less than SMALL of the power.
 2. A logarithm follows. Small values carry as much of it as large ones, and those under half a step are all one.
+3. A batch norm that no layer takes in, as in the identity branch of RepVGG's blocks, evens the channels out: one that
+   is hardly ever more than zero is made as large as the others, with its rounding. Of y_c = g_c x_c + b_c, by the
+   statistics that the norm has kept itself (mean m_c and variance v_c of x_c, weight w_c, bias b_c),
+
+       signal  S = mean_c (w_c^2 + b_c^2)
+       noise   N = mean_c g_c^2 min(s_x^2 / 12, m_c^2 + v_c) + s_y^2 / 12
+
+   and the cosine is 1 / sqrt(1 + N / S) again. Then the norm is float, and so are the sums beside it.
 """
 
 from __future__ import annotations
@@ -27,11 +35,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.calibrate.report import lost_share
+from quant.folding import gain_and_shift, is_norm, norm_of
 from quant.fuse import Plan, is_recurrent
 from quant.graph import Node, attribute
 from quant.kernels import ACTIVATION_U8
@@ -40,6 +50,7 @@ from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
 from quant.ops.call import is_call_of
 from quant.ops.conv import Conv
+from quant.ops.lookup import Lookup
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
@@ -49,6 +60,10 @@ from quant.static.weights import folded
 
 LOWEST_COSINE = 0.98
 """Between a layer's output and its int8 form: an error of a fifth of the signal. Healthy layers have 0.999."""
+
+LOWEST_NORM_COSINE = 0.999
+"""The same of a batch norm by itself. It costs no product to leave it float, and branches of identity lie one behind
+the other: what one loses, all blocks after it read. Healthy ones (DenseNet's, RepGhost's, FastViT's) have 0.9995."""
 
 CREST = 9.0
 """Largest value squared over mean square, of a normal distribution cut at three standard deviations."""
@@ -103,7 +118,8 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
         all that were taken out, and the recurrent ones among them: their names within the module, and why.
     """
     recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
-    floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | recurrent
+    norms = {name: why for one in programs for name, why in coarse_norms(one).items()}
+    floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | norms | recurrent
     for runner in programs if floats else ():
         plan = runner.plan.again(runner.root, recipe, floats)
         points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
@@ -135,6 +151,45 @@ def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
         if reason:
             found[target] = reason
     return found
+
+
+def coarse_norms(runner: GraphRunner) -> dict[str, str]:
+    """The batch norms that no layer takes in, by their steps' names, whose channels differ too much, and why."""
+    found: dict[str, str] = {}
+    for step in runner.plan.steps:
+        if not isinstance(step.operator, Lookup) or not is_norm(step.nodes[0], runner.graph, runner.root):
+            continue
+        slots = [runner.plan.slot_of[value] for value in (step.inputs[0], step.output)]
+        if not all(isinstance(runner.point(slot), Observer) for slot in slots):
+            continue  # trained, or loaded: then it was decided before
+        x, y = (float(runner.qparams(slot).scale) for slot in slots)
+        cosine = norm_cosine(norm_of(step.nodes[0], runner.graph, runner.root), x, y)
+        if cosine < LOWEST_NORM_COSINE:
+            found[step.name] = (
+                f"8 bits would leave its output a cosine of {cosine:.3f} to float: it makes channels of its input "
+                "large that are small beside the others"
+            )
+    return found
+
+
+def float_norms(runner: GraphRunner) -> dict[str, str]:
+    """The batch norms that `coarse_norms` has left float, for a saved description."""
+    floats = runner.plan.floats
+    names = (step.name for step in runner.plan.steps if is_norm(step.nodes[0], runner.graph, runner.root))
+    return {name: floats[name] for name in names if name in floats}
+
+
+def norm_cosine(norm: Any, x: float, y: float) -> float:
+    """Between a batch norm's output and its int8 form, by the scales of its input and output (equation 3)."""
+    gain = gain_and_shift(norm)[0].detach().double()
+    power = norm.running_mean.double().square() + norm.running_var.double()
+    noise = float((gain.square() * power.clamp(max=x**2 / 12)).mean()) + y**2 / 12
+    signal = _mean_square(norm.weight, 1.0) + _mean_square(norm.bias, 0.0)
+    return 1 / math.sqrt(1 + noise / signal) if signal else 1.0
+
+
+def _mean_square(parameter: Tensor | None, missing: float) -> float:
+    return missing if parameter is None else float(parameter.detach().double().square().mean())
 
 
 def _lost_inputs(module: nn.Module, point: nn.Module) -> str:

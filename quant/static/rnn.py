@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.kernels import QParams, dispatch
+from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.recurrent.kind import RecurrentKind
-from quant.kernels.recurrent_operators import rnn_layer_static
 from quant.nn.base import QuantModule
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.ops.recurrent import product_range, state_range
@@ -87,7 +87,9 @@ class _Static(QuantModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One layer and direction on uint8 x."""
         known = self.numbers()
-        return rnn_layer_static(self._kind, dispatch.current(self.backend))(
+        backend = dispatch.current(self.backend)
+        compute = backend.rnn_layer_static if self._kind.native else partial(Backend.rnn_layer_static, backend)
+        return compute(
             x,
             *(known.states[layer - 1] if layer else known.input),
             batch_sizes,

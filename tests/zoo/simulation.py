@@ -1,11 +1,12 @@
 """What 8 bits cost, found without the library under test: a float model whose layers get rounded weights and inputs.
 
 `layers_rounded` rounds the weights of all layers that have an int8 form, a scale per output channel (a range per row of
-embeddings), and the inputs of linear layers and convolutions to uint8 by the ranges that calibration batches had,
-one per layer. Sums, joins and what else lies between the layers stay float: what a static int8 model reaches at best.
-`all_integers_rounded` also rounds what activations, sums, joins, pooling, products and cells read, to 256 steps of its
-own range, where it comes from a layer through such functions alone: what one reaches whose integers go from layer to
-layer. Norms, softmax, attention, and sums of what these give are float in both.
+embeddings), and what the products of linear and recurrent layers and convolutions read, a recurrent layer's states at
+each step included, to uint8 by the ranges that calibration batches had, one per layer. Sums, joins and what else lies
+between the layers stay float: what a static int8 model reaches at best. `all_integers_rounded` also rounds what
+activations, sums, joins, pooling and products read, to 256 steps of its own range, where it comes from a layer through
+such functions alone: what one reaches whose integers go from layer to layer. Norms, softmax, attention, and sums of
+what these give are float in both.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from .recurrent import RECURRENT, stepwise
+
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
-WEIGHTED = (*LAYERS, nn.RNNBase, nn.RNNCellBase, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
+WEIGHTED = (*LAYERS, *RECURRENT, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
 
 MASKED = 1e4
 """Values from here on are masks, inf or NaN, which no range is for."""
@@ -69,7 +72,7 @@ def _weights(layer: nn.Module) -> Iterator[tuple[Tensor, int]]:
         weight = _weight(layer)
         if weight is not None:
             yield weight, _channel(layer)
-    elif isinstance(layer, (nn.RNNBase, nn.RNNCellBase)):
+    elif isinstance(layer, RECURRENT):
         yield from ((weight, 0) for name, weight in layer.named_parameters() if name.startswith("weight"))
     elif isinstance(layer, nn.MultiheadAttention):
         own = (layer.in_proj_weight, layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
@@ -105,32 +108,44 @@ def rounded_weights(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _inputs(model: nn.Module, change: Callable[[nn.Module, Tensor], Tensor]) -> Iterator[None]:
-    """Give each layer what `change` makes of its input."""
+def _inputs(model: nn.Module, change: Callable[[nn.Module, str, Tensor], Tensor]) -> Iterator[None]:
+    """Give each layer what `change` makes of its input, or of its states."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (change(layer, args[0]), *args[1:]) if args and isinstance(args[0], Tensor) and args[0].numel() else args
+        if not args or not isinstance(args[0], Tensor) or not args[0].numel():
+            return args
+        return change(layer, "input", args[0]), *args[1:]
 
     handles = [layer.register_forward_pre_hook(hook) for layer in model.modules() if is_layer(layer)]
     try:
-        yield
+        with stepwise(model, change):
+            yield
     finally:
         for handle in handles:
             handle.remove()
 
 
 @contextmanager
-def layers_rounded(model: nn.Module, calibrate: Callable[[], object]) -> Iterator[None]:
-    """Run `model` as said above; `calibrate` calls it on the calibration batches."""
-    ranges: dict[nn.Module, tuple[float, float]] = {}
+def layers_rounded(model: nn.Module, calibrate: Callable[[], object], wider: float = 1.0) -> Iterator[None]:
+    """Run `model` as said above.
 
-    def see(layer: nn.Module, x: Tensor) -> Tensor:
-        low, high = ranges.get(layer, (0.0, 0.0))
-        ranges[layer] = min(low, float(x.min())), max(high, float(x.max()))
+    Args:
+        calibrate: calls it on the calibration batches.
+        wider: what ranges are multiplied by. By a hundredth or two nothing is coarser, and all values are rounded
+            otherwise: how far the outputs move then is how much of their error is luck.
+    """
+    ranges: dict[tuple[nn.Module, str], tuple[float, float]] = {}
+
+    def see(layer: nn.Module, name: str, x: Tensor) -> Tensor:
+        low, high = ranges.get((layer, name), (0.0, 0.0))
+        ranges[layer, name] = min(low, float(x.min())), max(high, float(x.max()))
         return x
 
-    def give(layer: nn.Module, x: Tensor) -> Tensor:
-        return round_values(x, *ranges[layer]) if layer in ranges else x
+    def give(layer: nn.Module, name: str, x: Tensor) -> Tensor:
+        if (layer, name) not in ranges:
+            return x
+        low, high = ranges[layer, name]
+        return round_values(x, wider * low, wider * high)
 
     with _inputs(model, see):
         calibrate()
@@ -147,13 +162,11 @@ _SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__
 _WINDOWS = ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
             "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "interpolate")  # fmt: skip
 
-_STATES = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-
-_BETWEEN = {*_ACTIVATIONS, *_SUMS, *_WINDOWS, *_STATES}
+_BETWEEN = {*_ACTIVATIONS, *_SUMS, *_WINDOWS}
 """Functions that integers go through between layers, by name. Norms, softmax, exp, attention are none."""
 
-_LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "lstm",
-           "gru", "rnn_tanh", "rnn_relu"}  # fmt: skip
+_LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+           "recurrent"}  # fmt: skip
 """Functions whose result is uint8 where such a function reads it."""
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import measure as measuring
 from .entry import Entry, calibrate_norms, wake
+from .recurrent import stepwise
 from .simulation import all_integers_rounded, layers_rounded, round_rows, round_values, round_weight, rounded_weights
 from .torchvision_ops import nms
 from .trees import EXACT, difference, likeness, matched_boxes, sqnr, tensors_of
@@ -133,6 +134,70 @@ def test_all_weights_are_rounded(layer: nn.Module) -> None:
                 assert (weight - before[name]).abs().max() <= before[name].abs().amax() / 127
     assert all(torch.equal(value, before[name]) for name, value in layer.named_parameters())
     assert round_rows(torch.ones(2, 3)).eq(1).all()
+
+
+RECURRENT = {
+    "lstm": nn.LSTM(4, 6, num_layers=2, bidirectional=True),
+    "projected": nn.LSTM(4, 6, num_layers=2, bidirectional=True, proj_size=3),
+    "gru": nn.GRU(4, 6, num_layers=2, batch_first=True),
+    "rnn": nn.RNN(4, 6, nonlinearity="relu", bias=False),
+    "lstm_cell": nn.LSTMCell(4, 6),
+    "gru_cell": nn.GRUCell(4, 6),
+    "rnn_cell": nn.RNNCell(4, 6),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 4), (5, 4)], ids=["batch", "one"])
+@pytest.mark.parametrize("layer", RECURRENT.values(), ids=RECURRENT)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_recurrent_layers_step_by_step_are_torchs(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape[1:] if isinstance(layer, nn.RNNCellBase) else shape)
+    read = set()
+
+    def note(_: nn.Module, name: str, value: Tensor) -> Tensor:
+        read.add(name)
+        return value
+
+    with torch.no_grad():
+        first = layer(x)
+        state = first if isinstance(layer, nn.RNNCellBase) else first[1]
+        expected = first, layer(x, state)
+        with stepwise(layer, note):
+            found = layer(x), layer(x, state)
+    for path, one in tensors_of(expected).items():
+        torch.testing.assert_close(tensors_of(found)[path], one)
+    assert {"input"} < read
+    assert "forward" not in vars(layer)
+
+
+def test_states_are_rounded_in_the_simulation() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.GRU(8, 8), torch.randn(20, 4, 8)
+    with torch.no_grad(), layers_rounded(layer, lambda: layer(x)):
+        rounded = layer(x)[0]
+        with rounded_weights(layer):
+            assert not torch.equal(layer(x)[0], nn.GRU.forward(layer, x)[0])
+    with torch.no_grad():
+        assert 25 < sqnr(layer(x)[0], rounded) < 60
+
+
+def test_luck_is_what_the_simulation_itself_varies_by() -> None:
+    assert "from 7.8 to 10.6 dB" in measuring.luck(6.7, [8.7, 7.8, 10.6])
+    assert measuring.luck(6.2, [8.7, 7.8, 10.6]) == ""
+    assert measuring.luck(6.2, [8.7, 5.8, 10.6]) == ""  # a simulation that says nothing excuses nothing
+    assert measuring.luck(23.1, [26.3, 26.4, 26.8]) == ""
+
+
+def test_wider_ranges_round_otherwise_and_no_worse() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(64, 8)
+    with torch.no_grad():
+        exact, found = model(x), []
+        for wider in (1.0, *measuring.OTHER_RANGES):
+            with layers_rounded(model, lambda: model(x), wider):
+                found.append(sqnr(exact, model(x)))
+    assert len(set(found)) == len(found)
+    assert max(found) - min(found) < 3
 
 
 def test_wake_and_norms() -> None:

@@ -3,14 +3,14 @@
 The input projection is one product outside the time loop, and the loop itself runs in the kernel.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import dispatch
-from quant.kernels.recurrent.kind import RecurrentKind, find
-from quant.kernels.recurrent_operators import rnn_layer
+from quant.kernels import Backend, dispatch
+from quant.kernels.recurrent.kind import RecurrentKind
 from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors
@@ -47,6 +47,7 @@ class Direction(QuantModule):
     ) -> None:
         super().__init__()
         self.mode = kind.name
+        self._kind = kind
         self.reverse = reverse
         self.per_row = qconfig.ranges_per_row
         inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(tensors.weight_ih, qconfig)
@@ -112,7 +113,10 @@ class Direction(QuantModule):
         buffers: dict[str, Any] = self._buffers
         parameters = self._parameters
         try:
-            return rnn_layer(find(self.mode), dispatch.current(self.backend))(
+            backend = dispatch.current(self.backend)
+            # Without a kernel for the kind, the reference around the backend's products.
+            layer = backend.rnn_layer if self._kind.native else partial(Backend.rnn_layer, backend)
+            return layer(
                 input,
                 batch_sizes,
                 h,
@@ -154,5 +158,5 @@ class Direction(QuantModule):
 
 def interpreted_steps(layer: nn.Module) -> str:
     """For the report: which steps of a recurrent layer no compiled kernel computes; '' of any other layer."""
-    modes = {one.mode for one in layer.modules() if isinstance(one, Direction) and not find(one.mode).native}
+    modes = {one.mode for one in layer.modules() if isinstance(one, Direction) and not one._kind.native}
     return f"steps of {', '.join(sorted(modes))} in torch arithmetic around int8 products" if modes else ""
