@@ -10,6 +10,7 @@ import copy
 import functools
 import json
 import os
+import random
 import sys
 import warnings
 from collections import Counter
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +42,23 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, around in (("prepare", remembering), ("prepare_qat", remembering), ("convert", noting)):
         replace(getattr(quant, name), around(getattr(quant, name)))
     replace(quant.quantize_dynamic, noting(quant.quantize_dynamic))
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Some files make their models when they are imported."""
+    seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seed()
+
+
+def seed() -> None:
+    """For tests that draw without a seed of their own."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
 
 
 def replace(function: Callable[..., Any], other: Callable[..., Any]) -> None:
