@@ -29,7 +29,8 @@ class Backend:
             name; where not, they run one by one.
         computes_reals: whether it has kernels for float steps (layer norms, attention), which then compute these
             wherever they stand, planned or alone, because their last bits are not torch's.
-        transposes: whether its transposed convolutions are better than ordinary ones over phases (`static/phases.py`).
+        transposes: whether its transposed convolutions are better than ordinary ones over phases
+            (`static/polyphase.py`).
     """
 
     name: str

@@ -5,7 +5,7 @@ from quant.artefact import ArtefactError, load, save
 from quant.compare import compare
 from quant.convert import NotCalibrated, convert
 from quant.dynamic import quantize_dynamic
-from quant.dynamic_plan import NothingQuantized
+from quant.dynamic_decisions import NothingQuantized
 from quant.equalize import equalize
 from quant.leaves import register_leaf
 from quant.page import report_html

@@ -42,10 +42,10 @@ class CalledAlone:
         return self._as_it_is(args, kwargs) if made is None else made.run(*args, **kwargs)
 
     def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As a converted model computes a part for which there is no program of its own (`static/parts.py`)."""
-        region = next(one for one in self.runner.graph.regions if one.path == self.path)
+        """As a converted model computes a part for which there is no program of its own (`static/part_calls.py`)."""
+        span = next(one for one in self.runner.graph.spans if one.path == self.path)
         try:
-            return self.runner.simulated_part(self.part, region, args, kwargs)
+            return self.runner.simulated_part(self.part, span, args, kwargs)
         except CaptureMismatch:
             with falling_back():
                 return self._as_it_is(args, kwargs)
@@ -64,7 +64,7 @@ class CalledAlone:
 
 def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
     """Let the parts that a graph sees through be captured when they are called alone."""
-    for path in dict.fromkeys(region.path for region in runner.graph.regions):
+    for path in dict.fromkeys(span.path for span in runner.graph.spans):
         part = runner.root.get_submodule(path)
         if part is not runner.root and not is_ours(part):
             part.__dict__["forward"] = CalledAlone(part, path, runner, make).run

@@ -11,12 +11,12 @@ import warnings
 import torch
 from torch import nn
 
-from quant import lasting
+from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.graph import attribute
-from quant.halves import carry, sizes_before
+from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
 from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
@@ -26,26 +26,26 @@ from quant.report import attach_report
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
-from quant.static.beyond import float_norms, leave_float
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
-from quant.static.entries import Entries, make_report, note_floats, note_programs
-from quant.static.exchanged import GraphOrigin
+from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
 from quant.static.fallback import WeightsToRestore
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.module_replacement import remove_folded, remove_parametrizations, remove_unread, replace_module
 from quant.static.native import schedule
-from quant.static.notes import silenced
-from quant.static.parts import add_parts
-from quant.static.plannable import Planner
+from quant.static.native_forms import Planner
+from quant.static.outlier_check import float_norms, leave_float
+from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
-from quant.static.replaced import remove_folded, remove_parametrizations, remove_unread, replace_module
-from quant.static.rest import is_lone_dynamic, make_rest_dynamic
+from quant.static.report_entries import Entries, make_report, note_floats, note_programs
+from quant.static.report_notes import silenced
 from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
 from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
+from quant.static.user_replacements import GraphOrigin
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -82,7 +82,9 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
     own: Prepared = model.__dict__[RESERVED + "_prepared"]
-    lasting.put_back(own.state, model)  # hidden states, counters and layers that were replaced, as before any data
+    forward_state.put_back(
+        own.state, model
+    )  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)

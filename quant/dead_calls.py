@@ -12,9 +12,9 @@ def needed_places(graph: Graph) -> list[int]:
     """The calls of a graph, but for those whose value nobody reads; guards stay, and so do inputs and modules."""
     users = graph.users()
     keep: set[int] = set()
-    regions = {leaf.index for region in graph.regions for leaf in _refs((region.arguments, region.output))}
+    spans = {leaf.index for span in graph.spans for leaf in _refs((span.arguments, span.output))}
     for node in reversed(graph.nodes):
-        needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in regions
+        needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in spans
         if needed or node.writes or node.kind in ("input", "guard", "module"):
             keep.add(node.index)
     return sorted(keep)
@@ -26,7 +26,7 @@ def remove_dead(graph: Graph) -> Graph:
 
 
 def keep_only(graph: Graph, keep: set[int]) -> Graph:
-    """The graph of some of its calls, none of which reads another; nodes and regions are numbered anew in place."""
+    """The graph of some of its calls, none of which reads another; nodes and spans are numbered anew in place."""
     order = [node for node in graph.nodes if node.index in keep]
     moved = {node.index: place for place, node in enumerate(order)}
 
@@ -36,14 +36,14 @@ def keep_only(graph: Graph, keep: set[int]) -> Graph:
     for node in order:
         node.args, node.kwargs = map_leaves(renumber, (node.args, node.kwargs))
     starts = list(accumulate((node.index in keep for node in graph.nodes), initial=0))
-    for region in graph.regions:
-        region.start, region.end = starts[region.start], starts[region.end]
-        region.arguments, region.output = map_leaves(renumber, (region.arguments, region.output))
+    for span in graph.spans:
+        span.start, span.end = starts[span.start], starts[span.end]
+        span.arguments, span.output = map_leaves(renumber, (span.arguments, span.output))
     for node in order:
         node.index = moved[node.index]
     arguments, output = map_leaves(renumber, (graph.arguments, graph.output))
     asked = {"typed": graph.typed, "ranked": graph.ranked, "contiguous": graph.contiguous}
-    return Graph(graph.path, order, arguments, output, graph.regions, **asked)
+    return Graph(graph.path, order, arguments, output, graph.spans, **asked)
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:

@@ -1,7 +1,7 @@
 """`quantize_dynamic`: int8 weights now, activation ranges at run time, no data and no capture.
 
-Everything is decided and checked (`dynamic_plan.py`), and then built, before anything is replaced, so that an error
-changes nothing.
+Everything is decided and checked (`dynamic_decisions.py`), and then built, before anything is replaced, so that an
+error changes nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from quant.copying import copy_model, settled
-from quant.dynamic_plan import (
+from quant.dynamic_decisions import (
     TABLES,
-    ModulePlan,
+    Decision,
     base_type,
     check_rules,
     check_something,
     check_weights,
-    plan_modules,
+    decide,
 )
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
@@ -69,52 +69,52 @@ def quantize_dynamic(
         raise TypeError(f"quantize_dynamic: expected a quant.Recipe, got {type(recipe).__name__}")
     chosen = backend or recipe.backend or ""
     used = dispatch.find(chosen) if chosen else dispatch.current()
-    plans = plan_modules(model, recipe)
-    check_rules(model, recipe, plans)
-    check_weights(plans, recipe)
+    decisions = decide(model, recipe)
+    check_rules(model, recipe, decisions)
+    check_weights(decisions, recipe)
     if not inplace:
         model = copy_model(model)
-    plans = plan_modules(model, recipe)
-    check_something(plans)
-    _build(plans, chosen)
-    report = _report(plans, used, summary(model))
-    result = _replace(model, plans)
+    decisions = decide(model, recipe)
+    check_something(decisions)
+    _build(decisions, chosen)
+    report = _report(decisions, used, summary(model))
+    result = _replace(model, decisions)
     leave_fast_paths(result)
     attach_report(result, report)
     return result
 
 
-def _build(plans: list[ModulePlan], backend: str) -> None:
+def _build(decisions: list[Decision], backend: str) -> None:
     """Make every stand-in. Weights that were one tensor stay one."""
-    owners: dict[int, ModulePlan] = {}
+    owners: dict[int, Decision] = {}
     # Linears first: a tied embedding reads the Linear's weight, not the other way round.
-    for plan in sorted(plans, key=lambda plan: not isinstance(plan.module, nn.Linear)):
-        if plan.qconfig is None:
+    for decision in sorted(decisions, key=lambda decision: not isinstance(decision.module, nn.Linear)):
+        if decision.qconfig is None:
             continue
         try:
-            plan.module = settled(plan.module)
-            plan.replacement = _make(plan, owners)
-            adopt(plan.replacement, plan.module, plan.names[0])
+            decision.module = settled(decision.module)
+            decision.replacement = _make(decision, owners)
+            adopt(decision.replacement, decision.module, decision.names[0])
         except ValueError as error:
-            raise type(error)(f"{plan.where}: {error}") from error
-        for name, child in plan.replacement.named_modules():
+            raise type(error)(f"{decision.where}: {error}") from error
+        for name, child in decision.replacement.named_modules():
             if isinstance(child, QuantModule):
                 child.backend = backend
-                child.layer_name = full_name(plan.names[0], name)
+                child.layer_name = full_name(decision.names[0], name)
 
 
-def _make(plan: ModulePlan, owners: dict[int, ModulePlan]) -> QuantModule:
+def _make(decision: Decision, owners: dict[int, Decision]) -> QuantModule:
     """The stand-in of one module; `owners` is who came first with a weight, by the weight's id."""
-    module, qconfig = plan.module, plan.qconfig
+    module, qconfig = decision.module, decision.qconfig
     assert qconfig is not None
     base = base_type(module)
     assert base is not None
     if base in (nn.Linear, *TABLES):
-        owner = owners.setdefault(id(module.weight), plan)
-        if owner is not plan:
-            tied = _make_tied(plan, owner)
+        owner = owners.setdefault(id(module.weight), decision)
+        if owner is not decision:
+            tied = _make_tied(decision, owner)
             if tied is not None:
-                plan.tied_to = owner.names[0]
+                decision.tied_to = owner.names[0]
                 return tied
     return stand_in(module, base, qconfig)
 
@@ -133,9 +133,9 @@ def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> Quan
     return made
 
 
-def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:
+def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
     """The stand-in that shares the weight of `owner`'s, or None where the two cannot."""
-    module, qconfig, first = plan.module, plan.qconfig, owner.replacement
+    module, qconfig, first = decision.module, decision.qconfig, owner.replacement
     assert qconfig is not None
     assert owner.qconfig is not None
     settings = ("weight_bits",) if isinstance(module, TABLES) else ("weight_bits", "per_channel", "activation_bits")
@@ -159,37 +159,39 @@ def _make_tied(plan: ModulePlan, owner: ModulePlan) -> QuantModule | None:
     return None
 
 
-def _replace(model: nn.Module, plans: list[ModulePlan]) -> nn.Module:
-    for plan in plans:
-        if plan.replacement is None:
+def _replace(model: nn.Module, decisions: list[Decision]) -> nn.Module:
+    for decision in decisions:
+        if decision.replacement is None:
             continue
-        for name in plan.names:
+        for name in decision.names:
             if not name:
-                return plan.replacement
+                return decision.replacement
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, plan.replacement)
+            setattr(model.get_submodule(parent), child, decision.replacement)
     return model
 
 
-def _report(plans: list[ModulePlan], used: Backend, before: Report) -> Report:
-    """What became of each plan; what was quantised earlier stays as `before` tells it."""
+def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
+    """What became of each decision; what was quantised earlier stays as `before` tells it."""
     entries = []
     counted: set[int] = set()
     earlier = {entry.name: entry for entry in before if entry.outcome != "float"}
-    for plan in plans:
-        name, kind = plan.names[0], type(plan.module).__name__
-        also = f"; also {', '.join(plan.names[1:])}" if len(plan.names) > 1 else ""
-        if plan.replacement is not None:
-            after = sum(own_bytes(module, counted) for module in plan.replacement.modules())
-            outcome, detail = _describe(plan.replacement, plan.qconfig, used)
-            if plan.tied_to is not None:
-                detail += f"; shares its weight with {plan.tied_to or '(root)'}"
-            entries.append(ReportEntry(name, kind, outcome, detail + also, plan.bytes_before, after))
-        elif isinstance(plan.module, QuantModule):
-            size = sum(own_bytes(module) for module in plan.module.modules())
-            entries.append(earlier.get(name) or ReportEntry(name, kind, "int8", plan.reason, size, size))
-        elif plan.bytes_before or base_type(plan.module):
-            entries.append(ReportEntry(name, kind, "float", plan.reason + also, plan.bytes_before, plan.bytes_before))
+    for decision in decisions:
+        name, kind = decision.names[0], type(decision.module).__name__
+        also = f"; also {', '.join(decision.names[1:])}" if len(decision.names) > 1 else ""
+        if decision.replacement is not None:
+            after = sum(own_bytes(module, counted) for module in decision.replacement.modules())
+            outcome, detail = _describe(decision.replacement, decision.qconfig, used)
+            if decision.tied_to is not None:
+                detail += f"; shares its weight with {decision.tied_to or '(root)'}"
+            entries.append(ReportEntry(name, kind, outcome, detail + also, decision.bytes_before, after))
+        elif isinstance(decision.module, QuantModule):
+            size = sum(own_bytes(module) for module in decision.module.modules())
+            entries.append(earlier.get(name) or ReportEntry(name, kind, "int8", decision.reason, size, size))
+        elif decision.bytes_before or base_type(decision.module):
+            entries.append(
+                ReportEntry(name, kind, "float", decision.reason + also, decision.bytes_before, decision.bytes_before)
+            )
     return Report(tuple(entries))
 
 

@@ -159,7 +159,7 @@ class Node:
 
 
 @dataclass
-class Region:
+class Span:
     """One call of a submodule that was seen through: nodes[start:end], with what went in and came out.
 
     Attributes:
@@ -179,7 +179,7 @@ class Region:
 class Graph:
     """What one module computes, from its bound arguments to its output.
 
-    Invariants: nodes[i].index == i, and every Ref points backwards; regions nest or are disjoint.
+    Invariants: nodes[i].index == i, and every Ref points backwards; spans nest or are disjoint.
 
     Attributes:
         path: dotted name of the captured module in the user's model, '' for the model itself.
@@ -194,7 +194,7 @@ class Graph:
     nodes: list[Node]
     arguments: dict[str, Any]
     output: Any
-    regions: list[Region]
+    spans: list[Span]
     typed: bool = False
     ranked: bool = False
     contiguous: bool = False

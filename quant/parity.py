@@ -30,7 +30,7 @@ from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
-from quant.static.simulate import simulated_layer
+from quant.static.step_simulation import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 
 FLOAT_TOLERANCE = 1e-4

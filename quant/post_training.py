@@ -14,7 +14,7 @@ from quant.calibrate import DataError, run
 from quant.calibrate.batches import Arguments, Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.convert import convert
-from quant.lasting import keeping_children
+from quant.forward_state import keeping_children
 from quant.prepare import prepare
 from quant.recipe import Recipe
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant import lasting
+from quant import forward_state
 from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
@@ -21,10 +21,10 @@ from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASON
 from quant.capture.unlike_in_training import within as unlike_in_training
 from quant.copying import copy_model
-from quant.dynamic_plan import NothingQuantized
-from quant.further import Extender, MakeRunner
+from quant.dynamic_decisions import NothingQuantized
+from quant.further_programs import Extender, MakeRunner
 from quant.fuse import Plan, Slot, make_plan
-from quant.halves import widen, widened
+from quant.half_precision import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.names import full_name, has_attribute
@@ -32,8 +32,8 @@ from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.shared import note_shared, one_range_each
-from quant.static.beyond import suspects
 from quant.static.examples import encode
+from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
 from quant.static.runner import RESERVED, GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
@@ -166,8 +166,8 @@ def planned(
     for path, reasons in one_range_each(plans, modules).items():
         plans[path] = make_plan(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
     note_shared(plans, modules)
-    state: lasting.State = {}
-    lasting.note(state, prepared, "", {*found.state, *lasting.kept_by_islands(prepared, "", found.islands)})
+    state: forward_state.State = {}
+    forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
     extender = Extender(recipe, found.islands, found.called, state, training, make)
     for path, plan in plans.items():
         extender.install(modules[path], plan)
@@ -208,14 +208,14 @@ def _say_unlike(prepared: nn.Module, verb: str) -> None:
         )
 
 
-def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: lasting.State) -> None:
+def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_state.State) -> None:
     """Call a prepared model in further ways, so that each has a program; what it writes on itself is put back."""
     for example in examples:
         args, kwargs = copied(as_arguments(example))
         with torch.no_grad(), replaying(), evaluating(prepared):
             prepared(*args, **kwargs)
     if examples:
-        lasting.put_back(state, prepared)
+        forward_state.put_back(state, prepared)
 
 
 def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:

@@ -10,7 +10,7 @@ from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, C
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
 from quant.diagnosis import Histogram, StepError
-from quant.dynamic_plan import NothingQuantized
+from quant.dynamic_decisions import NothingQuantized
 from quant.graph import CaptureMismatch
 from quant.kernels import BackendUnavailable
 from quant.observers import NoDataSeen

@@ -21,7 +21,7 @@ from quant.artefact.file import ArtefactError, read, write
 from quant.artefact.rebuild import rebuild
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
-from quant.dynamic_plan import base_type
+from quant.dynamic_decisions import base_type
 from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt

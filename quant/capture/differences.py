@@ -41,7 +41,7 @@ def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
         if a is not b:
             return owner, "reads a tensor that was made outside of torch, or where no calls are seen"
     place = _first_other_call(one, other)
-    for a, b in zip(one.regions, other.regions, strict=False):
+    for a, b in zip(one.spans, other.spans, strict=False):
         if (place is None or a.end <= place) and not _alike(a.output, b.output):
             return a.path, "gives a value that follows from its inputs unseen"
     if place is not None:
@@ -58,14 +58,14 @@ def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
 def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
     """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
     caller = ""
-    for region in reversed(one.regions):  # noted when they end: callers come first
-        inside = region.start <= place <= region.end and f"{owner}.".startswith(f"{region.path}.")
-        twins = (twin for twin in other.regions if (twin.path, twin.start) == (region.path, region.start))
+    for span in reversed(one.spans):  # noted when they end: callers come first
+        inside = span.start <= place <= span.end and f"{owner}.".startswith(f"{span.path}.")
+        twins = (twin for twin in other.spans if (twin.path, twin.start) == (span.path, span.start))
         if not inside or (twin := next(twins, None)) is None:
             continue
-        if not _alike(region.arguments, twin.arguments):
+        if not _alike(span.arguments, twin.arguments):
             return caller
-        caller = region.path
+        caller = span.path
     return owner
 
 

@@ -20,7 +20,7 @@ from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
-from quant.graph import Node, Region, attribute, leaves
+from quant.graph import Node, Span, attribute, leaves
 from quant.leaves import is_leaf
 from quant.names import full_name
 from quant.objects import Given, containers, content
@@ -109,7 +109,7 @@ class ModuleCalls:
             self.hold_modes(name, modes)
             self.charge_chance()
             places = self.tape.places(output)
-            self.tape.regions.append(Region(name, start, len(self.tape.nodes), arguments, places))
+            self.tape.spans.append(Span(name, start, len(self.tape.nodes), arguments, places))
             end_calls(leaves(places))
         finally:
             self.tape.owners.pop()

@@ -147,7 +147,7 @@ class Recorder(Tape, TorchFunctionMode):
     def graph(self) -> Graph:
         """What was recorded, without what nobody needs."""
         asked = {"typed": self.typed, "ranked": self.ranked, "contiguous": self.contiguous}
-        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.regions, **asked))
+        return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.spans, **asked))
 
     def _end(self) -> None:
         value = self._output_places(self.result)

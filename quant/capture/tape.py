@@ -25,7 +25,7 @@ from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
-from quant.graph import Attr, Node, Ref, Region, TensorMeta, leaves, map_leaves
+from quant.graph import Attr, Node, Ref, Span, TensorMeta, leaves, map_leaves
 from quant.names import full_name
 from quant.objects import Given, Instance, holds_itself, opened
 
@@ -50,7 +50,7 @@ class Tape:
         nodes: the calls.
         keeps: whether all that they gave is held, which takes the memory of a training step; else tensors live as long
             as the forward holds them, and those of the output longer.
-        regions: calls of submodules that were seen through.
+        spans: calls of submodules that were seen through.
         called: dotted names of the modules that were called.
         opaque: islands that were called, in order.
         inside: modules that islands called.
@@ -87,7 +87,7 @@ class Tape:
         self.problems: dict[str, str] = {}
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
-        self.regions: list[Region] = []
+        self.spans: list[Span] = []
         self.called: set[str] = set()
         self.opaque: list[str] = []
         self.foreign: list[tuple[int, str, Any]] = []

@@ -19,7 +19,7 @@ from quant.names import full_name
 
 def graph_of(recorder: Recorder) -> Graph:
     """All that was recorded; `Recorder.graph` leaves out what nobody needs."""
-    return Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.regions)
+    return Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.spans)
 
 
 def settle_mode(one: Recorder, other: Recorder) -> None:
@@ -122,8 +122,8 @@ def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
 def _leave_out(recorder: Recorder, gone: set[int]) -> None:
     """Take the counting of batches out of a recording; a count that goes elsewhere stays, and is a difference."""
     rest = [(node.args, node.kwargs) for node in recorder.nodes if node.index not in gone]
-    regions = [(region.arguments, region.output) for region in recorder.regions]
-    read = {leaf.index for leaf in leaves([rest, regions, recorder.output]) if isinstance(leaf, Ref)}
+    spans = [(span.arguments, span.output) for span in recorder.spans]
+    read = {leaf.index for leaf in leaves([rest, spans, recorder.output]) if isinstance(leaf, Ref)}
     if not gone or not gone.isdisjoint(read):
         return
     kept = keep_only(graph_of(recorder), {node.index for node in recorder.nodes} - gone)

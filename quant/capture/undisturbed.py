@@ -20,7 +20,7 @@ from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
-from quant.graph import Ref, Region, leaves, map_leaves
+from quant.graph import Ref, Span, leaves, map_leaves
 from quant.objects import opened
 
 NEAR = 1e-3
@@ -66,11 +66,11 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | No
     except Exception:  # the user's own, which the recording did not come to
         return ""
     counts: dict[str, int] = {}
-    for region in recorder.regions:
-        place = counts[region.path] = counts.get(region.path, -1) + 1
-        calls = listener.calls.get(region.path, [])
-        if place < len(calls) and _gave_otherwise(recorder, region, *calls[place]):
-            return region.path
+    for span in recorder.spans:
+        place = counts[span.path] = counts.get(span.path, -1) + 1
+        calls = listener.calls.get(span.path, [])
+        if place < len(calls) and _gave_otherwise(recorder, span, *calls[place]):
+            return span.path
     return ""
 
 
@@ -89,11 +89,11 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
         before.put_back()
 
 
-def _gave_otherwise(recorder: Recorder, region: Region, arguments: Any, output: Any) -> bool:
+def _gave_otherwise(recorder: Recorder, span: Span, arguments: Any, output: Any) -> bool:
     def real(tree: Any) -> Any:
         return map_leaves(lambda leaf: recorder.value(leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
-    return _near(real(region.arguments), arguments) and not _near(real(region.output), output)
+    return _near(real(span.arguments), arguments) and not _near(real(span.output), output)
 
 
 def _near(one: Any, other: Any) -> bool:

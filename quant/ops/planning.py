@@ -96,7 +96,7 @@ Planned: TypeAlias = "Lines | Symbol | ModuleCall"
 
 
 class Values(Protocol):
-    """What is known of the values of a run that becomes one native call (`static/plannable.py`)."""
+    """What is known of the values of a run that becomes one native call (`static/native_forms.py`)."""
 
     def tensor(self, value: Ref) -> Register:
         """A tensor, float32 or uint8; raises Unplanned for anything else."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quant.copying import copy_model
-from quant.further import Extender
+from quant.further_programs import Extender
 from quant.fuse import Plan
 from quant.graph import Attr, attribute
 from quant.leaves import is_dynamic

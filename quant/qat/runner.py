@@ -27,7 +27,7 @@ from quant.recipe import QConfig
 from quant.runtime.binding import bound_values
 from quant.runtime.outputs import finished
 from quant.runtime.uncaptured import UncapturedCall
-from quant.runtime.undo import undone_at_mismatch
+from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 

@@ -40,8 +40,8 @@ from quant.runtime.programs import Programs
 from quant.runtime.region import Region
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.uncaptured import warn_once
-from quant.runtime.undo import undone_at_mismatch, written_before_guards
 from quant.runtime.values import Held
+from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
 
 
 def names_more_than_registers(output: Any) -> bool:

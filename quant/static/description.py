@@ -17,7 +17,7 @@ from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.parts import Part
+from quant.static.part_calls import Part
 from quant.static.runner import RESERVED
 
 DESCRIPTION = RESERVED + "_description"

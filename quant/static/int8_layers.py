@@ -16,8 +16,8 @@ from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.static.assembly import Site
-from quant.static.entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.layers import StaticLayer
+from quant.static.report_entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
 from quant.static.rnn import static_recurrent
 from quant.static.runner import RESERVED, GraphRunner
 from quant.static.weights import folded_numbers, quantized

@@ -19,7 +19,7 @@ from quant.ops.lowering import clamp_limits
 from quant.ops.products import Product, TransposedProduct
 from quant.runtime import nonfinite
 from quant.runtime.own_forward import is_falling_back
-from quant.static.phases import Phases
+from quant.static.polyphase import Polyphase
 from quant.static.weights import QWeight, quantized_bias
 
 
@@ -151,7 +151,7 @@ class StaticLayer(nn.Module):
         return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
 
     @staticmethod
-    def _product(table: OpTable, known: _Derived, how: _Derived | Phases, operands: tuple[Any, ...]) -> Tensor:
+    def _product(table: OpTable, known: _Derived, how: _Derived | Polyphase, operands: tuple[Any, ...]) -> Tensor:
         args = (*operands, how.q_bias, *how.settings, how.multiplier)
         if known.limits is None:
             return table[how.product.reals](*args)
@@ -240,9 +240,9 @@ class _Derived:
             self.limits = clamp_limits(layer.clamps[site], self.output_scale, self.output_zero_point)
         self.product = layer.product
         self.settings = tuple(layer.product.settings.values())
-        self.phases: Phases | None = None
+        self.phases: Polyphase | None = None
         if isinstance(layer.product, TransposedProduct) and layer.product.has_phases and not self.alone:
-            self.phases = Phases(layer.product, layer.q_weight, self.q_bias, self.multiplier)
+            self.phases = Polyphase(layer.product, layer.q_weight, self.q_bias, self.multiplier)
         before = layer.product.pad_before
         self.pad = None if before is None else (*before, self.input_zero_point)
 

@@ -21,7 +21,7 @@ from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
-from quant.static.plannable import Piece, Planned, Planner
+from quant.static.native_forms import Piece, Planned, Planner
 
 SHORTEST = 2
 """Instructions from which one call is worth more than the steps themselves."""

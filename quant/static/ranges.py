@@ -16,7 +16,7 @@ from quant.observers import ChannelMean, Observer
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.static.agreement import Agreement
+from quant.static.shared_ranges import Agreement
 
 
 class Ranges(nn.Module):
@@ -78,7 +78,7 @@ class Ranges(nn.Module):
         return torch.maximum(-point.low, point.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
-        """The range that calibration chose for a slot, or for several that are joined (`agreement.py`)."""
+        """The range that calibration chose for a slot, or for several that are joined (`shared_ranges.py`)."""
         if self.known is not None and slot in self.known:
             return self.known[slot]
         found: QParams = self._agreement.of(slot, self.point) or self.point(slot).qparams()  # type: ignore[operator]

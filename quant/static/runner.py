@@ -21,7 +21,7 @@ from quant.graph import (
     Graph,
     Node,
     Ref,
-    Region,
+    Span,
     arguments_of,
     attribute,
     evaluate,
@@ -38,11 +38,11 @@ from quant.runtime.outputs import finished
 from quant.runtime.own_forward import run_own_forward
 from quant.runtime.programs import Programs
 from quant.runtime.uncaptured import warn_once
-from quant.runtime.undo import undone_at_mismatch, written_before_guards
+from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
 from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
-from quant.static.simulate import simulated, simulated_recurrent
+from quant.static.step_simulation import simulated, simulated_recurrent
 
 RESERVED = "_quant"
 """Name of the child that a captured module gets; the only name that prepare adds to a model."""
@@ -67,7 +67,7 @@ class GraphRunner(Ranges, Programs):
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call; None where no call is to have one.
-        simulate: compute what the integers will, instead of observing (`simulating.py`).
+        simulate: compute what the integers will, instead of observing (`simulation.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, to which no data came.
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
@@ -177,7 +177,7 @@ class GraphRunner(Ranges, Programs):
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
-    def simulated_part(self, part: nn.Module, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
 
         Raises:
@@ -185,15 +185,15 @@ class GraphRunner(Ranges, Programs):
         """
         values: dict[int, Any] = {}
         bound = bind(part, args, kwargs)
-        for name, expected in region.arguments.items():
-            match_arguments(expected, bound[name], f"{region.path}: argument '{name}'", values.__setitem__)
-        inside = range(region.start, region.end)
+        for name, expected in span.arguments.items():
+            match_arguments(expected, bound[name], f"{span.path}: argument '{name}'", values.__setitem__)
+        inside = range(span.start, span.end)
         steps = [step for step in self.plan.steps if all(index in inside for index in step.nodes)]
         # Integer steps round what is given; float ones read it as it is.
         rounded = {value: map_leaves(rounding(self.qparams(self.plan.slot_of[value])), given)
                    for value, given in values.items() if value in self.plan.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
-        output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, region.output)
+        output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(output, bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:

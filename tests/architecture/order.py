@@ -32,8 +32,8 @@ ORDER = (
     # Dynamic quantisation: int8 layers, and the report.
     "quant.nn",
     "quant.report",
-    "quant.halves",
-    "quant.dynamic_plan",
+    "quant.half_precision",
+    "quant.dynamic_decisions",
     "quant.dynamic",
     # A model becomes a graph, a plan, a prepared model, a converted one.
     "quant.capture",
@@ -43,8 +43,8 @@ ORDER = (
     "quant.shared",
     "quant.static",
     "quant.called_alone",
-    "quant.lasting",
-    "quant.further",
+    "quant.forward_state",
+    "quant.further_programs",
     "quant.recipe_check",
     "quant.prepare",
     "quant.qat",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import quant
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED, all_runners
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 
 class Encoder(nn.Module):

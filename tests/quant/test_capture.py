@@ -383,7 +383,7 @@ def test_a_module_called_twice_has_two_sites_and_regions() -> None:
     model = nn.Sequential(shared, nn.Tanh(), shared)
     graph = whole(model, torch.randn(2, 4))
     assert [node.label for node in graph.nodes if node.kind == "module"] == ["0.0", "0.1", "1", "0.0@1", "0.1@1"]
-    assert [region.path for region in graph.regions] == ["0", "0"]
+    assert [span.path for span in graph.spans] == ["0", "0"]
 
 
 class Overridden(nn.Linear):

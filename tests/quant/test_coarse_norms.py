@@ -16,8 +16,8 @@ from quant.convert import convert
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.report import summary
-from quant.static.beyond import norm_cosine
-from quant.static.simulating import simulating
+from quant.static.outlier_check import norm_cosine
+from quant.static.simulation import simulating
 
 
 class FunctionalNorm(nn.BatchNorm2d):
@@ -97,7 +97,7 @@ def test_what_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = model(images(2))
     with pytest.warns(CalibrationWarning):
         kept = decibels(expected, convert(prepared)(images(2)))
-    monkeypatch.setattr("quant.static.beyond.norm_cosine", lambda *_: 1.0)
+    monkeypatch.setattr("quant.static.outlier_check.norm_cosine", lambda *_: 1.0)
     assert kept > 3 + decibels(expected, convert(prepared)(images(2)))
 
 

@@ -22,7 +22,7 @@ from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.static.layers import StaticLayer
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

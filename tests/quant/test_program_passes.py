@@ -12,7 +12,7 @@ from quant.runtime.program import Program, live
 from quant.runtime.program_reader import parse
 from quant.static.assembly import Assembled
 from quant.static.native import schedule
-from quant.static.plannable import Planner
+from quant.static.native_forms import Planner
 
 
 def program(*lines: str, output: str) -> Program:

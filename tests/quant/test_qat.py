@@ -22,7 +22,7 @@ from quant.qat.batch_norm import folding_gain, normalise
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.static.runner import runners
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 
 class Residual(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quant import convert, parity, prepare_qat
 from quant.static.rnn import StaticRecurrent
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 

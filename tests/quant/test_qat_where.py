@@ -18,7 +18,7 @@ from quant.ops.operator import Weighted
 from quant.parity import parity
 from quant.recipe import QConfig, Recipe
 from quant.static.runner import runners
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 RECIPES = {
     "default": QConfig(),

@@ -21,7 +21,7 @@ from quant.nn.recurrent import OneStateSequence, register_recurrent
 from quant.recipe import QConfig
 from quant.recurrent_layers import kind_of
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 from .test_static_rnn import error
 

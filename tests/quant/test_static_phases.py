@@ -7,7 +7,7 @@ import torch
 from quant.kernels.reference_ops import OPS
 
 from quant.ops.products import TransposedProduct
-from quant.static.phases import Phases
+from quant.static.polyphase import Polyphase
 
 # (kernel, stride, padding, output padding, groups)
 GEOMETRIES: dict[str, tuple[list[int], list[int], list[int], list[int], int]] = {
@@ -32,7 +32,7 @@ def test_phases_give_the_operators_answer(
     q_bias = torch.randint(-9999, 9999, (12,), dtype=torch.int32) if bias else None
     multiplier = torch.rand(12) * 1e-3
     product = TransposedProduct(stride, padding, [1] * len(kernel), groups, more)
-    phases = Phases(product, weight, q_bias, multiplier)
+    phases = Polyphase(product, weight, q_bias, multiplier)
     got = OPS["conv_u8s8_u8"](x, 77, phases.q_weight, phases.q_bias, *phases.settings, phases.multiplier, 99, 0, 255)
     places = tuple(product.settings.values())
     expected = OPS["conv_transpose_u8s8_u8"](x, 77, weight, q_bias, *places, multiplier, 99, 0, 255)

@@ -36,7 +36,7 @@ from quant.runtime.program_reader import parse
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.single_steps import call
 from quant.static.shown_programs import programs_of
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 from .random_blocks import Draw
 from .random_operators import BOTH, DIMS, OUTPUTS, PLACES, STEPS, Choices, built

@@ -23,7 +23,7 @@ from quant.recipe import QConfig
 from quant.static.recurrent_float import observe, run_float
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 from .recurrent_kinds import KINDS, every_kind
 

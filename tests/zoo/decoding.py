@@ -24,7 +24,7 @@ from quant.runtime.instructions import Instruction
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.region import Region
 from quant.static.runner import RESERVED
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 from .entry import wake
 from .language import LLAMA, SOUNDS, T5, WHISPER, WORDS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import quant
-from quant.static.simulating import simulating
+from quant.static.simulation import simulating
 
 from .decoding import LENGTHS, SUBJECTS, Row, Subject, build, counting, generate, note_programs, quiet, static, together
 

@@ -18,8 +18,8 @@ from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.call_text import call_text
+from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
-from quant.static.replaced import folded_parameters
 from quant.static.routes import routes
 from quant.static.runner import RESERVED
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from quant import lasting
+from quant import forward_state
 from quant.arguments import copied, share_memory
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
@@ -47,7 +47,7 @@ class Extender:
     recipe: Recipe
     islands: dict[str, str]
     called: set[str]
-    state: lasting.State
+    state: forward_state.State
     training: bool
     make: MakeRunner
     refused: dict[str, list[str]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Extender:
             found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
         self.called |= found.called
         new = [name for name in found.islands if name not in self.islands]
-        lasting.note(self.state, root, path, {*found.state, *lasting.kept_by_islands(root, path, new)})
+        forward_state.note(self.state, root, path, {*found.state, *forward_state.kept_by_islands(root, path, new)})
         floats = {**first.plan.floats, **within(found.unlike_in_training, path)}
         for name, graph in found.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))

@@ -15,7 +15,7 @@ from torch import Tensor
 from quant.ops.products import ConvProduct, TransposedProduct
 
 
-class Phases:
+class Polyphase:
     """What an ordinary convolution needs to give a transposed one's sums, the same to the bit.
 
     Attributes:

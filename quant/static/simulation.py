@@ -1,10 +1,10 @@
 """A calibrated model as its int8 form will compute it: what convert would decide now, for the time of a context.
 
-Steps of captured graphs are simulated by their runners (`simulate.py`). Here is what convert does besides: the layers
-that it leaves float or makes dynamic, and the programs that it drops. A dynamic layer computes what its int8 stand-in
-does on the reference, whoever calls it: a program, an island, or the user's own forward. Where that runs as it is, for
-a call that no program stands for, a static layer takes a range of the call, as `StaticLayer` does; only weights of
-functional calls (`F.linear(x, self.weight)`) are then the user's own and not those of the integers.
+Steps of captured graphs are simulated by their runners (`step_simulation.py`). Here is what convert does besides: the
+layers that it leaves float or makes dynamic, and the programs that it drops. A dynamic layer computes what its int8
+stand-in does on the reference, whoever calls it: a program, an island, or the user's own forward. Where that runs as it
+is, for a call that no program stands for, a static layer takes a range of the call, as `StaticLayer` does; only weights
+of functional calls (`F.linear(x, self.weight)`) are then the user's own and not those of the integers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
 from quant.runtime.own_forward import is_falling_back
-from quant.static.beyond import leave_float
+from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
 from quant.static.layers import range_of_call
-from quant.static.rest import dynamic_part, dynamic_settings, without_runner
+from quant.static.outlier_check import leave_float
 from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
-from quant.static.simulate import simulated
+from quant.static.step_simulation import simulated
 
 REFERENCE = "reference"
 

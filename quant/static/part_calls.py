@@ -8,14 +8,14 @@ from torch import nn
 
 from quant.arguments import bind
 from quant.fuse import Plan
-from quant.graph import CaptureMismatch, Ref, Region, match_arguments, settle
+from quant.graph import CaptureMismatch, Ref, Span, match_arguments, settle
 from quant.runtime.instructions import registers_in
 from quant.runtime.own_forward import is_falling_back
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
 from quant.static.native import schedule
-from quant.static.plannable import Planner
+from quant.static.native_forms import Planner
 
 
 class Part:
@@ -27,8 +27,8 @@ class Part:
         program: or why there is none.
     """
 
-    def __init__(self, module: nn.Module, region: Region, program: Program | str, runner: ProgramRunner) -> None:
-        self.module, self.region, self.program, self.runner = module, region, program, runner
+    def __init__(self, module: nn.Module, span: Span, program: Program | str, runner: ProgramRunner) -> None:
+        self.module, self.span, self.program, self.runner = module, span, program, runner
         self.own_forward = module.__dict__.get("forward")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -41,9 +41,9 @@ class Part:
     def _run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(self.program, str):
             if is_falling_back():  # whoever calls it computes what it is computed together with
-                raise CaptureMismatch(f"{self.region.path}: {self.program}")
+                raise CaptureMismatch(f"{self.span.path}: {self.program}")
             raise RuntimeError(
-                f"{self.region.path}: cannot be called by itself after conversion, because {self.program}; call the "
+                f"{self.span.path}: cannot be called by itself after conversion, because {self.program}; call the "
                 "module around it, or leave it float by the recipe"
             )
         registers: dict[int, Any] = {}
@@ -53,8 +53,8 @@ class Part:
             registers[ids[index]] = value
 
         bound = bind(self.module, args, kwargs)
-        for name, expected in self.region.arguments.items():
-            match_arguments(expected, bound[name], f"{self.region.path}: argument '{name}'", take)
+        for name, expected in self.span.arguments.items():
+            match_arguments(expected, bound[name], f"{self.span.path}: argument '{name}'", take)
         return settle(self.runner.execute(self.program, registers), bound)
 
 
@@ -63,22 +63,22 @@ def add_parts(
 ) -> None:
     """Give every submodule that was seen through a forward of its own stretch of the program."""
     done: set[int] = set()
-    for region in sorted(plan.graph.regions, key=lambda region: region.start):
-        module = root.get_submodule(region.path)
+    for span in sorted(plan.graph.spans, key=lambda span: span.start):
+        module = root.get_submodule(span.path)
         if id(module) not in done:
             done.add(id(module))
-            part = Part(module, region, _program(region, plan, context, sites, runner), runner)
+            part = Part(module, span, _program(span, plan, context, sites, runner), runner)
             module.__dict__["forward"] = part.run
 
 
 def _program(
-    region: Region, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+    span: Span, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
 ) -> Program | str:
-    inside = range(region.start, region.end)
+    inside = range(span.start, span.end)
     steps = [step for step in plan.steps if all(index in inside for index in step.nodes)]
-    given = {leaf.index for leaf in _refs(region.arguments)}
+    given = {leaf.index for leaf in _refs(span.arguments)}
     try:
-        assembled = assemble(plan, steps, given, region.output, context, sites)
+        assembled = assemble(plan, steps, given, span.output, context, sites)
     except OutOfReach as value:
         return f"{value} is computed together with what lies outside of it"
     assembled.program.schedule = schedule(assembled.program, Planner(assembled, plan.graph, runner.root, runner.layer))

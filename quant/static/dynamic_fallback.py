@@ -15,8 +15,8 @@ from quant.leaves import is_dynamic
 from quant.names import child_of
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
-from quant.static.entries import Entries
 from quant.static.prepared import Prepared
+from quant.static.report_entries import Entries
 from quant.static.runner import RESERVED, GraphRunner
 
 

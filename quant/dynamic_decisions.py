@@ -33,7 +33,7 @@ class NothingQuantized(ValueError):
 
 
 @dataclass
-class ModulePlan:
+class Decision:
     """What will become of one module, and why."""
 
     module: nn.Module
@@ -50,33 +50,33 @@ class ModulePlan:
         return f"layer {self.names[0] or '(root)'!r} ({type(self.module).__name__})"
 
 
-def plan_modules(model: nn.Module, recipe: Recipe) -> list[ModulePlan]:
+def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
     """Decide for every module; children of a module that is replaced go with it."""
-    plans: dict[int, ModulePlan] = {}
+    decisions: dict[int, Decision] = {}
     inside: list[str] = []
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
     for name, module in model.named_modules(remove_duplicate=False):
-        if any(name.startswith(prefix) for prefix in inside) or id(module) in plans:
+        if any(name.startswith(prefix) for prefix in inside) or id(module) in decisions:
             continue
         qconfig, rule = _resolve(module, names[id(module)], recipe)
         reason = _why_float(module, qconfig, rule, recipe)
-        plans[id(module)] = ModulePlan(module, names[id(module)], None if reason else qconfig, reason)
+        decisions[id(module)] = Decision(module, names[id(module)], None if reason else qconfig, reason)
         if not reason or isinstance(module, QuantModule):
             inside.append(f"{name}." if name else "")
             if not name:
                 break
-    _count(plans.values())
-    return list(plans.values())
+    _count(decisions.values())
+    return list(decisions.values())
 
 
-def _count(plans: Iterable[ModulePlan]) -> None:
+def _count(decisions: Iterable[Decision]) -> None:
     """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
     counted: set[int] = set()
-    for plan in sorted(plans, key=lambda plan: plan.reason == ""):
-        parts = [plan.module] if plan.reason else plan.module.modules()
-        plan.bytes_before = sum(own_bytes(part, counted) for part in parts)
+    for decision in sorted(decisions, key=lambda decision: decision.reason == ""):
+        parts = [decision.module] if decision.reason else decision.module.modules()
+        decision.bytes_before = sum(own_bytes(part, counted) for part in parts)
 
 
 def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
@@ -124,7 +124,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
     return ""
 
 
-def check_rules(model: nn.Module, recipe: Recipe, plans: list[ModulePlan]) -> None:
+def check_rules(model: nn.Module, recipe: Recipe, decisions: list[Decision]) -> None:
     """Raise RecipeError for a rule that matches nothing, or nothing that can follow it."""
     modules = list(model.named_modules(remove_duplicate=False))
     missed = recipe.unmatched(modules)
@@ -134,7 +134,7 @@ def check_rules(model: nn.Module, recipe: Recipe, plans: list[ModulePlan]) -> No
             f"rule {missed[0]} matches no module of {type(model).__name__}; its modules are {names}"
             f"{', ...' if len(modules) > 20 else ''}"
         )
-    wholes = {id(plan.module) for plan in plans}
+    wholes = {id(decision.module) for decision in decisions}
     for rule in recipe.rules:
         _check_rule(rule, modules, wholes)
 
@@ -157,36 +157,40 @@ def _supported_names() -> str:
     return ", ".join(base.__name__ for base in supported())
 
 
-def check_something(plans: list[ModulePlan]) -> None:
+def check_something(decisions: list[Decision]) -> None:
     """Raise NothingQuantized where every module stays as it is."""
-    if any(plan.qconfig is not None for plan in plans):
+    if any(decision.qconfig is not None for decision in decisions):
         return
-    done = [plan.names[0] or "(root)" for plan in plans if isinstance(plan.module, QuantModule)]
+    done = [decision.names[0] or "(root)" for decision in decisions if isinstance(decision.module, QuantModule)]
     if done:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
-    found = Counter(type(plan.module).__name__ for plan in plans)
+    found = Counter(type(decision.module).__name__ for decision in decisions)
     types = ", ".join(f"{name} ({count})" for name, count in found.items())
-    reasons = sorted({plan.reason for plan in plans if base_type(plan.module)})
+    reasons = sorted({decision.reason for decision in decisions if base_type(decision.module)})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(
         f"no module was quantised. The model holds {types}; quantised dynamically are {_supported_names()}.{why}"
     )
 
 
-def check_weights(plans: list[ModulePlan], recipe: Recipe) -> None:
+def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
     """Raise TypeError, ValueError or RecipeError for weights that cannot be quantised, or not as the recipe asks."""
-    for plan in plans:
-        if plan.qconfig is None:
+    for decision in decisions:
+        if decision.qconfig is None:
             continue
-        for name, tensor in plan.module.named_parameters():
-            _check_tensor(f"{plan.where}: {name}", tensor)
-        _, rule = _resolve(plan.module, plan.names, recipe)
+        for name, tensor in decision.module.named_parameters():
+            _check_tensor(f"{decision.where}: {name}", tensor)
+        _, rule = _resolve(decision.module, decision.names, recipe)
         asked = recipe.said(rule)
-        if isinstance(plan.module, TABLES) and plan.qconfig.weight_bits not in TABLE_BITS:
-            raise RecipeError(f"{plan.where}: tables have 8 or 4 bits, {asked} asks for {plan.qconfig.weight_bits}")
-        for setting, value in plan.qconfig.changed().items():
+        if isinstance(decision.module, TABLES) and decision.qconfig.weight_bits not in TABLE_BITS:
+            raise RecipeError(
+                f"{decision.where}: tables have 8 or 4 bits, {asked} asks for {decision.qconfig.weight_bits}"
+            )
+        for setting, value in decision.qconfig.changed().items():
             if setting in STATIC_SETTINGS:
-                raise RecipeError(f"{plan.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}")
+                raise RecipeError(
+                    f"{decision.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}"
+                )
 
 
 def _check_tensor(what: str, tensor: Tensor) -> None:
