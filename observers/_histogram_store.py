@@ -136,8 +136,7 @@ class HistogramStore(Observer):
         assert exponent is not None, "range() has checked that every row has data"
         view = RowView(self.counts[index].cpu(), 2.0**exponent, self.low[index].item(), self.high[index].item())
         low, high = self._choose(view)
-        lowest, highest = self._limits(view)
-        low, high = max(low, lowest), min(high, highest)
+        low, high = max(low, view.low), min(high, view.high)
         if low <= high:
             return low, high
         # All values on one side of zero and all clipped, as can be best when steps are wider than their spread.
@@ -146,10 +145,6 @@ class HistogramStore(Observer):
     def _choose(self, row: RowView) -> tuple[float, float]:
         """The (low, high) that this observer's idea picks for one row."""
         raise NotImplementedError
-
-    def _limits(self, row: RowView) -> tuple[float, float]:
-        """The (low, high) that no choice of it may leave: what was seen."""
-        return row.low, row.high
 
     def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "bins": self.bins}

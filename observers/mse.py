@@ -6,16 +6,12 @@ the largest weight of a channel makes all the others' steps finer. At 8 bits it 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from quant.kernels import WEIGHT_S8, QScheme
 from quant.observers.histogram import HistogramObserver
 
 
 class MSEObserver(HistogramObserver):
     """HistogramObserver with the scheme of weights and 1024 bins a channel, eight kilobytes each."""
-
-    expects_more: ClassVar[bool] = False
 
     def __init__(self, scheme: QScheme = WEIGHT_S8, *, bins: int = 1024) -> None:
         super().__init__(scheme, bins=bins)
