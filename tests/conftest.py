@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,16 @@ from quant.observers import registry as observers
 
 from quant import leaves, recurrent_layers
 from quant.nn import registry as layers
+
+
+@pytest.fixture
+def torchvision_loads() -> None:
+    """transformers imports torchvision where it finds one, and a CUDA build of it does not load beside a CPU torch."""
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            pytest.skip(f"torchvision does not load here: {error}")
 
 
 @pytest.fixture

@@ -75,6 +75,7 @@ def test_lightning(tmp_path: Path) -> None:
         assert torch.equal(resumed.net.state_dict()[key], value), key
 
 
+@pytest.mark.usefixtures("torchvision_loads")
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -86,7 +86,7 @@ def test_a_norm_of_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     prepared = quant.prepare_qat(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), x).train()
     prepared = nn.SyncBatchNorm.convert_sync_batchnorm(prepared)
     prepared(x)  # one process
-    monkeypatch.setattr(quant.qat.norm, "several", lambda: True)
+    monkeypatch.setattr(quant.qat.batch_norm, "several", lambda: True)
     with pytest.raises(ValueError, match="layer '0': a SyncBatchNorm that is folded"):
         prepared(x)
 

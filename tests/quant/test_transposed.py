@@ -182,6 +182,7 @@ def test_slices_of_a_parameter_are_layers_each() -> None:
     assert quant.summary(q).bytes_after < 0.5 * quant.summary(q).bytes_before
 
 
+@pytest.mark.usefixtures("torchvision_loads")
 @torch.no_grad()
 def test_gpt2_of_transformers_is_dynamic() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 import quant
 
 # What the libraries warn of on their own account.
-pytestmark = [pytest.mark.usefixtures("seeded_on_one_thread"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("seeded_on_one_thread", "torchvision_loads"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 SIZES = {"vocab_size": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
