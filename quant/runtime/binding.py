@@ -39,17 +39,7 @@ def bound_values(
                 )
             values[index] = value
             return
-        if not isinstance(value, Tensor):
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' was a tensor in example_inputs and is "
-                f"{said(value)} now; prepare the model with example_inputs like this call"
-            )
-        unlike = _unlike(graph, index, value, _dtype(graph, index, quantized))
-        if unlike:
-            raise CaptureMismatch(
-                f"{type(root).__name__}: argument '{graph.nodes[index].target}' {unlike}; prepare the model with "
-                "example_inputs like this call"
-            )
+        check_tensor(graph, index, value, quantized, f"{type(root).__name__}: argument '{graph.nodes[index].target}'")
         values[index] = value
 
     bound = bind(root, args, kwargs)
@@ -58,6 +48,21 @@ def bound_values(
     if graph.writes and share_memory(list(values.values())):
         raise CaptureMismatch(f"{type(root).__name__}: {ONE_MEMORY}")
     return values
+
+
+def check_tensor(graph: Graph, index: int, value: Any, quantized: Container[int], where: str) -> None:
+    """Raise CaptureMismatch where something is not such a tensor as the graph was captured with.
+
+    Args:
+        index: the node that stands for it.
+        where: how it is called in the error.
+    """
+    if isinstance(value, Tensor):
+        unlike = _unlike(graph, index, value, _dtype(graph, index, quantized))
+    else:
+        unlike = f"was a tensor in example_inputs and is {said(value)} now"
+    if unlike:
+        raise CaptureMismatch(f"{where} {unlike}; prepare the model with example_inputs like this call")
 
 
 def _unlike(graph: Graph, index: int, value: Tensor, dtype: torch.dtype | None) -> str:

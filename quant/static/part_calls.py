@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from quant.arguments import bind
 from quant.fuse import Plan
 from quant.graph import CaptureMismatch, Ref, Span, match_arguments, settle
+from quant.runtime.binding import check_tensor
 from quant.runtime.instructions import registers_in
 from quant.runtime.own_forward import is_falling_back
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.values import Shape
 from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
@@ -47,15 +49,32 @@ class Part:
                 "module around it, or leave it float by the recipe"
             )
         registers: dict[int, Any] = {}
-        ids = self.program.input_of
+        ids, values, where = self.program.input_of, self.program.values, ""
 
         def take(index: int, value: Any) -> None:
+            shape = values[ids[index]].shape
+            if shape is not None:
+                check_tensor(self.runner.graph, index, value, self.runner.ranges, where)
+                _check_sizes(shape, value, where)
             registers[ids[index]] = value
 
         bound = bind(self.module, args, kwargs)
         for name, expected in self.span.arguments.items():
-            match_arguments(expected, bound[name], f"{self.span.path}: argument '{name}'", take)
+            where = f"{self.span.path}: argument '{name}'"
+            match_arguments(expected, bound[name], where, take)
         return settle(self.runner.execute(self.program, registers), bound)
+
+
+def _check_sizes(shape: Shape, given: Tensor, where: str) -> None:
+    """Raise CaptureMismatch for sizes that no recording had.
+
+    The guards that hold a size stand where the model takes its arguments, which is before the part's own calls.
+    """
+    if len(shape) != given.dim() or any(
+        isinstance(size, int) and size != now for size, now in zip(shape, given.shape, strict=True)
+    ):
+        was = ", ".join(map(str, shape))
+        raise CaptureMismatch(f"{where} was of sizes ({was}) in example_inputs and is of {tuple(given.shape)} now")
 
 
 def add_parts(
