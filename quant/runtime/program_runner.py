@@ -218,7 +218,12 @@ class ProgramRunner(Programs):
                 known[id(instruction)] = step
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
-            return move(instruction, self.root, step.args(seen), step.kwargs(seen))
+            try:
+                return move(instruction, self.root, step.args(seen), step.kwargs(seen))
+            except (TypeError, ValueError, RuntimeError) as error:  # torch's, of sizes that do not fit each other
+                if type(error) not in (TypeError, ValueError, RuntimeError):
+                    raise
+                raise type(error)(f"{said_of(instruction)}: {error}") from error
         if isinstance(instruction, FloatCall):
             native = self._native(program, instruction) if not planned else None
             if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
