@@ -15,9 +15,9 @@ from quant.kernels import QParams
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
+from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.part_calls import Part
 from quant.static.runner import RESERVED
 
 DESCRIPTION = RESERVED + "_description"

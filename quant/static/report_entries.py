@@ -19,6 +19,7 @@ from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
+from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
@@ -99,7 +100,7 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
             continue
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
-            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
+            entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
 
 
 def _beside_integers(plan: Plan) -> set[int]:

@@ -23,6 +23,7 @@ from quant.ops.call import called
 from quant.runtime.instructions import Instruction
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.region import Region
+from quant.static.kept_graph import graph_of
 from quant.static.runner import RESERVED
 from quant.static.simulation import simulating
 
@@ -246,7 +247,7 @@ def _kind(step: Instruction, runner: ProgramRunner) -> str:
     """What a step outside of native calls is."""
     if not step.own:
         return f"int8 {step.kind}"
-    node = runner.graph.nodes[runner.program.values[step.out].node]
+    node = graph_of(runner).nodes[runner.program.values[step.out].node]
     if node.kind == "module":
         return type(runner.root.get_submodule(node.target)).__name__
     name = node.kind if node.kind == "guard" else called(node, runner.root)
