@@ -15,14 +15,13 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import attribute
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
-from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.names import attribute, full_name, has_submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copyable
 from quant.copying import copy_value
-from quant.names import full_name
+from quant.runtime.arguments import copyable
+from quant.runtime.names import full_name
 from quant.static.runner import RESERVED
 
 State = dict[str, Any]

@@ -22,12 +22,12 @@ from quant.artefact.rebuild import rebuild
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
-from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild

@@ -21,9 +21,9 @@ from quant.convert import convert
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.names import has_attribute
 from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import has_attribute
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared

@@ -8,7 +8,7 @@ from torch import nn
 
 from quant.capture.calls import says_it_writes
 from quant.folding import Affine
-from quant.graph import Graph, Node, Ref, attribute
+from quant.graph import Graph, Node
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.idle import Identity
 from quant.ops.linear import Linear
@@ -16,6 +16,8 @@ from quant.ops.lookup import Lookup
 from quant.ops.operator import Float, Operator, Recurrent, Weighted
 from quant.ops.shapes import reads_only_rank
 from quant.ops.step import Step
+from quant.runtime.names import attribute
+from quant.runtime.trees import Ref
 
 
 def read_ranks_early(steps: list[Step], graph: Graph) -> None:

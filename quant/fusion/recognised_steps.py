@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from quant.graph import Graph, Node, Ref, attribute
-from quant.names import full_name
+from quant.graph import Graph, Node
 from quant.ops.call import StaysFloat
 from quant.ops.operator import Float, ShapeOnly
 from quant.ops.recurrent import Sequence
@@ -16,6 +15,8 @@ from quant.ops.registry import Recognised, recognise
 from quant.ops.shapes import reads_only_shape
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Ref
 
 
 def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:

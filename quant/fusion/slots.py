@@ -7,12 +7,12 @@ from collections.abc import Callable
 from quant.fusion.concat_ranges import Groups, Joins, join
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph
-from quant.names import full_name
 from quant.ops.concat import Concat
 from quant.ops.operator import Recurrent, ShapeOnly
 from quant.ops.recurrent import Sequence
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import full_name
 
 
 def share_ranges(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Node, Ref
+from quant.graph import Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
 from quant.ops.lowering import Context, SameCall
@@ -22,6 +22,7 @@ from quant.ops.operator import Operator
 from quant.ops.planning import Lines, PlanCall, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 SPLITS = frozenset({
     torch.chunk, torch.split, torch.unbind, torch.tensor_split, torch.split_with_sizes, "chunk", "split", "unbind",

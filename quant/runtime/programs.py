@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
 
 P = TypeVar("P", bound="Programs")
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Attr, attribute
 from quant.kernels import QParams
-from quant.names import full_name
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Attr
 from quant.static.assembly import Site
 from quant.static.layers import StaticLayer
 from quant.static.report_entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Attr, Node, leaves
+from quant.graph import Node
 from quant.kernels import QParams
-from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
@@ -16,7 +15,9 @@ from quant.ops.step import Step, is_recurrent
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
+from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared

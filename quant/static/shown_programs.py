@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from quant.names import child_of, has_attribute
+from quant.runtime.names import child_of, has_attribute
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.runner import RESERVED

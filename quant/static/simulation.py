@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
-from quant.graph import attribute
 from quant.kernels import QParams
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute
 from quant.runtime.own_forward import is_falling_back
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
