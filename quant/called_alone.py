@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from quant.graph import CaptureMismatch
-from quant.names import full_name
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import full_name
 from quant.runtime.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
 

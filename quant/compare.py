@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
-from quant.graph import Graph, Node, evaluate, leaves, map_leaves
+from quant.graph import Graph, Node, evaluate
 from quant.half_precision import like
-from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
+from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import (
     Dequantize,
@@ -35,11 +34,13 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""

@@ -15,15 +15,15 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import attribute
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
-from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.names import attribute, full_name, has_submodule
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
@@ -40,7 +40,7 @@ from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.runner import GraphRunner, all_runners, keep_programs, runners, unwrapped
 from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges

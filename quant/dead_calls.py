@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from quant.graph import Graph, Ref, map_leaves
+from quant.graph import Graph
+from quant.runtime.trees import Ref, map_leaves
 
 
 def needed_places(graph: Graph) -> list[int]:

@@ -27,12 +27,13 @@ from quant.capture import capture
 from quant.copying import copy_model
 from quant.folding import norm_of
 from quant.fuse import Plan, make_plan
-from quant.graph import Attr, Graph, attribute, leaves
-from quant.names import full_name
+from quant.graph import Graph
 from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
 from quant.ops.step import Step
 from quant.recipe import Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Attr, leaves
 from quant.static.runner import runners
 from quant.static.weights import folded
 

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
-from quant.objects import Result
+from quant.graph import Graph, Node, evaluate
+from quant.runtime.names import attribute
+from quant.runtime.objects import Result
+from quant.runtime.trees import Attr, Ref, leaves
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """Of F.batch_norm, in order."""

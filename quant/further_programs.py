@@ -16,18 +16,19 @@ from typing import Any
 from torch import nn
 
 from quant import forward_state
-from quant.arguments import copied, share_memory
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.capture.called import tensors_in
 from quant.capture.unlike_in_training import within
 from quant.fuse import Plan, Slot, make_plan
 from quant.graph import Graph
-from quant.names import full_name
 from quant.recipe import Recipe
+from quant.runtime.arguments import copied, share_memory
+from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 from quant.static.as_forward import as_forward
 from quant.static.examples import encode
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 
 MakeRunner = Callable[[nn.Module, Plan], GraphRunner]
 """Makes the runner of a plan, for calibration or for training."""

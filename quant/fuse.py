@@ -16,8 +16,7 @@ from quant.capture.calls import says_it_writes
 from quant.folding import Affine, ChannelShift
 from quant.fusion.concat_ranges import Groups, join
 from quant.fusion.float_values import float_streams, gives_reals, wanted_as_reals, wanted_unrounded
-from quant.graph import Graph, Node, Ref, attribute
-from quant.names import full_name
+from quant.graph import Graph, Node
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.call import StaysFloat
 from quant.ops.concat import Concat
@@ -31,6 +30,8 @@ from quant.ops.registry import Recognised, recognise
 from quant.ops.shapes import reads_only_rank, reads_only_shape
 from quant.ops.step import Step
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Ref
 
 RULES = 3
 """Version of what is decided here about float values, shared ranges and biases. A saved model is planned by the rules

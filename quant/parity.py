@@ -9,26 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
 from quant.fuse import is_recurrent
-from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
+from quant.graph import Graph, arguments_of, evaluate
 from quant.kernels import QParams
-from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.recurrent import Sequence, product_range, state_range
 from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
+from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
+from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import leaves
 from quant.runtime.values import Held
 from quant.static.layers import StaticLayer
 from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer
 from quant.time_steps import TimeSteps, time_steps

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from quant import forward_state
-from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
@@ -27,15 +26,17 @@ from quant.fuse import Plan, Slot, make_plan
 from quant.half_precision import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
-from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
+from quant.runtime.arguments import copied
+from quant.runtime.names import full_name, has_attribute
+from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, replaying, runners
+from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)

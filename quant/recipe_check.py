@@ -14,11 +14,10 @@ from typing import Any
 from torch import nn
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import attribute
 from quant.leaves import is_dynamic
-from quant.names import full_name
 from quant.observers import AUTO, LEARNED, OBSERVERS, trains
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
+from quant.runtime.names import attribute, full_name
 from quant.static.runner import runners
 
 

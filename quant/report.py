@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from quant.names import child_of, full_name
 from quant.nn.base import QuantModule
+from quant.runtime.names import child_of, full_name
 
 REPORT_ATTRIBUTE = "_quant_report"
 

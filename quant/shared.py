@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import attribute
-from quant.names import full_name
 from quant.observers import LEARNED
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import RecipeError
+from quant.runtime.names import attribute, full_name
 
 Calls = dict[str, dict[str, list[str]]]
 """By unit and layer, the full names of the same layer in other units."""

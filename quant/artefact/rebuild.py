@@ -20,13 +20,14 @@ from quant.artefact.rebuild_programs import match_programs
 from quant.convert import convert
 from quant.fuse import RULES, Plan
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.names import has_attribute
 from quant.prepare import make_point, make_runner, planned
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import has_attribute
+from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from quant.capture.calls import COUNTED, GIVES_BACK, called_name
 from quant.capture.numbers import recorded
 from quant.capture.tape import GIVEN, Tape
-from quant.graph import Node, Ref
-from quant.objects import Instance
+from quant.graph import Node
+from quant.runtime.objects import Instance
+from quant.runtime.trees import Ref
 
 
 class CallResults:

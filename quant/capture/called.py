@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import Arguments, alike, copied
 from quant.capture.places import States
 from quant.capture.places import alike as found_alike
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import foreign, is_transformed, read_once
-from quant.graph import leaves
 from quant.leaves import is_leaf
-from quant.objects import opened
+from quant.runtime.arguments import Arguments, alike, copied
+from quant.runtime.objects import opened
+from quant.runtime.trees import leaves
 
 OTHER_PARAMETERS = "it is called with parameters that are not its own"
 VARIES = "it is called with different arguments each time"

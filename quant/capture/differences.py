@@ -13,8 +13,8 @@ from torch import Tensor
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import graph_of
 from quant.dead_calls import needed_places
-from quant.graph import Attr, Ref, leaves, map_leaves
-from quant.objects import Given, Instance, Result, compares_itself
+from quant.runtime.objects import Given, Instance, Result, compares_itself
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 _LEAVES = (Ref, Attr, type(None), bool, int, float, str)
 

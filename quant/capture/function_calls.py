@@ -27,7 +27,9 @@ from quant.capture.calls import (
 from quant.capture.numbers import recorded
 from quant.capture.tape import CONSTANT, GIVEN, STORED, Tape
 from quant.capture.writes import Writes, version_of
-from quant.graph import Attr, Node, Ref, attribute, leaves
+from quant.graph import Node
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, leaves
 
 ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import bind
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
@@ -20,10 +19,12 @@ from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
-from quant.graph import Node, Span, attribute, leaves
+from quant.graph import Node, Span
 from quant.leaves import is_leaf
-from quant.names import full_name
-from quant.objects import Given, containers, content
+from quant.runtime.arguments import bind
+from quant.runtime.names import attribute, full_name
+from quant.runtime.objects import Given, containers, content
+from quant.runtime.trees import leaves
 
 Modes = list[tuple[str, nn.Module, bool]]
 """Modules by their names, with their modes."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.arguments import Arguments, copied
 from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorded_modules import Watched
@@ -33,8 +32,11 @@ from quant.capture.variations import (
     same_values,
     varied,
 )
-from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
-from quant.names import full_name
+from quant.graph import evaluate
+from quant.runtime.arguments import Arguments, copied
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import full_name
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 
 class Proof:

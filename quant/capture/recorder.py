@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import bind, kept
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.forward_code import named_in
@@ -27,9 +26,11 @@ from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import asked, said_of, stand_ins
 from quant.capture.writes import Writes, versions
 from quant.dead_calls import remove_dead
-from quant.graph import Graph, Node, Ref, leaves, map_leaves
+from quant.graph import Graph, Node
 from quant.leaves import is_leaf
-from quant.objects import Given, Result, containers, holds_objects
+from quant.runtime.arguments import bind, kept
+from quant.runtime.objects import Given, Result, containers, holds_objects
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 
 class Recorder(Tape, TorchFunctionMode):

@@ -25,9 +25,10 @@ from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
-from quant.graph import Attr, Node, Ref, Span, TensorMeta, leaves, map_leaves
-from quant.names import full_name
-from quant.objects import Given, Instance, holds_itself, opened
+from quant.graph import Node, Span, TensorMeta
+from quant.runtime.names import full_name
+from quant.runtime.objects import Given, Instance, holds_itself, opened
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
 CONSTANT, STORED, GIVEN = range(3)

@@ -13,8 +13,9 @@ from torch import nn
 from quant.capture.recorder import Recorder
 from quant.dead_calls import keep_only, needed_places
 from quant.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
-from quant.graph import Attr, Graph, Node, Ref, leaves
-from quant.names import full_name
+from quant.graph import Graph, Node
+from quant.runtime.names import full_name
+from quant.runtime.trees import Attr, Ref, leaves
 
 
 def graph_of(recorder: Recorder) -> Graph:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Node, Ref, attribute, leaves
+from quant.graph import Node
 from quant.leaves import is_leaf
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, leaves
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from quant.arguments import Arguments
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
@@ -12,7 +11,8 @@ from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
 from quant.capture.unlike_in_training import unlike_layers
-from quant.names import full_name
+from quant.runtime.arguments import Arguments
+from quant.runtime.names import full_name
 
 
 def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:

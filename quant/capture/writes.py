@@ -17,10 +17,11 @@ from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
 from quant.capture.snapshot import state_of, storages_of
 from quant.capture.tape import Tape
-from quant.graph import Attr, Node, Ref, leaves
-from quant.names import full_name
-from quant.objects import Write, content
+from quant.graph import Node
 from quant.runtime.calls import with_items, write_items
+from quant.runtime.names import full_name
+from quant.runtime.objects import Write, content
+from quant.runtime.trees import Attr, Ref, leaves
 
 
 class Writes:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from quant.folding import Affine, ChannelFactor, ChannelShift, depends_on_nothing, own_shape
-from quant.graph import Ref, TensorMeta
+from quant.graph import TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel
@@ -18,6 +18,7 @@ from quant.ops.operator import Clampable
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 Sign = Literal[1, -1]
 

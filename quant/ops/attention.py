@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned
 from quant.ops.registry import plans_reals
 from quant.runtime.calls import attend
 from quant.runtime.module_call import ModuleCall
+from quant.runtime.trees import Ref
 
 
 @dataclass(frozen=True)

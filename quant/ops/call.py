@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.graph import Attr, Graph, Node, Ref, TensorMeta, attribute
+from quant.graph import Graph, Node, TensorMeta
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref
 
 
 class StaysFloat(Exception):

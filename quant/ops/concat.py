@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from quant.graph import Ref
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, Moved
 from quant.ops.operator import Operator
 from quant.ops.planning import PlanCall, Planned, Unplanned, integer
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.folding import Affine, is_own_norm, norm_arguments, parameter
-from quant.graph import Attr, Ref, evaluate
+from quant.graph import evaluate
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Interval, Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Attr, Ref
 
 INFINITY = float("inf")
 

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, Ref, map_leaves
+from quant.graph import Graph
 from quant.kernels import QParams
 from quant.ops.operator import Interval
 from quant.ops.step import Step
+from quant.runtime.trees import Ref, map_leaves
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Node, Ref
+from quant.graph import Node
 from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
 from quant.ops.lowering import Context, Moved
 from quant.ops.operator import Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 SPLITS = frozenset({
     torch.chunk, torch.split, torch.unbind, torch.tensor_split, torch.split_with_sizes, "chunk", "split", "unbind",

@@ -13,10 +13,12 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import nn
 
-from quant.graph import Node, Ref, attribute, leaves
+from quant.graph import Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import called
 from quant.runtime.module_call import ModuleCall
+from quant.runtime.names import attribute
+from quant.runtime.trees import Ref, leaves
 
 
 class Unplanned(Exception):

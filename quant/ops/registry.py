@@ -8,11 +8,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 
-from quant.graph import Graph, Node, attribute
+from quant.graph import Graph, Node
 from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
 from quant.ops.operator import Operator
 from quant.ops.planning import PlanCall, Planned
+from quant.runtime.names import attribute
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import operator
 
 import torch
 
-from quant.graph import Node, Ref
+from quant.graph import Node
 from quant.ops.call import is_call_of
 from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
+from quant.runtime.trees import Ref
 
 RANKS = frozenset({"dim", "ndimension"})
 SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS

@@ -7,9 +7,9 @@ import warnings
 import torch
 from torch import nn
 
-from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.qat.runner import TrainingRunner
+from quant.runtime.names import full_name
 from quant.static.runner import runners
 
 SETTLED = 0.1

@@ -12,9 +12,7 @@ from torch import nn
 from quant.copying import copy_model
 from quant.further_programs import Extender
 from quant.fuse import Plan
-from quant.graph import Attr, attribute
 from quant.leaves import is_dynamic
-from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.ops.operator import Weighted
@@ -23,8 +21,11 @@ from quant.prepare import checked
 from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import Attr
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 from quant.static.weights import folded
 
 

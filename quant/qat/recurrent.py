@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import arguments_of, attribute, call_module, map_leaves
+from quant.graph import arguments_of, call_module
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.ops.operator import Recurrent
 from quant.ops.step import Step
 from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
+from quant.runtime.names import attribute
+from quant.runtime.trees import map_leaves
 from quant.static.recurrent import call_of
 from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner

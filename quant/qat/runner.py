@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.folding import is_own_norm, norm_of
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
+from quant.graph import Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
@@ -25,7 +25,9 @@ from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.runtime.binding import bound_values
+from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
+from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import ONE_MEMORY, bind, places_of, share_memory
-from quant.graph import CaptureMismatch, Graph, Ref, is_plain, match_arguments, said
+from quant.graph import Graph
+from quant.runtime.arguments import ONE_MEMORY, bind, places_of, share_memory
+from quant.runtime.matching import CaptureMismatch, match_arguments, said
+from quant.runtime.trees import Ref, is_plain
 
 
 def bound_values(

@@ -12,7 +12,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from quant.graph import Ref
 from quant.runtime.callee import Callee, Function, Method, Submodule
 from quant.runtime.instructions import (
     Conversion,
@@ -31,6 +30,7 @@ from quant.runtime.instructions import (
 from quant.runtime.program import Program, unread
 from quant.runtime.program_text import HEADER
 from quant.runtime.tree_reader import NAME, Reader, TextError, is_method
+from quant.runtime.trees import Ref
 from quant.runtime.values import Shape, Size, Value
 
 

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copied
-from quant.graph import Attr, CaptureMismatch, Graph, Ref, check_guard, leaves
+from quant.graph import Graph
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
-from quant.names import submodule
-from quant.objects import Result
 from quant.runtime import nonfinite
+from quant.runtime.arguments import copied
 from quant.runtime.binding import QuickBinding, bound_values
 from quant.runtime.instructions import (
     Conversion,
@@ -32,6 +30,9 @@ from quant.runtime.instructions import (
     said_of,
 )
 from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.matching import CaptureMismatch, check_guard
+from quant.runtime.names import submodule
+from quant.runtime.objects import Result
 from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
 from quant.runtime.own_forward import is_falling_back, run_own_forward
@@ -39,6 +40,7 @@ from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.values import Held
 from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards

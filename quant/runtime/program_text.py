@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quant.graph import Ref
 from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Callee, Method, Submodule
 from quant.runtime.instructions import (
@@ -42,6 +41,7 @@ from quant.runtime.instructions import (
     TakeSequence,
 )
 from quant.runtime.tree_text import Writer, word
+from quant.runtime.trees import Ref
 from quant.runtime.values import Value
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from typing import Any
 
 from torch import Tensor
 
-from quant.graph import Ref
 from quant.kernels.reference_plan import parse_line
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
@@ -29,6 +28,7 @@ from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
 from quant.runtime.tree_reader import NAME, Reader, TextError
 from quant.runtime.tree_text import Writer
+from quant.runtime.trees import Ref
 
 HEADER = "octet-schedule 1"
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.graph import Attr, PackedParts, Ref, Sizes
-from quant.objects import Given, Instance, Result, Write
 from quant.runtime.callee import Function, named
+from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.tree_text import BARE
+from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, CaptureMismatch, Graph, Ref, attribute
+from quant.graph import Graph
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref
 
 Written = tuple[Attr | Ref, ...]
 """Buffers and inputs."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, Ref, map_leaves
+from quant.graph import Node
 from quant.ops.lowering import Context, Kernel
 from quant.ops.moves import Move
 from quant.ops.operator import Operator, ShapeOnly
@@ -30,6 +30,7 @@ from quant.runtime.instructions import (
     renumbered,
 )
 from quant.runtime.program import Program, live, unread
+from quant.runtime.trees import Ref, map_leaves
 from quant.runtime.values import Size, Value
 from quant.static.symbolic_shapes import SymbolicShapes
 

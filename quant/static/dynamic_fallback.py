@@ -12,12 +12,13 @@ from quant.capture.called import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic
-from quant.names import child_of
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
+from quant.runtime.names import child_of
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries
-from quant.static.runner import RESERVED, GraphRunner
+from quant.static.runner import GraphRunner
 
 
 def make_rest_dynamic(

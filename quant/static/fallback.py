@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from quant.fuse import Plan
-from quant.graph import Attr, Ref, attribute
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref
 from quant.static.layers import StaticLayer
 
 

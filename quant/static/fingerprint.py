@@ -188,7 +188,7 @@ def _names(code: types.CodeType) -> frozenset[str]:
 def _of_code(code: types.CodeType) -> Iterator[object]:
     """What code does: its instructions and constants, without the places of its lines."""
     yield code.co_code.hex()
-    yield [name for name in code.co_names], code.co_varnames, code.co_freevars, code.co_flags
+    yield list(code.co_names), code.co_varnames, code.co_freevars, code.co_flags
     for constant in code.co_consts:
         yield list(_of_code(constant)) if isinstance(constant, types.CodeType) else _constant(constant)
 

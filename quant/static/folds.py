@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.folding import norm_arguments
-from quant.graph import Attr, Node
+from quant.graph import Node
 from quant.ops.operator import Weighted
+from quant.runtime.trees import Attr
 from quant.static.runner import GraphRunner
 
 

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.graph import Graph, Node, Ref, Span, TensorMeta, leaves
+from quant.graph import Graph, Node, Span, TensorMeta
 from quant.runtime.callee import Function, Method, Submodule, function
 from quant.runtime.program_reader import check_call, read_callee, read_dtype
 from quant.runtime.program_text import callee_text
 from quant.runtime.tree_reader import Reader, TextError
 from quant.runtime.tree_text import Writer
+from quant.runtime.trees import Ref, leaves
 
 HEADER = "octet-graph 1"
 _FLAGS = ("typed", "ranked", "contiguous")
@@ -89,7 +90,7 @@ def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | 
     (arguments,), _ = _given(readers[1], "arguments", 1)
     if not isinstance(path, str) or not set(flags) <= set(_FLAGS) or not isinstance(arguments, dict):
         readers[0].fail("is no graph")
-    graph = Graph(path, [], arguments, None, [], **{name: True for name in flags})
+    graph = Graph(path, [], arguments, None, [], **dict.fromkeys(flags, True))
     for reader in readers[2:-1]:
         if reader.at("span("):
             graph.spans.append(_read_span(reader, len(graph.nodes)))

@@ -9,10 +9,10 @@ from torch import nn
 
 from quant.folding import norm_arguments
 from quant.fuse import Plan
-from quant.graph import Attr, Ref, attribute, leaves
-from quant.names import child_of, full_name
 from quant.ops.operator import Weighted
+from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
 from quant.static.layers import FoldedNorm, StaticLayer
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from quant.capture.calls import says_it_writes
-from quant.graph import Graph, Node, Ref, attribute
+from quant.graph import Graph, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
@@ -28,6 +28,8 @@ from quant.ops.shapes import planned_shape
 from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.module_call import ModuleCall
+from quant.runtime.names import attribute
+from quant.runtime.trees import Ref
 from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from quant.calibrate.report import lost_share
 from quant.folding import gain_and_shift, is_norm, norm_of
 from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, attribute
+from quant.graph import Node
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
@@ -55,6 +55,7 @@ from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
 from quant.recurrent_layers import sizes_of, tensors_of
+from quant.runtime.names import attribute
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded
 

@@ -6,14 +6,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quant.arguments import bind
 from quant.fuse import Plan
-from quant.graph import CaptureMismatch, Ref, Span, match_arguments, settle
+from quant.graph import Span
+from quant.runtime.arguments import bind
 from quant.runtime.binding import check_tensor
 from quant.runtime.instructions import registers_in
+from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.own_forward import is_falling_back
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Ref, settle
 from quant.runtime.values import Shape
 from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
 from quant.static.native import schedule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quant.names import full_name
 from quant.ops.operator import Weighted
+from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute, map_leaves
+from quant.graph import Graph, Node
 from quant.leaves import base_layer
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, map_leaves
 
 IGNORED = {"inplace", "p"}
 """Settings of torch's layers that change nothing at inference."""

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, arguments_of, attribute, evaluate
+from quant.graph import Graph, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.ops.linear import Linear
 from quant.ops.lowering import clamp_limits
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.names import attribute
 from quant.static import weights
 from quant.static.recurrent import Run, call_of
 from quant.static.recurrent_float import float_run, run_float

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, evaluate, map_leaves
+from quant.graph import Graph, evaluate
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
 from quant.runtime.origin import Edge
+from quant.runtime.trees import map_leaves
 from quant.runtime.values import Held, Value
 from quant.static.layers import StaticLayer
 

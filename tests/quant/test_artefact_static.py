@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import quant
-from quant.graph import leaves
+from quant.runtime.trees import leaves
 from quant.static.layers import StaticLayer
 
 

@@ -20,9 +20,11 @@ import quant
 from quant.capture import capture
 from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot, storages_of
-from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.graph import Graph, evaluate
 from quant.leaves import is_leaf, register_leaf
 from quant.runtime.binding import bound_values
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"

@@ -14,7 +14,8 @@ import quant
 from quant.capture.outer_objects import Outside
 from quant.capture.recorder import Recorder
 from quant.capture.snapshot import Snapshot
-from quant.graph import Node, Ref
+from quant.graph import Node
+from quant.runtime.trees import Ref
 
 LENGTH = 40
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from quant import equalize, prepare, prepare_qat, quantize_static
 from quant.convert import convert
 from quant.folding import own_shape
-from quant.graph import Attr, Graph, Node
+from quant.graph import Graph, Node
 from quant.parity import parity
 from quant.report import summary
+from quant.runtime.trees import Attr
 from quant.static.runner import runners
 
 from .test_convert import check, layers_of, seeded, signal_to_noise

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from quant.capture import as_arguments
 from quant.convert import convert
 from quant.dynamic_decisions import NothingQuantized
-from quant.graph import leaves
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
+from quant.runtime.trees import leaves
 from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 from quant.static.simulation import simulating

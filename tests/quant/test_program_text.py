@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import quant
-from quant.graph import Attr, PackedParts, Ref, Sizes
-from quant.objects import Given, Instance, Result, Write
+from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
 from quant.runtime.tree_reader import Reader, TextError
 from quant.runtime.tree_text import Writer
+from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 from quant.static.shown_programs import ProgramsByModule, programs_of
 
 EVERY_KIND = """\

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.graph import CaptureMismatch, Ref
 from quant.runtime.binding import QuickBinding, bound_values
 from quant.runtime.filling import filler
+from quant.runtime.matching import CaptureMismatch
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Ref
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(2, 8)
 MASK = torch.ones(2, 8)

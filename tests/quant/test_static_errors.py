@@ -12,7 +12,7 @@ from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
 import quant
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
 
 
 @pytest.fixture(scope="module")

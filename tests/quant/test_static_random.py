@@ -26,7 +26,6 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
-from quant.graph import leaves, map_leaves
 from quant.nn.base import QuantModule
 from quant.ops.registry import real_form
 from quant.parity import parity
@@ -35,6 +34,7 @@ from quant.runtime.instructions import FloatCall
 from quant.runtime.program_reader import parse
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.single_steps import call
+from quant.runtime.trees import leaves, map_leaves
 from quant.static.shown_programs import programs_of
 from quant.static.simulation import simulating
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from quant import Recipe, convert, load, prepare, save, summary
-from quant.graph import leaves
 from quant.ops.recurrent import range_names
 from quant.parity import parity
 from quant.recipe import QConfig
+from quant.runtime.trees import leaves
 from quant.static.recurrent_float import observe, run_float
 from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners

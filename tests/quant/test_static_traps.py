@@ -18,12 +18,12 @@ from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
 from quant.fuse import Plan
-from quant.graph import leaves
 from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
+from quant.runtime.trees import leaves
 from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 
