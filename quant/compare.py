@@ -36,11 +36,11 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""

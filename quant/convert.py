@@ -23,6 +23,7 @@ from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.runtime.names import attribute, full_name, has_submodule
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.as_forward import as_forward
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
@@ -39,7 +40,7 @@ from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.runner import GraphRunner, all_runners, keep_programs, runners, unwrapped
 from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges

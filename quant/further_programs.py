@@ -26,9 +26,10 @@ from quant.graph import Graph
 from quant.recipe import Recipe
 from quant.runtime.arguments import copied, share_memory
 from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 from quant.static.as_forward import as_forward
 from quant.static.examples import encode
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 
 MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
 """Makes the runner of a fused graph, for calibration or for training."""

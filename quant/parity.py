@@ -23,12 +23,13 @@ from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
 from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
 from quant.static.layers import StaticLayer
 from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer
 from quant.time_steps import TimeSteps, time_steps

@@ -32,11 +32,12 @@ from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_attribute
+from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, replaying, runners
+from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)

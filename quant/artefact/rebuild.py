@@ -24,10 +24,11 @@ from quant.kernels import ACTIVATION_U8, QParams
 from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe
 from quant.runtime.names import has_attribute
+from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
 

@@ -80,6 +80,8 @@ def copy(call: Call) -> Recognised:
 class IdleCall(ModuleCall):
     """A float module that does nothing in eval mode."""
 
+    kind: ClassVar[str] = "idle"
+
     def holds(self, module: nn.Module) -> bool:
         return is_untouched(module) and type(module) in _PLANNED and not module.training
 

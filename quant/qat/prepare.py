@@ -22,9 +22,10 @@ from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_q
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
 from quant.runtime.names import attribute, full_name
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 from quant.static.weights import folded
 
 

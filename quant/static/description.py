@@ -17,8 +17,8 @@ from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.part_calls import Part
-from quant.static.runner import RESERVED
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""

@@ -15,9 +15,10 @@ from quant.leaves import is_dynamic
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.runtime.names import child_of
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries
-from quant.static.runner import RESERVED, GraphRunner
+from quant.static.runner import GraphRunner
 
 
 def make_rest_dynamic(

@@ -17,12 +17,12 @@ from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
-from quant.static.runner import RESERVED
 
 Entries = dict[str, tuple[str, str]]
 """Outcome and detail of a `ReportEntry`, by the full name of a module or of a step."""

@@ -25,7 +25,7 @@ from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
 from quant.runtime.own_forward import run_own_forward
-from quant.runtime.programs import Programs
+from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
@@ -33,9 +33,6 @@ from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.step_simulation import simulated, simulated_recurrent
-
-RESERVED = "_quant"
-"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
 
 
 class Extend(Protocol):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED, all_runners
+from quant.runtime.programs import RESERVED
+from quant.static.runner import all_runners
 from quant.static.simulation import simulating
 
 

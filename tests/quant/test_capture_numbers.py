@@ -16,7 +16,8 @@ from quant.capture import capture
 from quant.graph import evaluate
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED, bound_values, finished, output_of
+from quant.runtime.programs import RESERVED
+from quant.static.runner import bound_values, finished, output_of
 
 
 class Net(nn.Module):

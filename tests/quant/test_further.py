@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import quant
 from quant.runtime.own_forward import falling_back
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.types import UncapturedCall
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import quant
 from quant.fusion.fused_graph import FusedGraph
 from quant.runtime.instructions import IntegerMove
-from quant.static.runner import RESERVED, runners
+from quant.runtime.programs import RESERVED
+from quant.static.runner import runners
 
 KEPT = Path(__file__).parent / "artefacts"
 

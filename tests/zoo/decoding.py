@@ -22,8 +22,8 @@ import quant
 from quant.ops.call import called
 from quant.runtime.instructions import Instruction
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.region import Region
-from quant.static.runner import RESERVED
 from quant.static.simulation import simulating
 
 from .entry import wake
