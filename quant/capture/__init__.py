@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.arguments import Arguments, bind, copied
+from quant.arguments import Arguments, bind, copied_together
 from quant.capture.forward_code import looks_at_class
 from quant.capture.proved_recording import record
 from quant.capture.recorded_modules import Watched, watching
@@ -137,5 +137,5 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
     if path in found.islands:
         _capture_children(watched, recorder, path, found, training)
         return
-    args, kwargs = call.example
-    _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)
+    args, kwargs = copied_together(call.example)
+    _capture_unit(watched, call.module, path, args, kwargs, found, training)

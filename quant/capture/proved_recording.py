@@ -6,8 +6,7 @@ from collections.abc import MutableMapping
 
 from torch import nn
 
-from quant.arguments import ONE_MEMORY, Arguments, copied, share_memory
-from quant.capture.called import tensors_in
+from quant.arguments import ONE_MEMORY, Arguments, copied, share_memory, tensors_in
 from quant.capture.proof import Proof, run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import Arguments, bind, copied
+from quant.arguments import Arguments, bind, copied, copied_together
 from quant.capture.called import Called
 from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
@@ -81,7 +81,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     before = watched.snapshot()
     try:
         torch.set_rng_state(call.chance)
-        args, kwargs = copied(call.example)
+        args, kwargs = copied_together(call.example)
         return not _near(call.output, call.module(*args, **kwargs))
     except Exception:  # what its caller would have set is not there
         return True
