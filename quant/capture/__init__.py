@@ -21,7 +21,7 @@ from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unrecordable import refuse_read_once
 from quant.graph import Graph
-from quant.runtime.arguments import Arguments, bind, copied
+from quant.runtime.arguments import Arguments, bind, copied_together
 from quant.runtime.names import full_name
 
 
@@ -137,5 +137,5 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
     if path in found.islands:
         _capture_children(watched, recorder, path, found, training)
         return
-    args, kwargs = call.example
-    _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)
+    args, kwargs = copied_together(call.example)
+    _capture_unit(watched, call.module, path, args, kwargs, found, training)

@@ -165,6 +165,9 @@ class ModuleCalls:
         node = Node(
             len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
         )
+        once = next((leaf for leaf in leaves((node.args, node.kwargs)) if hasattr(leaf, "__next__")), None)
+        if once is not None:  # a run of the graph would find it read to its end
+            self.tape.problem(self.tape.owner, f"hands a {type(once).__name__} to {name or 'itself'}")
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         return node

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
@@ -33,7 +32,7 @@ from quant.capture.variations import (
     varied,
 )
 from quant.graph import evaluate
-from quant.runtime.arguments import Arguments, copied
+from quant.runtime.arguments import Arguments, copied, copied_together, tensors_in
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import full_name
 from quant.runtime.trees import Ref, leaves, map_leaves
@@ -150,10 +149,11 @@ class Proof:
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
     """Record a call, on copies of its tensors."""
-    args, kwargs = copied(call[0]), copied(call[1])
+    is_island = recorder.path in recorder.islands
+    args, kwargs = copied_together(call) if is_island else copied(call)
     recorder.tensors = tensors_in((args, kwargs))
     with watched.telling(recorder):
-        if recorder.path in recorder.islands:
+        if is_island:
             forward: Any = recorder.root.__dict__["forward"]
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
