@@ -15,6 +15,7 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
+from quant.graph import Kind
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
@@ -229,7 +230,7 @@ def _convert_unit(
     layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
     note_floats(fused, shown, path)
     steps = fused.steps
-    given = {node.index for node in fused.graph.nodes if node.kind == "input"}
+    given = {node.index for node in fused.graph.nodes if node.kind is Kind.INPUT}
     assembled = assemble(fused, steps, given, fused.graph.output, context, sites)
     remove_folded(fused, root, layers, sites)
     if not further:
@@ -288,6 +289,6 @@ def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:
         for step in runner.fused.steps:
             if step.integer and step.qconfig is not None:
                 node = runner.graph.nodes[step.nodes[0]]
-                name = node.target if node.kind == "module" else node.owner
+                name = node.target if node.kind is Kind.MODULE else node.owner
                 settings[full_name(runner.graph.path, name)] = step.qconfig
     return settings

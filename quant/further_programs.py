@@ -21,7 +21,7 @@ from quant.capture import capture_call
 from quant.capture.unlike_in_training import within
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.recipe import Recipe
 from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
 from quant.runtime.names import full_name
@@ -187,7 +187,7 @@ def _places(graph: Graph) -> list[Any]:
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         # By full names, so that a part's program and those of the module around it have the same places.
-        what = full_name(graph.path, what) if node.kind == "module" else what
+        what = full_name(graph.path, what) if node.kind is Kind.MODULE else what
         key = (node.kind, full_name(graph.path, node.owner), what)
         found.append((*key, counts[key]))
         counts[key] += 1

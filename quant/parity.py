@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
-from quant.graph import Graph, arguments_of, evaluate
+from quant.graph import Graph, Kind, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.recurrent import Sequence, product_range, state_range
@@ -268,7 +268,7 @@ def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
 def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
     """The module of the converted unit that a step calls."""
     node = graph.nodes[step.nodes[0]]
-    return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
+    return unit.get_submodule(node.target) if node.kind is Kind.MODULE and node.target else None
 
 
 def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, held: Held) -> StepParity:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quant.fusion.float_values import wanted_as_reals
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.ops.operator import Recurrent
 from quant.ops.recurrent import Cell
 from quant.ops.step import Step
@@ -73,12 +73,12 @@ class FusedGraph:
     def calls_of_layer(self, step: Step) -> list[Step]:
         """The steps that share a weighted step's int8 weight, itself included: all calls of its module."""
         first = self.graph.nodes[step.nodes[0]]
-        if first.kind != "module":
+        if first.kind is not Kind.MODULE:
             return [step]
 
         def same(other: Step) -> bool:
             node = self.graph.nodes[other.nodes[0]]
-            return node.kind == "module" and node.target == first.target and other.integer
+            return node.kind is Kind.MODULE and node.target == first.target and other.integer
 
         return [other for other in self.steps if same(other)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, is_recurrent, operator_of
@@ -145,9 +145,9 @@ class _Assembler:
         while waiting:
             index = waiting.pop()
             node = self.fused.graph.nodes[index]
-            if index in reads or node.kind == "input":
+            if index in reads or node.kind is Kind.INPUT:
                 continue
-            found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
+            found |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
             waiting += [] if instruction.own else node.refs
         return tuple(sorted(found - {""}))
 
@@ -190,7 +190,7 @@ class _Assembler:
 
     def step(self, step: Step) -> None:
         nodes = self.fused.graph.nodes
-        if nodes[step.output].kind == "input":
+        if nodes[step.output].kind is Kind.INPUT:
             return
         if step.integer:
             for value in step.inputs:
@@ -206,7 +206,7 @@ class _Assembler:
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
         self.operators[out] = operator
-        if node.kind == "guard":
+        if node.kind is Kind.GUARD:
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
         how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
@@ -246,9 +246,9 @@ class _Assembler:
 
 
 def _callee(node: Node) -> Callee:
-    if node.kind == "function":
+    if node.kind is Kind.FUNCTION:
         return function(node.target)
-    return Method(node.target) if node.kind == "method" else Submodule(node.target)
+    return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:

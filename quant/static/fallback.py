@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import attribute
@@ -28,7 +29,7 @@ class WeightsToRestore:
         self.parts: list[tuple[str, slice | None, str, bool]] = []
         self._done = False
         for step in fused.steps:
-            if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind != "module":
+            if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
                 self._note(step, step.operator, fused)
 
     def _note(self, step: Step, layer: Weighted, fused: FusedGraph) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Graph, Node, Span, arguments_of, evaluate
+from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
@@ -120,7 +120,7 @@ class GraphRunner(Ranges, Programs):
     def _replay(self, values: dict[int, Any]) -> Any:
         """The graph in float, shown to no observer."""
         for node in self.graph.nodes:
-            if node.kind != "input":
+            if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
         return output_of(self.graph, values)
 
@@ -131,7 +131,7 @@ class GraphRunner(Ranges, Programs):
             if key_of(step.name) in self.means:  # a later fusion may have fewer calls of a layer
                 means.setdefault(step.inputs[0], []).append(self.means[key_of(step.name)])
         for node in self.graph.nodes:
-            if node.kind != "input":
+            if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
             if node.index in self._recurrent:
                 self._observe_states(node, values)
@@ -191,7 +191,7 @@ class GraphRunner(Ranges, Programs):
         both = self.fused.read_both_ways()
         for step in steps:
             slot = self.fused.slot_of.get(step.output)
-            if self.graph.nodes[step.output].kind != "input":
+            if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
                 kept = rounded if step.output in both else values
