@@ -104,5 +104,5 @@ def not_waiting(model: nn.Module) -> Iterator[None]:
 
 def layers_of(runner: GraphRunner) -> frozenset[str]:
     """The full names of the modules whose integer steps a program has."""
-    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer]
+    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if step.integer]
     return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind == "module")

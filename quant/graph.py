@@ -1,7 +1,7 @@
 """The captured graph: what a model computed, call by call, in plain data that every later phase reads.
 
 Prepare puts observers on its values, convert rewrites it into integers, compare lines two of them up. Nothing here
-looks at layers or numbers; `capture.py` makes graphs and `fuse.py` reads meaning into them.
+looks at layers or numbers; `capture.py` makes graphs and `fusion/` reads meaning into them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What operators say of native calls: lines of a plan's text (`kernels/reference_plan.py`), or why there are none.
 
 An operator with a kernel needs to say nothing: where the plan's table has the kernel, the call of it is the line. One
-that only moves values (`lower` gives `Moved`) says which lines do the same (`Operator.plan`). A float call between
+that only moves values (`lower` gives `SameCall`) says which lines do the same (`Operator.plan`). A float call between
 integers is planned where its family's file says how (`plans_reals`).
 """
 
@@ -123,7 +123,7 @@ class PlanCall:
     Attributes:
         out: the register that it fills.
         args, kwargs: nested, with Ref to registers, or constants.
-        rescaled: of a concatenation, as `Moved` has it.
+        rescaled: of a concatenation, as `SameCall` has it.
     """
 
     values: Values

@@ -74,7 +74,7 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
     """Whether a captured unit is nothing but a layer that becomes dynamic, as an embedding that an island calls."""
-    steps = [step for step in runner.plan.steps if runner.graph.nodes[step.output].kind != "input"]
+    steps = [step for step in runner.fused.steps if runner.graph.nodes[step.output].kind != "input"]
     nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
     [kind, target] = [nodes[0].kind, nodes[0].target] if nodes else ["", None]
     lone = len(nodes) == 1 and kind == "module" and not target and not steps[0].integer

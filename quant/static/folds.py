@@ -26,7 +26,7 @@ def agree(one: GraphRunner, first: GraphRunner) -> bool:
 def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
     """What is folded into each weight, by the module or parameter that it is."""
     found: dict[str, list[str]] = {}
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         if isinstance(step.operator, Weighted):
             node, weight = runner.graph.nodes[step.nodes[0]], step.operator.weight
             layer = node.target if node.kind == "module" else weight.path if isinstance(weight, Attr) else ""
@@ -52,7 +52,7 @@ def _named(constant: Any) -> Any:
 def _norms(runner: GraphRunner) -> tuple[set[str], set[str]]:
     """The batch norms that a program folds into weights, and those that it calls; of functions by their statistics."""
     graph, folded, called = runner.graph, set(), set()
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         if norm is not None:
             folded.add(_name(graph.nodes[norm]))

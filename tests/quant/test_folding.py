@@ -163,7 +163,7 @@ def test_questions_for_a_rank_do_not_split_a_planned_run() -> None:
     q = check(model, IMAGES)
     assert summary(q)["(planned run)"].detail.startswith("native calls: 1,")
     [runner] = runners(prepare(model, IMAGES)).values()
-    assert [step.operator.name for step in runner.plan.steps if step.integer] == ["conv", *["conv", "add"] * 3, "conv"]
+    assert [step.operator.name for step in runner.fused.steps if step.integer] == ["conv", *["conv", "add"] * 3, "conv"]
 
 
 def test_a_rank_that_is_another_is_still_seen() -> None:
@@ -189,7 +189,7 @@ def test_functions_in_a_row_are_one_table() -> None:
     model[2].running_var.copy_(torch.linspace(0.1, 2, 8))
     q = check(model, IMAGES)
     [runner] = runners(prepare(model, IMAGES)).values()
-    assert [step.operator.name for step in runner.plan.steps if step.integer] == ["conv", "lookup", "conv"]
+    assert [step.operator.name for step in runner.fused.steps if step.integer] == ["conv", "lookup", "conv"]
     p = prepare_qat(model, IMAGES).train()
     for _ in range(60):
         p(IMAGES).sum().backward()

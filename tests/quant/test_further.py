@@ -83,7 +83,7 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
     assert list(all_runners(prepared)) == ["", "@2", "@3", "@4"]
     other = runner.others[0]
     assert isinstance(other, GraphRunner)
-    assert set(other.points.values()) & set(runner.points.values()), "a layer has one range in all programs"
+    assert set(other.observers.values()) & set(runner.observers.values()), "a layer has one range in all programs"
     q = quant.convert(prepared)
     with torch.no_grad():
         for args, kwargs in calls():
