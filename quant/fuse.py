@@ -33,11 +33,12 @@ from quant.recipe import QConfig, Recipe
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Ref
 
-RULES = 3
+RULES = 4
 """Version of what is decided here about float values, shared ranges and biases. A saved model is planned by the rules
 that it was converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its
 range; 2 rounded what the caller or a float step reads wherever integer steps read it too, had a table for each of
-several functions in a row, moved values for an nn.Identity, and corrected biases that a layer does not have."""
+several functions in a row, moved values for an nn.Identity, and corrected biases that a layer does not have; 3 had a
+table, and a range, for sums with 0 and products with 1."""
 
 
 @dataclass
@@ -148,6 +149,8 @@ def make_plan(
     steps = _take_outputs(_steps(graph, root, recipe, floats or {}), graph)
     _look_at_inputs(steps, graph, root)
     users = graph.users()
+    if rules > 3:
+        _find_identities(steps)
     if rules > 2:
         steps = _drop_identities(steps, users)
     steps = _fuse(steps, graph, root, users)
@@ -244,8 +247,15 @@ def _of_same_rank(step: Step, graph: Graph) -> int:
     return max(step.inputs, key=rank)
 
 
+def _find_identities(steps: list[Step]) -> None:
+    """Let functions that give their input be what nn.Identity is: a range of their own would round once more."""
+    for step in steps:
+        if isinstance(step.operator, Lookup) and step.operator.gives_input:
+            step.operator = Identity()
+
+
 def _drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step]:
-    """Take an nn.Identity into the integer step before it, so that it does not keep what follows from being fused."""
+    """Take identities into the integer step before them, so that they do not keep what follows from being fused."""
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
