@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import attribute
@@ -24,20 +25,20 @@ from quant.static.layers import StaticLayer
 class WeightsToRestore:
     """The parameters that a user's forward reads and that have become parts of int8 layers."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, fused: FusedGraph) -> None:
         self.parts: list[tuple[str, slice | None, str, bool]] = []
         self._done = False
-        for step in plan.steps:
-            if isinstance(step.operator, Weighted) and plan.graph.nodes[step.nodes[0]].kind != "module":
-                self._note(step, step.operator, plan)
+        for step in fused.steps:
+            if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
+                self._note(step, step.operator, fused)
 
-    def _note(self, step: Step, layer: Weighted, plan: Plan) -> None:
+    def _note(self, step: Step, layer: Weighted, fused: FusedGraph) -> None:
         key = "/" + step.name.replace(".", "/")
         for name, value in (("weight", layer.weight), ("bias", layer.bias)):
             rows: slice | None = None
             if isinstance(value, Ref):
-                node = plan.graph.nodes[value.index]
-                owner = plan.graph.nodes[step.nodes[0]].owner
+                node = fused.graph.nodes[value.index]
+                owner = fused.graph.nodes[step.nodes[0]].owner
                 if node.target is operator.getitem and isinstance(node.args[1], slice):
                     value, rows = node.args
                 else:  # computed from parts: the module reads it as its `weight`

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from quant.folding import norm_arguments
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
@@ -28,29 +29,31 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
     return root
 
 
-def remove_folded(plan: Plan, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]) -> None:
+def remove_folded(
+    fused: FusedGraph, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]
+) -> None:
     """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
-    for step in plan.steps:
+    for step in fused.steps:
         place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
-        node = None if place is None else plan.graph.nodes[place]
-        if node is not None and node.kind == "module":
+        node = None if place is None else fused.graph.nodes[place]
+        if node is not None and node.kind is Kind.MODULE:
             layer = layers[sites[step.output].layer]
             assert isinstance(layer, StaticLayer)
             replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
-def remove_unread(plan: Plan, root: nn.Module, programs: list[ProgramRunner]) -> None:
+def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner]) -> None:
     """Take away the float parameters of functional layers where nothing in float reads them.
 
     Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
     """
     wanted = set().union(*(program.float_parameters() for program in programs))
-    for step in plan.steps:
+    for step in fused.steps:
         if not isinstance(step.operator, Weighted):
             continue
-        functional = plan.graph.nodes[step.nodes[0]].kind != "module"
-        layer = _paths((step.operator.weight, step.operator.bias), plan) if functional else set()
-        for path in layer - wanted - folded_parameters(step.operator, plan):
+        functional = fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE
+        layer = _paths((step.operator.weight, step.operator.bias), fused) if functional else set()
+        for path in layer - wanted - folded_parameters(step.operator, fused):
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             for store in (module._parameters, module._buffers):
@@ -64,13 +67,13 @@ def _saves_itself(module: nn.Module) -> bool:
     return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
 
 
-def folded_parameters(operator: Weighted, plan: Plan) -> set[str]:
+def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
     found: list[object] = [one.constant for one in operator.affine]
-    norm = None if operator.batch_norm is None else plan.graph.nodes[operator.batch_norm]
-    if norm is not None and norm.kind == "function":
+    norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
+    if norm is not None and norm.kind is Kind.FUNCTION:
         found += [value for name, value in norm_arguments(norm).items() if name != "input"]
-    return _paths(found, plan)
+    return _paths(found, fused)
 
 
 def remove_parametrizations(root: nn.Module) -> list[str]:
@@ -94,13 +97,13 @@ def remove_parametrizations(root: nn.Module) -> list[str]:
     return gone
 
 
-def _paths(tree: object, plan: Plan) -> set[str]:
+def _paths(tree: object, fused: FusedGraph) -> set[str]:
     """The parameters that a weight is, or is computed from."""
     found: set[str] = set()
     for leaf in leaves(tree):
         if isinstance(leaf, Attr):
             found.add(leaf.path)
         elif isinstance(leaf, Ref):
-            node = plan.graph.nodes[leaf.index]
-            found |= _paths((node.args, node.kwargs), plan)
+            node = fused.graph.nodes[leaf.index]
+            found |= _paths((node.args, node.kwargs), fused)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.nn.base import QuantModule
 from quant.runtime.instructions import FloatCall, Guard, Instruction, renumbered
 from quant.runtime.names import attribute, has_submodule
@@ -47,7 +47,7 @@ def _replaced_by(instruction: Instruction, program: Program, graph: Graph) -> It
     while waiting:
         index = waiting.pop()
         node = graph.nodes[index]
-        if index in seen or node.kind == "input":
+        if index in seen or node.kind is Kind.INPUT:
             continue
         seen.add(index)
         waiting += node.refs
@@ -61,7 +61,7 @@ def _value(node: Node, place: int) -> Value:
 def _instruction(node: Node, ids: dict[int, int]) -> Instruction:
     args, kwargs = renumbered((node.args, node.kwargs), ids)
     out = ids[node.index]
-    if node.kind == "guard":
+    if node.kind is Kind.GUARD:
         return Guard(out=out, step=node.label, source=args[0].index, expected=args[1], owner=node.owner)
     how: dict[str, Any] = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
     return FloatCall(out=out, step=node.label, callee=callee_of(node), args=args, kwargs=kwargs, **how)
