@@ -49,8 +49,15 @@ def _of_same_rank(step: Step, graph: Graph) -> int:
     return max(step.inputs, key=rank)
 
 
+def find_identities(steps: list[Step]) -> None:
+    """Treat functions that give their input as nn.Identity: a range of their own would round once more."""
+    for step in steps:
+        if isinstance(step.operator, Lookup) and step.operator.gives_input:
+            step.operator = Identity()
+
+
 def drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step]:
-    """Join each nn.Identity with the integer step before it, so that later steps can be joined too."""
+    """Join each identity with the integer step before it, so that later steps can be joined too."""
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:

@@ -236,12 +236,15 @@ class _Assembler:
             return
         node = self.fused.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
+        idle = isinstance(step.operator, View) and step.operator.idle
+        if idle:  # whatever else it is called with, it gives this
+            node = replace(node, args=(Ref(step.inputs[0]),), kwargs={})
         args, kwargs = _with_values(node, moved)
         self.operators[out] = step.operator
         how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
         if isinstance(step.operator, View):
             moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
-            how["callee"] = None if step.operator.idle else _callee(moving)
+            how["callee"] = None if idle else _callee(moving)
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
 
