@@ -17,8 +17,8 @@ from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, SameCall
-    from quant.ops.products import Product
     from quant.ops.step import Step
+    from quant.runtime.layers.products import Product
 
 Interval = tuple[float, float]
 
