@@ -28,7 +28,7 @@ from quant.copying import copy_model
 from quant.folding import norm_of
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
 from quant.ops.step import Step
@@ -169,7 +169,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
     """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
     for node in graph.nodes:
-        if node.kind == "module" and full_name(graph.path, node.target) not in islands:
+        if node.kind is Kind.MODULE and full_name(graph.path, node.target) not in islands:
             yield from attribute(root, node.target).parameters()
         for leaf in leaves((node.args, node.kwargs)):
             if isinstance(leaf, Attr):
@@ -192,7 +192,7 @@ def _scalable(pair: Pair) -> bool:
 def _hooked(pair: Pair) -> bool:
     """Whether modules of the pair, or what they stand in, have forward hooks, which may change what is between them."""
     nodes = [pair.fused.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
-    paths = {node.target if node.kind == "module" else node.owner for node in nodes}
+    paths = {node.target if node.kind is Kind.MODULE else node.owner for node in nodes}
     names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
     modules = [pair.root.get_submodule(name) for name in names]
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules if module is not pair.root)

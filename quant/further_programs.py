@@ -18,13 +18,12 @@ from torch import nn
 from quant import forward_state
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
-from quant.capture.called import tensors_in
 from quant.capture.unlike_in_training import within
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.recipe import Recipe
-from quant.runtime.arguments import copied, share_memory
+from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
 from quant.static.as_forward import as_forward
@@ -60,7 +59,7 @@ class Extender:
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
             return None  # a program takes each argument by itself
         with _own_forwards(root):
-            found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
+            found = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
         self.called |= found.called
         new = [name for name in found.islands if name not in self.islands]
         forward_state.note(self.state, root, path, {*found.state, *forward_state.kept_by_islands(root, path, new)})
@@ -188,7 +187,7 @@ def _places(graph: Graph) -> list[Any]:
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         # By full names, so that a part's program and those of the module around it have the same places.
-        what = full_name(graph.path, what) if node.kind == "module" else what
+        what = full_name(graph.path, what) if node.kind is Kind.MODULE else what
         key = (node.kind, full_name(graph.path, node.owner), what)
         found.append((*key, counts[key]))
         counts[key] += 1

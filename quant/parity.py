@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
-from quant.graph import Graph, arguments_of, evaluate
+from quant.graph import Graph, Kind, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.recurrent import Sequence, product_range, state_range
@@ -26,6 +26,7 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
+from quant.static.kept_graph import graph_of
 from quant.static.layers import StaticLayer
 from quant.static.recurrent import call_of
 from quant.static.rnn import StaticCell, StaticRecurrent
@@ -201,7 +202,7 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
     found = program.held_by(call.args, call.kwargs)
-    runner = None if found is None else _prepared_as(first, found[0].graph)
+    runner = None if found is None else _prepared_as(first, graph_of(found[0]))
     if found is None or runner is None:
         return None
     one, held = found
@@ -242,7 +243,7 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
     """The values of a captured module that was nothing but one layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        given = bound_values(runner.graph, runner.root, args, kwargs)
+        given = bound_values(runner.expected, runner.root, args, kwargs)
         found = layer(*args, **kwargs)
         value = step.inputs[0]
         q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
@@ -268,7 +269,7 @@ def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
 def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
     """The module of the converted unit that a step calls."""
     node = graph.nodes[step.nodes[0]]
-    return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
+    return unit.get_submodule(node.target) if node.kind is Kind.MODULE and node.target else None
 
 
 def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, held: Held) -> StepParity:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.leaves import is_dynamic
 from quant.observers import AUTO, LEARNED, OBSERVERS, trains
 from quant.ops.step import is_recurrent
@@ -111,7 +112,7 @@ def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int,
             if not step.integer or step.qconfig is None:
                 continue
             node = fused.graph.nodes[step.nodes[0]]
-            inner = node.target if node.kind == "module" else node.owner
+            inner = node.target if node.kind is Kind.MODULE else node.owner
             name, module = full_name(path, inner), attribute(runner.root, inner)
             layers = found.setdefault(recipe.resolve(name, module)[1], _Layers())
             static.add(name)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.observers import LEARNED
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
@@ -35,7 +36,7 @@ def shared_layers(
     for path, fused in graphs.items():
         for step in fused.steps:
             node = fused.graph.nodes[step.nodes[0]]
-            if step.integer and node.kind == "module" and which(step):
+            if step.integer and node.kind is Kind.MODULE and which(step):
                 names.setdefault(id(attribute(roots[path], node.target)), {})[path] = node.target
     found: Calls = {path: {} for path in graphs}
     for same in names.values():

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.graph import Kind
+
 METADATA = {
     "dtype", "device", "layout", "is_cuda", "is_sparse", "names", "is_nested",
     "is_quantized", "is_mkldnn", "is_meta", "is_cpu", "is_floating_point", "is_complex", "is_signed",
@@ -63,7 +65,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 def canonical(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, Any, tuple[Any, ...], dict[str, Any]]:
+) -> tuple[Kind, Any, tuple[Any, ...], dict[str, Any]]:
     """Kind, target, args and kwargs of the node that a call of torch's becomes.
 
     A function mode is told of the C function or the descriptor of `Tensor`. In a graph an operator is Python's
@@ -71,12 +73,12 @@ def canonical(
     """
     name = getattr(function, "__name__", "")
     if name == "__get__" and not kwargs:
-        return "function", getattr, (args[0], attribute_name(function)), {}
+        return Kind.FUNCTION, getattr, (args[0], attribute_name(function)), {}
     if name in OPERATORS and function is getattr(Tensor, name, None) and not kwargs and len(args) <= 2:
-        return "function", OPERATORS[name], args[::-1] if name.startswith("__r") else args, {}
+        return Kind.FUNCTION, OPERATORS[name], args[::-1] if name.startswith("__r") else args, {}
     if function is getattr(Tensor, name, None) and args:
-        return "method", name, args, kwargs
-    return "function", function, args, kwargs
+        return Kind.METHOD, name, args, kwargs
+    return Kind.FUNCTION, function, args, kwargs
 
 
 def attribute_name(getter: Any) -> str:
@@ -93,9 +95,9 @@ def called_name(target: Any, args: tuple[Any, ...]) -> str:
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
-def says_it_writes(kind: str, target: Any, kwargs: dict[str, Any], module: nn.Module | None = None) -> bool:
+def says_it_writes(kind: Kind, target: Any, kwargs: dict[str, Any], module: nn.Module | None = None) -> bool:
     """Whether a call changes its first argument, and gives it back, by its name or its settings."""
-    if kind == "module":
+    if kind is Kind.MODULE:
         return bool(getattr(module, "inplace", False))
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))

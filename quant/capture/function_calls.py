@@ -27,7 +27,7 @@ from quant.capture.calls import (
 from quant.capture.numbers import recorded
 from quant.capture.tape import CONSTANT, GIVEN, STORED, Tape
 from quant.capture.writes import Writes, version_of
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref, leaves
 
@@ -82,20 +82,20 @@ class FunctionCalls:
             return value
         if not tensors and not changed:
             return self._read(name, kind, target, places, value, follows)
-        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
+        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
         sized = name in SIZED_BY_VALUES or (target is operator.getitem and _by_mask(args[1]))
         sized = sized or (name == "where" and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
         if changed:
             return self.writes.written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
         return self.results.note(node, value, follows, sized_by_values=sized)
 
-    def _sized(self, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
-        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
+    def _sized(self, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
         static = not self.tape.is_sized_by_values(places)
         if not isinstance(value, tuple):
             name = called_name(target, places[0])
             if name == "__len__":  # `len` makes a number of its own of whatever it is given
-                node.kind, node.target, node.args = "method", "size", (places[0][0], 0)
+                node.kind, node.target, node.args = Kind.METHOD, "size", (places[0][0], 0)
             number = recorded(int(value), self.tape, self.tape.append(node, value, follows), static)
             if name == "__len__":
                 self.tape.hold(number, "counts by")
@@ -104,18 +104,18 @@ class FunctionCalls:
         index = self.tape.append(node, value, follows)
         items = []
         for place, size in enumerate(value):
-            item = Node(len(self.tape.nodes), "function", operator.getitem, (Ref(index), place), owner=node.owner)
+            item = Node(len(self.tape.nodes), Kind.FUNCTION, operator.getitem, (Ref(index), place), owner=node.owner)
             items.append(recorded(int(size), self.tape, self.tape.append(item, int(size), follows), static))
         return self.tape.held_for_texts(type(value)(items))
 
-    def _read(self, name: str, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+    def _read(self, name: str, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
         """A call that gives something that is no tensor: values leave torch, unless they are the same in every call."""
         if follows == CONSTANT:
             return value
         stored = [leaf for leaf in leaves(places) if isinstance(leaf, Attr)]
         buffers = not any(isinstance(attribute(self.tape.root, one.path), nn.Parameter) for one in stored)
         if follows == STORED and buffers and isinstance(value, (bool, int, float)) and math.isfinite(value):
-            node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
+            node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
             self.tape.guard(Ref(self.tape.append(node, value, follows)), value)
             return value
         what = "branches on" if name in ("__bool__", "is_nonzero", "equal", "allclose") else "computes in Python with"

@@ -11,7 +11,7 @@ from quant.folding import ChannelShift
 from quant.fusion.domains import choose_domains
 from quant.fusion.float_values import gives_reals, wanted_as_reals
 from quant.fusion.fused_graph import RULES, FusedGraph
-from quant.fusion.joined_steps import drop_identities, fold_into_layers, join_lookups, read_ranks_early
+from quant.fusion.joined_steps import drop_identities, find_identities, fold_into_layers, join_lookups, read_ranks_early
 from quant.fusion.recognised_steps import join_output_sequences, recognise_steps
 from quant.fusion.slots import share_ranges
 from quant.graph import Graph
@@ -35,6 +35,8 @@ def fuse(
     steps = join_output_sequences(recognise_steps(graph, root, recipe, floats or {}), graph)
     read_ranks_early(steps, graph)
     users = graph.users()
+    if rules > 3:
+        find_identities(steps)
     if rules > 2:
         steps = drop_identities(steps, users)
     steps = fold_into_layers(steps, graph, root, users)

@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quant.fusion.float_values import wanted_as_reals
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.ops.operator import Recurrent
 from quant.ops.recurrent import Cell
 from quant.ops.step import Step
 from quant.recipe import QConfig
 
-RULES = 3
+RULES = 4
 """Version of the decisions about float values, shared ranges and biases. A saved model is fused by the rules it was
 converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range; 2
 rounded what the caller or a float step reads wherever integer steps read it too, had one table for each of several
-functions in a row, kept a step for an nn.Identity, and corrected the biases of layers that have none."""
+functions in a row, kept a step for an nn.Identity, and corrected the biases of layers that have none; 3 had a table,
+and a range, for sums with 0 and products with 1."""
 
 
 @dataclass
@@ -73,12 +74,12 @@ class FusedGraph:
     def calls_of_layer(self, step: Step) -> list[Step]:
         """The steps that share a weighted step's int8 weight, itself included: all calls of its module."""
         first = self.graph.nodes[step.nodes[0]]
-        if first.kind != "module":
+        if first.kind is not Kind.MODULE:
             return [step]
 
         def same(other: Step) -> bool:
             node = self.graph.nodes[other.nodes[0]]
-            return node.kind == "module" and node.target == first.target and other.integer
+            return node.kind is Kind.MODULE and node.target == first.target and other.integer
 
         return [other for other in self.steps if same(other)]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from quant.capture.calls import says_it_writes
 from quant.folding import Affine
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.idle import Identity
 from quant.ops.linear import Linear
@@ -49,8 +49,15 @@ def _of_same_rank(step: Step, graph: Graph) -> int:
     return max(step.inputs, key=rank)
 
 
+def find_identities(steps: list[Step]) -> None:
+    """Treat functions that give their input as nn.Identity: a range of their own would round once more."""
+    for step in steps:
+        if isinstance(step.operator, Lookup) and step.operator.gives_input:
+            step.operator = Identity()
+
+
 def drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step]:
-    """Join each nn.Identity with the integer step before it, so that later steps can be joined too."""
+    """Join each identity with the integer step before it, so that later steps can be joined too."""
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
@@ -124,7 +131,7 @@ def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module)
     """Whether an input of `before` is changed in place before `step`, so that a joined step would read it too late."""
     for index in range(before.nodes[0] + 1, step.nodes[0]):
         node = graph.nodes[index]
-        module = attribute(root, node.target) if node.kind == "module" else None
+        module = attribute(root, node.target) if node.kind is Kind.MODULE else None
         if node.writes or (
             says_it_writes(node.kind, node.target, node.kwargs, module) and {*node.refs} & {*before.inputs}
         ):
@@ -159,8 +166,8 @@ def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
 
 def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
     """Whether the module that `node` calls is called by another node too, under this name or another."""
-    if node.kind != "module":
+    if node.kind is not Kind.MODULE:
         return False
     module = attribute(root, node.target)
-    calls = [one for one in graph.nodes if one.kind == "module" and attribute(root, one.target) is module]
+    calls = [one for one in graph.nodes if one.kind is Kind.MODULE and attribute(root, one.target) is module]
     return len(calls) > 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.ops.call import StaysFloat
 from quant.ops.operator import Float, ShapeOnly
 from quant.ops.recurrent import Sequence
@@ -23,7 +23,7 @@ def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mappi
     """One step per node; arguments as of `fuse`."""
     steps = []
     for node in graph.nodes:
-        if node.kind in ("input", "guard") or reads_only_shape(node):
+        if node.kind in (Kind.INPUT, Kind.GUARD) or reads_only_shape(node):
             steps.append(Step(ShapeOnly(), (node.index,), name=node.label))
             continue
         has_form = False
@@ -44,7 +44,7 @@ def _qconfig(
 ) -> QConfig | None:
     if not known.operator.anchor:
         return None
-    name = node.target if node.kind == "module" else node.owner
+    name = node.target if node.kind is Kind.MODULE else node.owner
     if name in floats:
         raise StaysFloat(floats[name])
     qconfig, index = recipe.resolve(full_name(graph.path, name), attribute(root, name))

@@ -34,7 +34,7 @@ class Idle(Copy):
 
 @dataclass(frozen=True)
 class Identity(Idle):
-    """`nn.Identity`."""
+    """`nn.Identity`, and arithmetic with a number that changes nothing (`Lookup.gives_input`)."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import nn
 
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import called
 from quant.runtime.module_call import ModuleCall
@@ -142,7 +142,7 @@ class PlanCall:
     @property
     def module(self) -> nn.Module | None:
         """The module that it calls; None where it calls none."""
-        return attribute(self.root, self.node.target) if self.node.kind == "module" else None
+        return attribute(self.root, self.node.target) if self.node.kind is Kind.MODULE else None
 
     def argument(self, place: int, name: str) -> Any:
         """The argument at `place` or called `name`; None where there is none."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
 from quant.ops.lowering import Context, SameCall
@@ -108,7 +108,7 @@ class ReshapeAs(View):
 
 def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
     """A call that refuses where there is no view, as one that copies; their shapes have other names."""
-    if node.kind != "method" or node.target not in COPYING:
+    if node.kind is not Kind.METHOD or node.target not in COPYING:
         return node, kwargs
     renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
     return replace(node, target=COPYING[node.target]), renamed

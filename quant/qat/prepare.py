@@ -12,6 +12,7 @@ from torch import nn
 from quant.copying import copy_model
 from quant.further_programs import Extender
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.leaves import is_dynamic
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
@@ -145,7 +146,7 @@ def _dynamic(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> dict[str, 
     """The settings of the modules that convert will make dynamic."""
     settings: dict[str, QConfig] = {}
     for node in fused.graph.nodes:
-        if node.kind != "module" or not is_dynamic(module.get_submodule(node.target)):
+        if node.kind is not Kind.MODULE or not is_dynamic(module.get_submodule(node.target)):
             continue
         name = full_name(fused.graph.path, node.target)
         qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.folding import is_own_norm, norm_of
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Node, arguments_of, evaluate
+from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
@@ -97,8 +97,8 @@ class TrainingRunner(GraphRunner):
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         values = bound_checked(self, args, kwargs)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._train(values))
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._train(values))
         else:
             output = self._train(values)
         return finished(output, self.root, args, kwargs)
@@ -163,7 +163,7 @@ class TrainingRunner(GraphRunner):
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
-            if self.graph.nodes[step.output].kind != "input":
+            if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values[step.output], clamp = self._value(step, seen)
             value = values[step.output]
             if step.output in self._both:
@@ -195,7 +195,7 @@ class TrainingRunner(GraphRunner):
             # Called as a module, which passes other settings in training mode than the captured call has.
             normalised: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
             return normalised
-        qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
+        qconfig = self.dynamic.get(node.target) if node.kind is Kind.MODULE and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
         args, kwargs = arguments_of(node, self.root, value)
@@ -295,7 +295,7 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
     """
-    values = bound_values(runner.graph, runner.root, args, kwargs, runner.fused.slot_of)
+    values = bound_values(runner.expected, runner.root, args, kwargs)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
             if not isinstance(value, Tensor):

@@ -84,7 +84,7 @@ def _forward(module: nn.Module) -> Any:
     """The user's forward: of a prepared module that which its runner stands for."""
     runner = module._modules.get(RESERVED) if RESERVED in module._modules else None
     own = vars(module).get("forward") if runner is None else getattr(runner, "own_forward", None)
-    waiting = getattr(own, "__self__", None)
+    waiting: Any = getattr(own, "__self__", None)
     if hasattr(waiting, "own_forward"):  # a part of a prepared model, which waits to be called alone
         own = waiting.own_forward
     return type(module).forward if own is None else own

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.graph import Graph, Node, Span, TensorMeta
+from quant.graph import Graph, Kind, Node, Span, TensorMeta
 from quant.runtime.callee import Function, Method, Submodule, function
 from quant.runtime.program_reader import check_call, read_callee, read_dtype
 from quant.runtime.program_text import callee_text
@@ -31,6 +31,8 @@ from quant.runtime.trees import Ref, leaves
 
 HEADER = "octet-graph 1"
 _FLAGS = ("typed", "ranked", "contiguous")
+_BARE = (Kind.INPUT, Kind.GUARD)
+_CALLS = {Function: Kind.FUNCTION, Method: Kind.METHOD, Submodule: Kind.MODULE}
 _NUMBERS: dict[str, type] = {"int": int, "float": float}
 
 
@@ -63,11 +65,11 @@ def _node(node: Node, writer: Writer) -> str:
 
 
 def _called(node: Node) -> str:
-    if node.kind in ("input", "guard"):
-        return f"{node.kind} {node.target!r}"
-    if node.kind == "function":
+    if node.kind in (Kind.INPUT, Kind.GUARD):
+        return f"{node.kind.value} {node.target!r}"
+    if node.kind is Kind.FUNCTION:
         return callee_text(function(node.target))
-    return callee_text(Method(node.target) if node.kind == "method" else Submodule(node.target))
+    return callee_text(Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target))
 
 
 def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | None = None) -> Graph:
@@ -121,7 +123,7 @@ def _read_span(reader: Reader, nodes: int) -> Span:
 
 
 def _read_node(reader: Reader, index: int) -> Node:
-    kind: Any = next((one for one in ("input", "guard") if reader.take(f"{one} ")), None)
+    kind = next((one for one in (Kind.INPUT, Kind.GUARD) if reader.take(f"{one.value} ")), None)
     if kind is not None:
         target: Any = reader.word()
         args, kwargs = reader.arguments()
@@ -129,7 +131,7 @@ def _read_node(reader: Reader, index: int) -> Node:
         callee = read_callee(reader)
         args, kwargs = reader.arguments()
         check_call(reader, callee, args, kwargs)
-        kind = {Function: "function", Method: "method", Submodule: "module"}[type(callee)]
+        kind = {Function: Kind.FUNCTION, Method: Kind.METHOD, Submodule: Kind.MODULE}[type(callee)]
         target = callee.target if isinstance(callee, Function) else _name(callee)
     _check(reader, (args, kwargs), index)
     reader.expect(":")

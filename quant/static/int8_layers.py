@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.kernels import QParams
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
@@ -44,7 +45,7 @@ class Made:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]
                 node = runner.graph.nodes[step.nodes[0]]
-                if not step.integer or node.kind != "module":
+                if not step.integer or node.kind is not Kind.MODULE:
                     continue
                 module = self.originals[path, node.target] = attribute(runner.root, node.target)
                 if isinstance(step.operator, Weighted):
@@ -67,14 +68,14 @@ class Made:
 def _called(runner: GraphRunner, index: int) -> Any:
     """What a node calls, and where: the same in all programs of a module."""
     node = runner.graph.nodes[index]
-    target = id(attribute(runner.root, node.target)) if node.kind == "module" else str(node.target)
+    target = id(attribute(runner.root, node.target)) if node.kind is Kind.MODULE else str(node.target)
     return id(runner.root), node.owner, target
 
 
 def is_layer(runner: GraphRunner) -> bool:
     """Whether a captured unit is itself a layer that becomes int8."""
     nodes = (runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if step.integer)
-    return any(node.kind == "module" and not node.target for node in nodes)
+    return any(node.kind is Kind.MODULE and not node.target for node in nodes)
 
 
 def int8_layers(
@@ -113,8 +114,8 @@ def int8_layers(
         if not isinstance(step.operator, Weighted):
             continue
         node = fused.graph.nodes[step.nodes[0]]
-        key = node.target if node.kind == "module" else "/" + step.name.replace(".", "/")
-        original = made.originals[path, key] if node.kind == "module" else None
+        key = node.target if node.kind is Kind.MODULE else "/" + step.name.replace(".", "/")
+        original = made.originals[path, key] if node.kind is Kind.MODULE else None
         x = ranges[fused.slot_of[step.inputs[0]]]
         layer = layers[key] = _weighted_layer(step, runner, original, x, backend, made)
         y = ranges[fused.slot_of[step.output]] if fused.emits_integers(step) else None

@@ -8,6 +8,7 @@ from torch import nn
 
 from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.names import attribute
 from quant.runtime.program_runner import ProgramRunner
@@ -35,7 +36,7 @@ def remove_folded(
     for step in fused.steps:
         place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         node = None if place is None else fused.graph.nodes[place]
-        if node is not None and node.kind == "module":
+        if node is not None and node.kind is Kind.MODULE:
             layer = layers[sites[step.output].layer]
             assert isinstance(layer, StaticLayer)
             replace_module(root, attribute(root, node.target), FoldedNorm(layer))
@@ -49,7 +50,7 @@ def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunn
     wanted = set().union(*(program.float_parameters() for program in programs))
     gone: set[str] = set()
     for step in fused.steps:
-        if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind != "module":
+        if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
             layer = _paths((step.operator.weight, step.operator.bias), fused)
             gone |= layer - wanted - folded_parameters(step.operator, fused)
     return {path for path in sorted(gone) if remove_tensor(root, path)}
@@ -59,7 +60,7 @@ def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
     found: list[object] = [one.constant for one in operator.affine]
     norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
-    if norm is not None and norm.kind == "function":
+    if norm is not None and norm.kind is Kind.FUNCTION:
         found += [value for name, value in norm_arguments(norm).items() if name != "input"]
     return _paths(found, fused)
 

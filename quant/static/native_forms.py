@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from quant.capture.calls import says_it_writes
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
@@ -209,8 +209,8 @@ def writes_in_place(graph: Graph, root: nn.Module) -> bool:
     """
     users = graph.users()
     for node in graph.nodes:
-        if node.kind in ("function", "method", "module"):
-            module = attribute(root, node.target) if node.kind == "module" else None
+        if node.kind in (Kind.FUNCTION, Kind.METHOD, Kind.MODULE):
+            module = attribute(root, node.target) if node.kind is Kind.MODULE else None
             writes = says_it_writes(node.kind, node.target, node.kwargs, module)
             if writes and not _fills_new(node, graph, users):
                 return True

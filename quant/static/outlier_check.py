@@ -44,7 +44,7 @@ from quant.calibrate.report import lost_share
 from quant.folding import gain_and_shift, is_norm, norm_of
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
@@ -139,7 +139,7 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
-            found[node.target if node.kind == "module" else node.owner] = reason
+            found[node.target if node.kind is Kind.MODULE else node.owner] = reason
     return found
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels import QParams
 from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
@@ -20,6 +20,7 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
+from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
@@ -37,7 +38,7 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
     """Put the entry of a weighted step, that `node` begins, to its module, or to the one that calls a function."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         entries[full_name(path, node.target)] = entry
         return
     name = full_name(path, node.owner)
@@ -71,7 +72,7 @@ def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> N
     """Say of the modules that a step took in, as a batch norm, where they went."""
     for index in step.nodes[1:]:
         node = fused.graph.nodes[index]
-        if node.kind == "module":
+        if node.kind is Kind.MODULE:
             entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
     holders = {name.rpartition(".")[0] for name in folded_parameters(step.weighted, fused)}
     for name in holders:
@@ -83,11 +84,11 @@ def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
     beside = _beside_integers(fused)
     for step in fused.steps:
         node = fused.graph.nodes[step.nodes[0]]
-        inner = step.name.split("@")[0] if node.kind == "module" else step.name
+        inner = step.name.split("@")[0] if node.kind is Kind.MODULE else step.name
         name = full_name(path, inner if inner != "(root)" else "")
-        if isinstance(step.operator, Float) and (node.kind == "module" or step.output in beside):
+        if isinstance(step.operator, Float) and (node.kind is Kind.MODULE or step.output in beside):
             entries.setdefault(name, ("float", step.reason))
-        elif step.integer and node.kind == "module" and not isinstance(step.operator, Weighted):
+        elif step.integer and node.kind is Kind.MODULE and not isinstance(step.operator, Weighted):
             entries.setdefault(name, ("int8", step.operator.name))
 
 
@@ -99,7 +100,7 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
             continue
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
-            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
+            entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
 
 
 def _beside_integers(fused: FusedGraph) -> set[int]:

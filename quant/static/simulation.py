@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
+from quant.graph import Kind
 from quant.kernels import QParams
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
@@ -110,12 +111,12 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
         for one in first.programs():
             for step in () if one.dropped else one.fused.steps:
                 node = one.graph.nodes[step.nodes[0]]
-                if not isinstance(step.operator, Weighted) or node.kind != "module":
+                if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
                 found.setdefault(module, _LoneLayer(module, step, one).forward)
                 norm = step.operator.batch_norm
-                if norm is not None and one.graph.nodes[norm].kind == "module":
+                if norm is not None and one.graph.nodes[norm].kind is Kind.MODULE:
                     part = attribute(one.root, one.graph.nodes[norm].target)
                     found.setdefault(part, _FoldedNorm(part).forward)
     return found

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator
 
 from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
@@ -16,7 +17,7 @@ def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
     found: list[RestoredTensor] = []
     for step in fused.steps:
-        if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind != "module":
+        if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
             found += _tensors(step, step.operator, fused)
     return WeightsToRestore(found)
 

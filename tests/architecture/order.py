@@ -61,11 +61,7 @@ ORDER = (
     "quant.__main__",
 )
 
-CLIMBING: dict[str, tuple[str, ...]] = {
-    "quant/runtime/binding.py": ("quant.graph",),
-    "quant/runtime/program_runner.py": ("quant.graph",),
-    "quant/runtime/write_rollback.py": ("quant.graph",),
-}
+CLIMBING: dict[str, tuple[str, ...]] = {}
 """File -> the modules that it imports although they belong further down in ORDER."""
 
 

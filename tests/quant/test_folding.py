@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quant import equalize, prepare, prepare_qat, quantize_static
 from quant.convert import convert
 from quant.folding import own_shape
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.parity import parity
 from quant.report import summary
 from quant.runtime.trees import Attr
@@ -341,7 +341,7 @@ def test_a_wider_constant_makes_a_wider_result() -> None:
 
 
 def test_a_buffer_that_a_forward_writes_is_no_constant() -> None:
-    graph = Graph("", [Node(0, "input", "x"), Node(1, "method", "mul_", (Attr("kept"), 0.5))], {}, None, [])
+    graph = Graph("", [Node(0, Kind.INPUT, "x"), Node(1, Kind.METHOD, "mul_", (Attr("kept"), 0.5))], {}, None, [])
     root = nn.Module()
     root.register_buffer("kept", torch.rand(4))
     root.register_buffer("other", torch.rand(4))
