@@ -194,12 +194,11 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
 
 
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
-        for step in one.fused.steps
     for reason in REASONS:
         left = sorted(
             full_name(path, "" if step.name == "(root)" else step.name)
             for path, one in runners(prepared).items()
-            for step in one.plan.steps
+            for step in one.fused.steps
             if step.reason == reason
         )
         if left:

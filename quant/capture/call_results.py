@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.capture.calls import COUNTED, GIVES_BACK, called_name
+from quant.capture.calls import COUNTED, GIVES_BACK, called
 from quant.capture.numbers import recorded
 from quant.capture.tape import GIVEN, Tape
 from quant.graph import Kind, Node
@@ -27,13 +27,13 @@ class CallResults:
         """Note a call with its results, each part of which is a value of its own."""
         if isinstance(value, Tensor):
             if id(value) in self.tape.where or id(value) in self.tape.attributes:
-                if node.kind is not Kind.MODULE and called_name(node.target, node.args) in GIVES_BACK:
+                if called(node) in GIVES_BACK:
                     return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self.tape.append(node, value, follows, sized_by_values=sized_by_values)
             return value
         index = self.tape.append(node, value, follows)
-        if called_name(node.target, node.args) in COUNTED:
+        if called(node) in COUNTED:
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
 
