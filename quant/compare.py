@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
-from quant.graph import Graph, Node, evaluate
+from quant.graph import Graph, Kind, Node, evaluate
 from quant.half_precision import like
 from quant.nn.base import QuantModule
 from quant.recipe import QConfig
@@ -36,11 +36,11 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
 from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -318,7 +318,7 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     values = bound_values(graph, model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
-        if node.kind != "input":
+        if node.kind is not Kind.INPUT:
             values[node.index] = evaluate(node, model, values.__getitem__)
             seen[node.index] = copied(values[node.index])
     return seen

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quant.copying import copy_value
 from quant.runtime.arguments import copyable
 from quant.runtime.names import full_name
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 State = dict[str, Any]
 """Values by dotted name within the model; a submodule is itself, as observers are in it."""

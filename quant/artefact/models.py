@@ -29,10 +29,11 @@ from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild
 from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED, runners
+from quant.static.runner import runners
 from quant.static.state import without_ranges
 
 TABLE = "_quant_table/"

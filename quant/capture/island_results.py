@@ -20,7 +20,7 @@ from quant.capture.module_state import ModuleState
 from quant.capture.places import Checked
 from quant.capture.scripted import ScriptState
 from quant.capture.tape import CONSTANT, Tape
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.runtime.forms import form_of, is_literal
 from quant.runtime.names import full_name
 from quant.runtime.objects import Instance
@@ -51,7 +51,7 @@ class IslandResults:
         if isinstance(value, Tensor) and any(place == node.index for place, _ in self.lasting):
             return  # a guard would make its caller an island
         form = form_of(value)
-        asked = Node(len(self.tape.nodes), "function", form_of, (Ref(node.index),), owner=self.tape.owner)
+        asked = Node(len(self.tape.nodes), Kind.FUNCTION, form_of, (Ref(node.index),), owner=self.tape.owner)
         self.tape.guard(Ref(self.tape.append(asked, form, CONSTANT)), form)
 
     def state_of(self, module: nn.Module, name: str) -> Any:
@@ -71,7 +71,7 @@ class IslandResults:
             return
         first, name = self.lasting[0]
         for node in self.tape.nodes[first:]:
-            if node.kind == "guard":
+            if node.kind is Kind.GUARD:
                 self.tape.problem(node.owner, f"decides something after {name}, which keeps something of its calls")
 
 

@@ -20,7 +20,7 @@ from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
-from quant.graph import Node, Span
+from quant.graph import Kind, Node, Span
 from quant.leaves import is_leaf
 from quant.runtime.arguments import bind
 from quant.runtime.names import attribute, full_name
@@ -164,8 +164,11 @@ class ModuleCalls:
         if self.tape.before.are_swapped(attribute(self.tape.root, name)):
             self.tape.problem(self.tape.owner, f"calls {name or 'itself'} with other parameters than its own")
         node = Node(
-            len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
+            len(self.tape.nodes), Kind.MODULE, name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
         )
+        once = next((leaf for leaf in leaves((node.args, node.kwargs)) if hasattr(leaf, "__next__")), None)
+        if once is not None:  # a run of the graph would find it read to its end
+            self.tape.problem(self.tape.owner, f"hands a {type(once).__name__} to {name or 'itself'}")
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         return node
@@ -179,7 +182,7 @@ class ModuleCalls:
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
-            said = says_it_writes("module", node.target, kwargs, module)
+            said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
             given = args or tuple(kwargs.values())
             return self.writes.written(node, value, changed, given, GIVEN, said)
         by_values = self.tape.is_sized_by_values(places)

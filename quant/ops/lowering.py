@@ -31,8 +31,8 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """The captured call itself, on integers: it only moves values.
+class SameCall:
+    """The captured call itself, on integers: it computes nothing.
 
     Attributes:
         rescaled: by id in the program, how values of another range become ones of the result's: (zero point,

@@ -57,8 +57,17 @@ WIDTH = 64
 
 
 def program_text(program: Program) -> str:
-    """A program as text."""
-    writer, values = Writer(), program.values
+    """A program as text, with its constants."""
+    writer = Writer()
+    lines = [text_without_constants(program, writer)]
+    for place, tensor in enumerate(writer.constants):
+        lines += _constant(place, tensor)
+    return "\n".join(lines)
+
+
+def text_without_constants(program: Program, writer: Writer) -> str:
+    """A program as text, but for the tensors that it names by their places among the writer's."""
+    values = program.values
     lines = [HEADER]
     if program.sizes:
         lines.append(" ".join(["sizes", *(f"{name}={size}" for name, size in program.sizes.items())]))
@@ -67,8 +76,6 @@ def program_text(program: Program) -> str:
         out = values[one.out]
         lines.append(f"{_definition(out)} = {_call(one, values, writer)}  ; {_origin(one, out)}")
     lines.append(f"output {writer.value(program.output)}")
-    for place, tensor in enumerate(writer.constants):
-        lines += _constant(place, tensor)
     return "\n".join(lines)
 
 
@@ -113,15 +120,16 @@ def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
     if isinstance(one, (TakeSequence, Guard)):
         return one.kind + writer.arguments(*one.arguments)
     if isinstance(one, FloatCall):
-        return _callee(one.callee) + writer.arguments(*one.arguments)
+        return callee_text(one.callee) + writer.arguments(*one.arguments)
     assert isinstance(one, IntegerMove)
-    called = "same" if one.callee is None else _callee(one.callee)
+    called = "same" if one.callee is None else callee_text(one.callee)
     by_value = {Ref(value): numbers for value, numbers in one.rescaled.items()}
     rescaled = f" rescaled {writer.pairs(by_value)}" if by_value else ""
     return f"move {called}{writer.arguments(*one.arguments)}{rescaled}"
 
 
-def _callee(callee: Callee) -> str:
+def callee_text(callee: Callee) -> str:
+    """What is called."""
     if isinstance(callee, Method):
         return f"method {word(callee.name)}"
     if isinstance(callee, Submodule):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref
@@ -19,14 +19,14 @@ Written = tuple[Attr | Ref, ...]
 
 def written_before_guards(graph: Graph) -> Written:
     """The buffers and inputs that a graph writes to before its last guard."""
-    last = max((node.index for node in graph.nodes if node.kind == "guard"), default=0)
+    last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
     found = [_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
     return tuple(dict.fromkeys(one for one in found if one is not None))
 
 
 def _origin(graph: Graph, source: Any) -> Attr | Ref | None:
     """Whose memory a written tensor is: the buffer or the input that it is a view of."""
-    while isinstance(source, Ref) and graph.nodes[source.index].kind != "input":
+    while isinstance(source, Ref) and graph.nodes[source.index].kind is not Kind.INPUT:
         node = graph.nodes[source.index]
         source = node.args[0] if node.args else None
     return source if isinstance(source, (Attr, Ref)) else None

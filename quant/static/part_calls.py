@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Span
 from quant.runtime.arguments import bind
 from quant.runtime.binding import check_tensor
@@ -80,29 +80,29 @@ def _check_sizes(shape: Shape, given: Tensor, where: str) -> None:
 
 
 def add_parts(
-    root: nn.Module, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+    root: nn.Module, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
 ) -> None:
     """Give every submodule that was seen through a forward of its own stretch of the program."""
     done: set[int] = set()
-    for span in sorted(plan.graph.spans, key=lambda span: span.start):
+    for span in sorted(fused.graph.spans, key=lambda span: span.start):
         module = root.get_submodule(span.path)
         if id(module) not in done:
             done.add(id(module))
-            part = Part(module, span, _program(span, plan, context, sites, runner), runner)
+            part = Part(module, span, _program(span, fused, context, sites, runner), runner)
             module.__dict__["forward"] = part.run
 
 
 def _program(
-    span: Span, plan: Plan, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
+    span: Span, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
 ) -> Program | str:
     inside = range(span.start, span.end)
-    steps = [step for step in plan.steps if all(index in inside for index in step.nodes)]
+    steps = [step for step in fused.steps if all(index in inside for index in step.nodes)]
     given = {leaf.index for leaf in _refs(span.arguments)}
     try:
-        assembled = assemble(plan, steps, given, span.output, context, sites)
+        assembled = assemble(fused, steps, given, span.output, context, sites)
     except OutOfReach as value:
         return f"{value} is computed together with what lies outside of it"
-    assembled.program.schedule = schedule(assembled.program, Planner(assembled, plan.graph, runner.root, runner.layer))
+    assembled.program.schedule = schedule(assembled.program, Planner(assembled, fused.graph, runner.root, runner.layer))
     return assembled.program
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 RANGES = "ranges"
 """What a program's runner adds to the state_dict: float32 (values, 2), scale and zero point."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, evaluate
+from quant.graph import Graph, Kind, evaluate
 from quant.kernels.reference_ops import OpTable
 from quant.nn.base import QuantModule
 from quant.runtime.callee import Submodule
@@ -34,7 +34,7 @@ class GraphOrigin:
 
     def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
         self.root, self.graph = root, graph
-        self.layers = {node.target for node in graph.nodes if node.kind == "module" and node.target}
+        self.layers = {node.target for node in graph.nodes if node.kind is Kind.MODULE and node.target}
         callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
         self.called = {one.path for one in callees if isinstance(one, Submodule)}
         self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.folding import gain_and_shift, norm_of, parameter
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
@@ -63,7 +63,7 @@ def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, T
     """
     layer = step.weighted
     only_added = all(one.keeps_weight for one in layer.affine)
-    plain = only_added and layer.bias is None and graph.nodes[step.nodes[0]].kind != "module"
+    plain = only_added and layer.bias is None and graph.nodes[step.nodes[0]].kind is not Kind.MODULE
     if layer.batch_norm is None and (not layer.affine or plain):
         return None
     if layer.batch_norm is not None:

@@ -32,11 +32,10 @@ ORDER = (
     "quant.half_precision",
     "quant.dynamic_decisions",
     "quant.dynamic",
-    # A model becomes a graph, a plan, a prepared model, a converted one.
+    # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
     "quant.ops",
     "quant.fusion",
-    "quant.fuse",
     "quant.shared",
     "quant.static",
     "quant.called_alone",

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import quant
 from quant.runtime.own_forward import falling_back
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.types import UncapturedCall
 
 
@@ -82,7 +83,7 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
     assert list(all_runners(prepared)) == ["", "@2", "@3", "@4"]
     other = runner.others[0]
     assert isinstance(other, GraphRunner)
-    assert set(other.points.values()) & set(runner.points.values()), "a layer has one range in all programs"
+    assert set(other.observers.values()) & set(runner.observers.values()), "a layer has one range in all programs"
     q = quant.convert(prepared)
     with torch.no_grad():
         for args, kwargs in calls():

@@ -179,7 +179,7 @@ class Loop(nn.Module):
 def test_a_cell_has_one_range_wherever_it_is_called(kind: type[nn.RNNCellBase]) -> None:
     model, x = Loop(kind).eval(), torch.randn(5, 4, 6)
     prepared, converted = made(model, x)
-    names = set(runners(prepared)[""].plan.slots)
+    names = set(runners(prepared)[""].fused.slots)
     assert {"one.h_l0", "two.h_l0"} <= names
     assert not any("@" in name and name.startswith("one") for name in names)
     with torch.no_grad():
