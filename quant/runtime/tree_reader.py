@@ -335,6 +335,7 @@ _BUILTINS = frozenset(
 _OURS = frozenset((
     ("quant.runtime.calls", "with_items"), ("quant.runtime.calls", "write_items"),
     ("quant.runtime.calls", "attend"), ("quant.runtime.calls", "attention_weights"),
+    ("quant.runtime.forms", "form_of"),
 ))  # fmt: skip
 
 
