@@ -32,10 +32,10 @@ from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
+from quant.runtime.state import without_ranges
 from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild
 from quant.static.runner import runners
-from quant.static.state import without_ranges
 
 TABLE = "_quant_table/"
 """Begins the names of look-up tables, which are tensors of the file and of no module's."""
