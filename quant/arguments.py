@@ -85,7 +85,7 @@ def copied_together(tree: Any) -> Any:
             if memory.data_ptr() not in memories:
                 memories[memory.data_ptr()] = memory.clone()
             place = tensor.storage_offset(), tensor.size(), tensor.stride()
-            found.set_(memories[memory.data_ptr()], *place)  # type: ignore[call-overload]
+            found.set_(memories[memory.data_ptr()], *place)
         tensors[id(tensor)] = found
         return found
 

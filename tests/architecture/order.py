@@ -37,6 +37,8 @@ ORDER = (
     "quant.dynamic",
     # A model becomes a graph, a plan, a prepared model, a converted one.
     "quant.capture",
+    "quant.heard_calls",
+    "quant.widening",
     "quant.ops",
     "quant.fusion",
     "quant.fuse",
