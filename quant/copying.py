@@ -18,9 +18,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
 
-from quant.names import child_of
 from quant.rebinding import rebind
 from quant.recurrent_layers import is_recurrent_layer
+from quant.runtime.names import child_of
 from quant.uncompiled import is_compiled, stand_in_of
 
 

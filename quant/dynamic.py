@@ -22,7 +22,6 @@ from quant.dynamic_decisions import (
 from quant.kernels import dispatch
 from quant.kernels.backend import Backend
 from quant.kernels.registry import described
-from quant.names import full_name
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
@@ -30,6 +29,7 @@ from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, inte
 from quant.nn.registry import is_own, maker
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
+from quant.runtime.names import full_name
 
 
 @torch.inference_mode(False)

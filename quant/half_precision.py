@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.copying import copy_model
-from quant.graph import leaves, map_leaves
 from quant.nn.base import HALVES
 from quant.report import own_tensors
+from quant.runtime.trees import leaves, map_leaves
 
 
 def half_of(model: nn.Module) -> torch.dtype | None:

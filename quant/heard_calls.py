@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,30 +12,42 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import Arguments, copied
-from quant.capture.calls import GIVES_BACK, METADATA, OF_GRADIENTS, SIZED_BY_VALUES, called_name, canonical
+from quant.capture.calls import (
+    BRANCHES,
+    GIVES_BACK,
+    METADATA,
+    OF_GRADIENTS,
+    called_at,
+    canonical,
+    functions,
+    is_sized_by_values,
+)
 from quant.capture.outer_objects import Outside
 from quant.capture.recorded_modules import watching
-from quant.graph import leaves
 from quant.half_precision import kinds_of
 from quant.nn.base import HALVES
+from quant.runtime.arguments import Arguments, copied
+from quant.runtime.trees import leaves
 
-SILENT = METADATA | OF_GRADIENTS | GIVES_BACK | {"data", "detach", "set_grad_enabled", "no_grad"}
+SILENT = METADATA | OF_GRADIENTS | GIVES_BACK | functions("data", "detach")
 """Calls that compute nothing: questions, and casts."""
-READS = SIZED_BY_VALUES | {"__bool__", "is_nonzero", "equal", "allclose", "item", "tolist", "numpy", "__array__",
-                           "__int__", "__float__", "__index__", "__contains__"}  # fmt: skip
+READS = BRANCHES | functions(
+    "item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__contains__"
+)
 """Calls by which a forward may decide by values, which the half type rounds."""
-GUARDS = {"isinf", "isnan", "isfinite", "any", "all", "__bool__", "where", "neg", "clamp", "clip", "nan_to_num"}
+GUARDS = functions(
+    "isinf", "isnan", "isfinite", "any", "all", "__bool__", "where", "neg", "clamp", "clip", "nan_to_num"
+) | {operator.neg}  # fmt: skip
 """Calls by which a forward keeps values from overflowing a half type."""
-END: tuple[str, tuple[Any, ...]] = ("", ())
+END: tuple[Any, tuple[Any, ...]] = (None, ())
 """Where there is no further call."""
 NEAR = 0.3
 """Largest relative error of outputs where a forward decides by values: a token in a batch may have another expert."""
 MOST_CALLS = 4
 """Of one part, that are tried."""
 
-Said = tuple[str, tuple[Any, ...]]
-"""A call of torch's: its name, and the constants that it was given."""
+Said = tuple[Any, tuple[Any, ...]]
+"""A call of torch's: the function, and the constants that it was given."""
 PartCalls = dict[str, list[tuple[Arguments, list[torch.dtype | None]]]]
 """By dotted name of a module what it was called with, and the types of what it gave."""
 
@@ -87,11 +100,11 @@ class Hearing(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        _, target, named, settings = canonical(func, args, kwargs)
-        name = called_name(target, named)
-        if name not in SILENT:
+        kind, target, given, settings = canonical(func, args, kwargs)
+        function = called_at(kind, target, given) or type(target)
+        if function not in SILENT:
             settings = {key: value for key, value in settings.items() if key != "dtype"}
-            self.heard.said.append((name, tuple(map(_constant, leaves((named, settings))))))
+            self.heard.said.append((function, tuple(map(_constant, leaves((given, settings))))))
         return func(*args, **kwargs)
 
 
@@ -117,11 +130,15 @@ def same_calls(halves: Sequence[Said], wide: Sequence[Said]) -> bool | None:
     for call in [*wide, END]:
         place += _overflow_guard(halves, place, call)
         own = _at(halves, place)
-        reads = reads or call[0] in READS or own[0] in READS
+        reads = reads or _reads(call[0]) or _reads(own[0])
         if not _same_call(own, call):
             return None if reads else False
         place += 1
     return True
+
+
+def _reads(function: Any) -> bool:
+    return function in READS or is_sized_by_values(function)
 
 
 def _at(said: Sequence[Said], place: int) -> Said:

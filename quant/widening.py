@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.arguments import Arguments
 from quant.half_precision import OwnOutputs, WideInputs, half_of, narrowed, sizes_of, widened
 from quant.heard_calls import MOST_CALLS, Heard, PartCalls, hear, near, same_calls
-from quant.names import full_name
+from quant.runtime.arguments import Arguments
+from quant.runtime.names import full_name
 
 
 @torch.no_grad()

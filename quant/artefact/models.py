@@ -22,17 +22,18 @@ from quant.artefact.rebuild import rebuild
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
-from quant.names import full_name
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, QuantModule, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, describe, tables
 from quant.static.examples import CannotRebuild
-from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED, runners
+from quant.static.runner import runners
 from quant.static.state import without_ranges
 
 TABLE = "_quant_table/"

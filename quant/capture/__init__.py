@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.arguments import Arguments, bind, copied_together
 from quant.capture.forward_code import looks_at_class
 from quant.capture.proved_recording import record
 from quant.capture.recorded_modules import Watched, watching
@@ -22,7 +21,8 @@ from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unrecordable import refuse_read_once
 from quant.graph import Graph
-from quant.names import full_name
+from quant.runtime.arguments import Arguments, bind, copied_together
+from quant.runtime.names import full_name
 
 
 @dataclass

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.capture.calls import COUNTED, GIVES_BACK, called_name
+from quant.capture.calls import COUNTED, GIVES_BACK, called
 from quant.capture.numbers import recorded
 from quant.capture.tape import GIVEN, Tape
-from quant.graph import Node, Ref
-from quant.objects import Instance
+from quant.graph import Kind, Node
+from quant.runtime.objects import Instance
+from quant.runtime.trees import Ref
 
 
 class CallResults:
@@ -26,13 +27,13 @@ class CallResults:
         """Note a call with its results, each part of which is a value of its own."""
         if isinstance(value, Tensor):
             if id(value) in self.tape.where or id(value) in self.tape.attributes:
-                if node.kind != "module" and called_name(node.target, node.args) in GIVES_BACK:
+                if called(node) in GIVES_BACK:
                     return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self.tape.append(node, value, follows, sized_by_values=sized_by_values)
             return value
         index = self.tape.append(node, value, follows)
-        if called_name(node.target, node.args) in COUNTED:
+        if called(node) in COUNTED:
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
 
@@ -50,7 +51,7 @@ class CallResults:
         """The forward goes on with so many parts, which follows from a size."""
         if sized_by_values:
             self.tape.problem(node.owner, "counts by a tensor's values")
-        length = Node(len(self.tape.nodes), "function", len, (Ref(node.index),), owner=node.owner)
+        length = Node(len(self.tape.nodes), Kind.FUNCTION, len, (Ref(node.index),), owner=node.owner)
         self.tape.guard(Ref(self.tape.append(length, count, GIVEN)), count)
 
     def _parts(
@@ -68,7 +69,7 @@ class CallResults:
                 return item
             if id(item) in inside:  # objects that hold each other
                 return item
-            node = Node(len(self.tape.nodes), "function", function, (Ref(index), key), owner=owner)
+            node = Node(len(self.tape.nodes), Kind.FUNCTION, function, (Ref(index), key), owner=owner)
             if isinstance(item, Tensor):
                 self.tape.append(node, item, follows, sized_by_values=sized_by_values)
                 return item

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.arguments import Arguments, alike, copied, copied_together, share_memory, tensors_in
 from quant.capture.places import States
 from quant.capture.places import alike as found_alike
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import foreign, is_transformed, read_once
 from quant.leaves import is_leaf
+from quant.runtime.arguments import Arguments, alike, copied, copied_together, share_memory, tensors_in
 
 OTHER_PARAMETERS = "it is called with parameters that are not its own"
 VARIES = "it is called with different arguments each time"

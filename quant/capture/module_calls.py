@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import bind
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
@@ -20,10 +19,12 @@ from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
-from quant.graph import Node, Span, attribute, leaves
+from quant.graph import Kind, Node, Span
 from quant.leaves import is_leaf
-from quant.names import full_name
-from quant.objects import Given, containers, content
+from quant.runtime.arguments import bind
+from quant.runtime.names import attribute, full_name
+from quant.runtime.objects import Given, containers, content
+from quant.runtime.trees import leaves
 
 Modes = list[tuple[str, nn.Module, bool]]
 """Modules by their names, with their modes."""
@@ -162,7 +163,7 @@ class ModuleCalls:
         if self.tape.before.are_swapped(attribute(self.tape.root, name)):
             self.tape.problem(self.tape.owner, f"calls {name or 'itself'} with other parameters than its own")
         node = Node(
-            len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
+            len(self.tape.nodes), Kind.MODULE, name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
         )
         once = next((leaf for leaf in leaves((node.args, node.kwargs)) if hasattr(leaf, "__next__")), None)
         if once is not None:  # a run of the graph would find it read to its end
@@ -177,7 +178,7 @@ class ModuleCalls:
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
-            said = says_it_writes("module", node.target, kwargs, module)
+            said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
             given = args or tuple(kwargs.values())
             return self.writes.written(node, value, changed, given, GIVEN, said)
         return self.results.note(node, value, GIVEN, sized_by_values=self.tape.is_sized_by_values(places))

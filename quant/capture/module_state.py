@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from quant.arguments import copyable
 from quant.capture.places import MISSING, Checked, Content, Held, Place, Places, contents_of, items_of_container
 from quant.capture.random_draws import GENERATORS
 from quant.capture.sameness import all_same, flat
-from quant.objects import OPAQUE, attributes_of
+from quant.runtime.arguments import copyable
+from quant.runtime.objects import OPAQUE, attributes_of
 
 STORES = ("_parameters", "_buffers", "_modules")
 OURS = {"forward", "training"}

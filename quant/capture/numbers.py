@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quant.graph import leaves, map_leaves
+from quant.runtime.trees import leaves, map_leaves
 
 if TYPE_CHECKING:
     from quant.capture.tape import Tape

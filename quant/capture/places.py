@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quant.capture.forward_code import FOREIGN
 from quant.capture.random_draws import GENERATORS, generator_key, generator_state, set_generator
 from quant.capture.sameness import same, same_content
-from quant.objects import OPAQUE, attributes_of, fill
+from quant.runtime.objects import OPAQUE, attributes_of, fill
 
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.arguments import Arguments, signature_of
+from quant.runtime.arguments import Arguments, signature_of
 
 NUMBER, ROUNDED = -1, -2
 """Stand for the dimension in the `Limit` of a number that the caller gave, and of one that arithmetic rounded."""

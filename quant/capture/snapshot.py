@@ -19,7 +19,7 @@ from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
 from quant.capture.random_draws import generator_state, set_generator
 from quant.capture.scripted import ScriptState
-from quant.names import full_name
+from quant.runtime.names import full_name
 
 
 class Snapshot:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Node, Ref, attribute, leaves
+from quant.graph import Kind, Node
 from quant.leaves import is_leaf
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, leaves
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
@@ -62,7 +64,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
         target = node.target if isinstance(node.target, str) else id(node.target)
         arguments = tuple(ways[leaf.index] if isinstance(leaf, Ref) else _key(leaf) for leaf in _leaves(node))
         key: tuple[Any, ...] = (node.kind, target, node.owner, arguments)
-        if node.kind == "input" or not activations.isdisjoint(node.refs):
+        if node.kind is Kind.INPUT or not activations.isdisjoint(node.refs):
             activations.add(node.index)
         else:  # spectral norm computes a weight otherwise in training, and that settles
             key = ("stored", node.owner)
@@ -79,7 +81,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
 
 def _layer(node: Node, root: nn.Module) -> str | None:
     """The name under which a plan has the layer that a node may be."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return str(node.target) if is_leaf(attribute(root, node.target)) else None
     return node.owner if any(isinstance(leaf, Attr) for leaf in _leaves(node)) else None
 

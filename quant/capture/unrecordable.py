@@ -20,7 +20,7 @@ from torch.overrides import (
     _push_mode,
 )
 
-from quant.arguments import copyable
+from quant.runtime.arguments import copyable
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import Arguments, rebuilt
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, Limit, with_numbers
+from quant.runtime.arguments import Arguments, rebuilt
 
 Variation = Callable[[Tensor, int], Tensor]
 """A tensor of a call, and its place among them, as another call might have it."""

@@ -7,7 +7,6 @@ import random
 import numpy
 import torch
 
-from quant.arguments import Arguments
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
@@ -15,7 +14,8 @@ from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
 from quant.capture.unlike_in_training import LARGER, NEVER_TRAINED, called_layers, larger_layers
-from quant.names import full_name
+from quant.runtime.arguments import Arguments
+from quant.runtime.names import full_name
 
 TRIALS = 8
 """Calls in training mode that are to show a layer which some of them leave out: of two hundred that leave out every

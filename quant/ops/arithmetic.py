@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from quant.folding import Affine, ChannelFactor, ChannelShift, depends_on_nothing, own_shape
-from quant.graph import Ref, TensorMeta
+from quant.graph import TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel
@@ -18,6 +18,7 @@ from quant.ops.operator import Clampable
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 Sign = Literal[1, -1]
 
@@ -79,7 +80,8 @@ def multiply(call: Call) -> Recognised:
 def division(call: Call) -> Recognised:
     """Division by a number; by a tensor it stays float."""
     if isinstance(call.get(1, "other"), (int, float)) and len(call.node.args) == 2:
-        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0)
+        rounds = call.node.kwargs.get("rounding_mode") is not None
+        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0, None if rounds else 1)
     raise StaysFloat("division by a tensor is kept in float")
 
 
@@ -89,7 +91,9 @@ def _binary(call: Call, operator: Add | Mul) -> Recognised:
         raise StaysFloat("it has an alpha or an out")
     numbers = [isinstance(arg, (int, float)) for arg in args]
     if any(numbers):
-        return _with_number(call, args, numbers.index(False))
+        place, neutral = numbers.index(False), 1 if isinstance(operator, Mul) else 0
+        negates = isinstance(operator, Add) and operator.sign < 0 and place == 1
+        return _with_number(call, args, place, None if negates else neutral)
     for place in (0, 1):
         recognised = _per_channel(call, args, place, operator)
         if recognised is not None:
@@ -136,8 +140,14 @@ def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None
     return None
 
 
-def _with_number(call: Call, args: list[Any], place: int) -> Recognised:
-    """A sum or product with a Python number is a function of one value."""
+def _with_number(call: Call, args: list[Any], place: int, neutral: int | None) -> Recognised:
+    """A sum or product with a Python number is a function of one value.
+
+    Args:
+        place: of the operand that is no number.
+        neutral: the number with which that value is the result, as in `sum(values)`, which begins with 0, or where a
+            setting that scales is 1; None where there is none.
+    """
     if not isinstance(args[place], Ref):
         raise StaysFloat("its operand is no activation")
-    return Recognised(Lookup(), (call.activation(place, "input"),))
+    return Recognised(Lookup(gives_input=args[1 - place] == neutral), (call.activation(place, "input"),))

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Attr, Ref, attribute
 from quant.ops.call import Call, StaysFloat, per_dimension
 from quant.ops.linear import own_parameter, own_weight
 from quant.ops.operator import Weighted
-from quant.ops.products import ConvProduct, Padding, TransposedProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import ConvProduct, Padding, TransposedProduct
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
-from quant.graph import Attr
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
-from quant.ops.products import LinearProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import LinearProduct
+from quant.runtime.trees import Attr
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.folding import Affine, is_own_norm, norm_arguments, parameter
-from quant.graph import Attr, Ref, evaluate
+from quant.graph import evaluate
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Interval, Operator
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Attr, Ref
 
 INFINITY = float("inf")
 
@@ -31,6 +32,7 @@ class Lookup(Operator):
         is_batch_norm: by the statistics that it has kept; a weighted step before it takes it in.
         affine: a product with, or a sum of, numbers of the model's own; likewise.
         only_folded: that it has no table of its own.
+        gives_input: that it gives the value itself, as a product with 1.
     """
 
     name: ClassVar[str] = "lookup"
@@ -39,6 +41,7 @@ class Lookup(Operator):
     is_batch_norm: bool = False
     affine: Affine | None = None
     only_folded: bool = False
+    gives_input: bool = False
 
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import leaves
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, Kernel
 from quant.ops.operator import Operator
 from quant.ops.planning import Lines, PlanCall
 from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import leaves
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from quant.graph import PackedParts, attribute
 from quant.ops.call import Call
 from quant.ops.operator import Recurrent
 from quant.ops.registry import Recognised, recognises_family
 from quant.recurrent_layers import is_cell, is_recurrent_class, sizes_of
+from quant.runtime.names import attribute
+from quant.runtime.trees import PackedParts
 
 
 @dataclass(frozen=True)

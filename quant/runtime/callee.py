@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import attribute
+from quant.runtime.names import attribute
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.graph import Attr, PackedParts, Ref, Sizes
-from quant.objects import Given, Instance, Result, Write, has_own_form
 from quant.runtime.callee import Function, function
+from quant.runtime.objects import Given, Instance, Result, Write, has_own_form
+from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 BARE = re.compile(r"[\w./@-]+")
 """Names that stand without quotes."""

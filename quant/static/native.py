@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.graph import Ref
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
 from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
@@ -21,6 +20,7 @@ from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
+from quant.runtime.trees import Ref
 from quant.static.native_forms import Piece, Planned, Planner
 
 SHORTEST = 2

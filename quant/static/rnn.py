@@ -52,9 +52,9 @@ class _Static(QuantModule):
         self.register_buffer("input_zero_point", x.zero_point.reshape(()).clone())
         for name, found in (("state", states), ("product", products)):
             scales = torch.stack([one.scale for one in found]) if found else None
-            points = torch.stack([one.zero_point for one in found]) if found else None
+            zero_points = torch.stack([one.zero_point for one in found]) if found else None
             self.register_buffer(f"{name}_scale", scales)
-            self.register_buffer(f"{name}_zero_point", points)
+            self.register_buffer(f"{name}_zero_point", zero_points)
         self.derive()
 
     def numbers(self) -> _Numbers:
@@ -132,10 +132,10 @@ class _Numbers:
 
 
 def _pairs(layer: nn.Module, name: str) -> list[tuple[float, int]]:
-    scales, points = layer._buffers[f"{name}_scale"], layer._buffers[f"{name}_zero_point"]
-    if scales is None or points is None:
+    scales, zero_points = layer._buffers[f"{name}_scale"], layer._buffers[f"{name}_zero_point"]
+    if scales is None or zero_points is None:
         return []
-    return list(zip(scales.tolist(), points.tolist(), strict=True))
+    return list(zip(scales.tolist(), zero_points.tolist(), strict=True))
 
 
 class StaticRecurrent(_Static, RecurrentSequence):

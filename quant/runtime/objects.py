@@ -200,7 +200,7 @@ def _parts(tree: Any) -> Iterable[Any] | None:
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether nested places have objects that `graph.settled` is to build."""
+    """Whether nested places have objects that `trees.settled` is to build."""
     return any(type(part) in (Instance, Given) for part in walk(tree))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 
@@ -35,6 +37,14 @@ def has_submodule(root: nn.Module, path: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """The parameter, buffer or submodule of `root` with this dotted name ('' is root itself)."""
+    found: Any = root
+    for part in path.split(".") if path else ():
+        found = getattr(found, part)
+    return found
 
 
 def has_attribute(module: nn.Module, name: str) -> bool:

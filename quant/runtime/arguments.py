@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Ref, leaves, map_leaves, match_arguments, settle
-from quant.objects import OPAQUE, attributes_of, items_of, opened
+from quant.runtime.matching import match_arguments
+from quant.runtime.objects import OPAQUE, attributes_of, items_of, opened
+from quant.runtime.trees import Ref, leaves, map_leaves, settle
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
