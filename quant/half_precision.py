@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.copying import copy_model
-from quant.nn.base import HALVES
 from quant.report import own_tensors
+from quant.runtime.layers.quant_module import HALVES
 from quant.runtime.trees import leaves, map_leaves
 
 

@@ -23,10 +23,11 @@ from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
 from quant.nn.attention import leave_fast_paths
-from quant.nn.base import QuantizedWeight, QuantModule, adopt
+from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quant.graph import Graph, Kind, Node
-from quant.nn.base import QuantModule
 from quant.runtime.instructions import FloatCall, Guard, Instruction, renumbered
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, has_submodule
 from quant.runtime.program import Program, unread

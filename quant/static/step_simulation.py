@@ -13,13 +13,13 @@ from quant.kernels import QParams
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.layers.recurrent_walk import Run, call_of
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute
 from quant.static import weights
-from quant.static.recurrent import Run, call_of
+from quant.static.int8_recurrent import rounded
 from quant.static.recurrent_float import float_run, run_float
-from quant.static.rnn import rounded
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
