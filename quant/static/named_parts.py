@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from quant.nn.base import QuantModule
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, IntegerMove, LayerCall, RecurrentCall
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.tree_reader import TextError
 from quant.runtime.trees import Attr, leaves
-from quant.static.layers import StaticLayer
 
 
 def check_names(program: Program, runner: ProgramRunner) -> None:
