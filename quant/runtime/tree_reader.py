@@ -348,6 +348,8 @@ _REFUSED = frozenset(
      "__setstate__", "__deepcopy__", "__array__", "__array_wrap__", "__format__", "__dlpack__", "__dlpack_device__")
 )  # fmt: skip
 """Functions of tensors that take functions or files, or that make something else of a tensor."""
+_PRIVATE = frozenset({"_weight_norm", "_pack_padded_sequence", "_pad_packed_sequence"})
+"""Of torch's private functions those that its own modules call."""
 _OPERATIONS = frozenset({"aten", "torchvision"})
 """Whose operations a text may name."""
 
@@ -355,7 +357,7 @@ _OPERATIONS = frozenset({"aten", "torchvision"})
 def _is_allowed(module: str, name: str, found: Any) -> bool:
     """Whether a text may name a function: one that computes, and touches no files."""
     last = name.rpartition(".")[2]
-    if last in _REFUSED or (last.startswith("_") and not last.startswith("__")):
+    if last in _REFUSED or (last.startswith("_") and not last.startswith("__") and last not in _PRIVATE):
         return False
     if module == "operator":
         return name in _OPERATORS
@@ -365,6 +367,8 @@ def _is_allowed(module: str, name: str, found: Any) -> bool:
         return callable(found)
     if module.startswith("torch.ops."):
         return module.split(".")[2] in _OPERATIONS and isinstance(found, (OpOverload, OpOverloadPacket))
+    if module == torch._C._nn.__name__:
+        return isinstance(found, types.BuiltinFunctionType)
     return module.partition(".")[0] == "torch" and id(found) in of_tensors()
 
 
