@@ -15,6 +15,7 @@ from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, is_recurrent, operator_of
 from quant.ops.views import View
 from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.expected_call import ExpectedCall
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -71,23 +72,29 @@ class Assembled:
 
 
 def assemble(
-    fused: FusedGraph, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
+    fused: FusedGraph,
+    steps: list[Step],
+    call: ExpectedCall,
+    output: Any,
+    context: AssemblyContext,
+    sites: dict[int, Site],
 ) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
-        given: values that are there, in float, before the first step.
+        call: what is expected of the arguments, by values of the graph; they are there, in float, before the first
+            step.
         output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    made = _Assembler(fused, context, sites, sorted(given))
+    made = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
         made.step(step)
     tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, live(made.instructions, tree), tree)
+    return _numbered(made, call, live(made.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
+def _numbered(made: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
     ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
     values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
@@ -96,7 +103,8 @@ def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) ->
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
     operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
     inputs = tuple(ids[one] for one in made.given)
-    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
+    expected = call.renumbered({values[one].node: one for one in inputs})
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, expected), operators)
 
 
 class _Assembler:
@@ -210,7 +218,7 @@ class _Assembler:
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
         how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
-        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
+        self.emit(FloatCall(out=out, step=name, callee=callee_of(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
@@ -241,14 +249,15 @@ class _Assembler:
             node = replace(node, args=(Ref(step.inputs[0]),), kwargs={})
         args, kwargs = _with_values(node, moved)
         self.operators[out] = step.operator
-        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        how: Any = {"callee": callee_of(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
         if isinstance(step.operator, View):
             moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
-            how["callee"] = None if idle else _callee(moving)
+            how["callee"] = None if idle else callee_of(moving)
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
 
-def _callee(node: Node) -> Callee:
+def callee_of(node: Node) -> Callee:
+    """What a node calls."""
     if node.kind is Kind.FUNCTION:
         return function(node.target)
     return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)
