@@ -17,14 +17,9 @@ from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.tree_reader import TextError
 from quant.runtime.trees import Attr, leaves
-<<<<<<< ours
 from quant.runtime.values import Value
 
 BYTES = range(256)
-||||||| base
-from quant.static.layers import StaticLayer
-=======
->>>>>>> theirs
 
 
 def check_names(program: Program, runner: ProgramRunner) -> None:
