@@ -20,7 +20,6 @@ from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Kind, Node, evaluate, expected_call
 from quant.half_precision import like
-from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
@@ -34,6 +33,8 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
@@ -41,7 +42,6 @@ from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
 from quant.static.kept_graph import graph_of
-from quant.static.layers import StaticLayer
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""

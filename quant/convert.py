@@ -250,6 +250,7 @@ def _convert_unit(
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
+            carry(made.originals[path, name], layer)
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)

@@ -21,15 +21,15 @@ from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import call_of
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
 from quant.static.kept_graph import graph_of
-from quant.static.layers import StaticLayer
-from quant.static.recurrent import call_of
-from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.nn.base import QuantModule
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 
 REPORT_ATTRIBUTE = "_quant_report"

@@ -23,15 +23,16 @@ from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
 from quant.nn.attention import leave_fast_paths
-from quant.nn.base import QuantizedWeight, QuantModule, adopt
+from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.tree_reader import UnknownClass
 from quant.static.examples import CannotRebuild
 from quant.static.fingerprint import fingerprint
-from quant.static.layers import StaticLayer
 from quant.static.state import without_ranges
 
 

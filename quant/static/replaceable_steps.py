@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from quant.graph import Graph, Kind, Node
-from quant.nn.base import QuantModule
 from quant.runtime.instructions import FloatCall, Guard, Instruction, renumbered
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, has_submodule
 from quant.runtime.program import Program, unread
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.runtime.values import Value
 from quant.static.assembly import callee_of
-from quant.static.layers import StaticLayer
 
 
 def origin_of(runner: ProgramRunner, graph: Graph) -> ProgramOrigin:

@@ -8,13 +8,13 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
-from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED

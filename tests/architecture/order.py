@@ -34,6 +34,8 @@ ORDER = (
     "quant.dynamic",
     # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
+    "quant.heard_calls",
+    "quant.widening",
     "quant.ops",
     "quant.fusion",
     "quant.shared",

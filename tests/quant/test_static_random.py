@@ -26,11 +26,11 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
-from quant.nn.base import QuantModule
 from quant.ops.registry import real_form
 from quant.parity import parity
 from quant.runtime import program_runner
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.program_reader import parse
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.single_steps import call
