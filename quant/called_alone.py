@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from quant.graph import Kind
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import full_name
 from quant.runtime.own_forward import falling_back, is_falling_back
@@ -104,5 +105,5 @@ def not_waiting(model: nn.Module) -> Iterator[None]:
 
 def layers_of(runner: GraphRunner) -> frozenset[str]:
     """The full names of the modules whose integer steps a program has."""
-    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer]
-    return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind == "module")
+    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if step.integer]
+    return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind is Kind.MODULE)

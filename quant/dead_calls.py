@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from quant.graph import Graph
+from quant.graph import Graph, Kind
 from quant.runtime.trees import Ref, map_leaves
 
 
@@ -16,7 +16,7 @@ def needed_places(graph: Graph) -> list[int]:
     spans = {leaf.index for span in graph.spans for leaf in _refs((span.arguments, span.output))}
     for node in reversed(graph.nodes):
         needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in spans
-        if needed or node.writes or node.kind in ("input", "guard", "module"):
+        if needed or node.writes or node.kind in (Kind.INPUT, Kind.GUARD, Kind.MODULE):
             keep.add(node.index)
     return sorted(keep)
 

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from quant.capture import capture
 from quant.copying import copy_model
 from quant.folding import norm_of
-from quant.fuse import Plan, make_plan
-from quant.graph import Graph
+from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Graph, Kind
 from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
 from quant.ops.step import Step
@@ -50,13 +51,13 @@ class Pair:
 
     first: Step
     second: Step
-    plan: Plan
+    fused: FusedGraph
     root: nn.Module
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """R1 and R2: the largest magnitude per channel between the layers, float32 (channels,)."""
-        rows = folded(self.first, self.plan.graph, self.root)[0].flatten(1)
-        columns = _by_input(folded(self.second, self.plan.graph, self.root)[0], self.second)
+        rows = folded(self.first, self.fused.graph, self.root)[0].flatten(1)
+        columns = _by_input(folded(self.second, self.fused.graph, self.root)[0], self.second)
         return rows.abs().amax(1), columns.abs().amax([d for d in range(columns.dim()) if d not in (0, 2)]).flatten()
 
     def rescale(self, s: Tensor) -> None:
@@ -85,7 +86,7 @@ class Pair:
     def norm(self) -> Any:
         """The batch norm of the first layer, or None."""
         place = self.first.weighted.batch_norm
-        return None if place is None else norm_of(place, self.plan.graph, self.root)
+        return None if place is None else norm_of(place, self.fused.graph, self.root)
 
     def _own(self, step: Step, name: str) -> Any:
         source = getattr(step.weighted, name)
@@ -154,13 +155,13 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
     for path, graph in found.graphs.items():
         root = modules[path]
-        plan, users = make_plan(graph, root, Recipe()), graph.users()
-        makers = {step.output: step for step in plan.steps}
-        for second in plan.steps:
+        fused, users = fuse(graph, root, Recipe()), graph.users()
+        makers = {step.output: step for step in fused.steps}
+        for second in fused.steps:
             first = makers.get(second.inputs[0]) if second.inputs else None
             if first is None or users[first.output] != [second.nodes[0]]:
                 continue
-            pair = Pair(first, second, plan, root)
+            pair = Pair(first, second, fused, root)
             if _scalable(pair) and not _hooked(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
                 yield pair
 
@@ -168,7 +169,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
     """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
     for node in graph.nodes:
-        if node.kind == "module" and full_name(graph.path, node.target) not in islands:
+        if node.kind is Kind.MODULE and full_name(graph.path, node.target) not in islands:
             yield from attribute(root, node.target).parameters()
         for leaf in leaves((node.args, node.kwargs)):
             if isinstance(leaf, Attr):
@@ -190,8 +191,8 @@ def _scalable(pair: Pair) -> bool:
 
 def _hooked(pair: Pair) -> bool:
     """Whether modules of the pair, or what they stand in, have forward hooks, which may change what is between them."""
-    nodes = [pair.plan.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
-    paths = {node.target if node.kind == "module" else node.owner for node in nodes}
+    nodes = [pair.fused.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
+    paths = {node.target if node.kind is Kind.MODULE else node.owner for node in nodes}
     names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
     modules = [pair.root.get_submodule(name) for name in names]
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules if module is not pair.root)

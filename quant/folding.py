@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Graph, Node, evaluate
+from quant.graph import Graph, Kind, Node, evaluate
 from quant.runtime.names import attribute
 from quant.runtime.objects import Result
 from quant.runtime.trees import Attr, Ref, leaves
@@ -111,7 +111,7 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
 def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
     """Whether a node is a batch norm, as a module or a call, by statistics that are the model's own."""
     node = graph.nodes[place]
-    if node.kind != "module":
+    if node.kind is not Kind.MODULE:
         return is_own_norm(node, graph)
     module = attribute(root, node.target)
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
@@ -120,7 +120,7 @@ def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
 def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
     """The batch norm of a node: the module, or a `FunctionalNorm` of the call."""
     node = graph.nodes[place]
-    return attribute(root, node.target) if node.kind == "module" else FunctionalNorm(node, graph, root)
+    return attribute(root, node.target) if node.kind is Kind.MODULE else FunctionalNorm(node, graph, root)
 
 
 def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ def _written_paths(graph: Graph) -> set[str]:
     writes = graph.output.writes if isinstance(graph.output, Result) else ()
     found = {write.target for write in writes if isinstance(write.target, str)}
     for node in graph.nodes:
-        in_place = node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        in_place = node.kind is Kind.METHOD and node.target.endswith("_") and not node.target.endswith("__")
         if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
             found.add(node.args[0].path)
     return found
@@ -209,7 +209,7 @@ def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:
     """Whether an argument follows from parameters and constants alone."""
-    return all(graph.nodes[index].kind not in ("input", "guard") for index in _behind(graph, source))
+    return all(graph.nodes[index].kind not in (Kind.INPUT, Kind.GUARD) for index in _behind(graph, source))
 
 
 class FunctionalNorm:

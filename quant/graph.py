@@ -1,26 +1,41 @@
 """The captured graph: what a model computed, call by call, in plain data that every later phase reads.
 
 Prepare puts observers on its values, convert rewrites it into integers, compare lines two of them up. Nothing here
-looks at layers or numbers; `capture.py` makes graphs and `fuse.py` reads meaning into them.
+looks at layers or numbers; `capture.py` makes graphs and `fusion/` reads meaning into them.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quant.runtime.matching import check_guard
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.matching import CaptureMismatch, check_guard, said
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
 
-Kind: TypeAlias = Literal["input", "module", "function", "method", "guard"]
+
+class Kind(enum.Enum):
+    """What a node does with its target; the values are for texts."""
+
+    INPUT = "input"
+    """Takes an argument; target is where it came from, for people."""
+    MODULE = "module"
+    """Calls the submodule that target names."""
+    FUNCTION = "function"
+    """Calls target."""
+    METHOD = "method"
+    """Calls the method that target names on args[0]."""
+    GUARD = "guard"
+    """Checks that args[0] equals args[1]."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +61,7 @@ class Node:
 
     Attributes:
         index: its place in the graph, and the name of its value.
-        kind: "input" takes an argument; "module" calls the submodule named by target; "function" calls target;
-            "method" calls the method named by target on args[0]; "guard" checks that args[0] equals args[1].
-        target: see kind; for an input, where it came from, for people.
+        kind, target: what it does, and with what (`Kind`).
         args, kwargs: nested tuples, lists, dicts and slices of Ref, Attr and constants.
         owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
         site: how many calls of the same module came before in this graph.
@@ -75,7 +88,12 @@ class Node:
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
         module, name = getattr(self.target, "__module__", None), getattr(self.target, "__name__", None)
-        if self.kind == "function" and module and name and getattr(sys.modules.get(module), name, None) is self.target:
+        if (
+            self.kind is Kind.FUNCTION
+            and module
+            and name
+            and getattr(sys.modules.get(module), name, None) is self.target
+        ):
             return {**self.__dict__, "target": _Named(module, name)}
         return self.__dict__
 
@@ -98,7 +116,7 @@ class Node:
     @property
     def label(self) -> str:
         """A name for people and reports: the module's own, or the owner's and what was called there."""
-        if self.kind == "module":
+        if self.kind is Kind.MODULE:
             name = self.target or "(root)"
             return f"{name}@{self.site}" if self.site else name
         what = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", str(self.target))
@@ -170,7 +188,14 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
-    return call(node, root, *arguments_of(node, root, value))
+    found = call(node, root, *arguments_of(node, root, value))
+    if node.meta is not None and not isinstance(found, Tensor) and node.kind is Kind.MODULE:
+        raise CaptureMismatch(
+            f"{type(root).__name__}: {node.target or 'its forward'} gave a tensor for example_inputs and gives "
+            f"{said(found)} now, so the captured graph does not stand for this call",
+            node.index,
+        )
+    return found
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,15 +203,15 @@ def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     if kwargs.get("training") is False and not node.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, node.owner).training
-    if node.kind == "function":
+    if node.kind is Kind.FUNCTION:
         return node.target(*args, **kwargs)
-    if node.kind == "method":
+    if node.kind is Kind.METHOD:
         return getattr(args[0], node.target)(*args[1:], **kwargs)
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return call_module(root, node.target, args, kwargs)
-    if node.kind == "guard":
+    if node.kind is Kind.GUARD:
         return check_guard(args[0], args[1], node.owner, root, node.index)
-    raise AssertionError(f"{node.kind} node {node.index} has no value of its own")
+    raise AssertionError(f"{node.kind.value} node {node.index} has no value of its own")
 
 
 def arguments_of(node: Node, root: nn.Module, value: Callable[[int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -198,7 +223,7 @@ def arguments_of(node: Node, root: nn.Module, value: Callable[[int], Any]) -> tu
         return attribute(root, leaf.path) if isinstance(leaf, Attr) else leaf
 
     args, kwargs = map_leaves(real, node.args), map_leaves(real, node.kwargs)
-    return (settle(args, {}), settle(kwargs, {})) if node.kind == "module" else (args, kwargs)
+    return (settle(args, {}), settle(kwargs, {})) if node.kind is Kind.MODULE else (args, kwargs)
 
 
 def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -206,3 +231,39 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     if path:
         return attribute(root, path)(*args, **kwargs)
     return type(root).forward(root, *args, **kwargs)
+
+
+def expected_call(graph: Graph, quantized: Container[int] = ()) -> ExpectedCall:
+    """The calls that a graph stands for, by its nodes.
+
+    Args:
+        quantized: values that become integers, which only float32 does.
+    """
+    nodes = [node for node in graph.nodes if node.kind is Kind.INPUT]
+    inputs = {node.index: expected_input(graph, node.index, str(node.target), quantized) for node in nodes}
+    return ExpectedCall(graph.path, graph.arguments, inputs, graph.writes, _written_before_guards(graph))
+
+
+def expected_input(graph: Graph, value: int, name: str, quantized: Container[int]) -> ExpectedInput:
+    """What is expected where a value of the graph goes in, in place of the node that gives it."""
+    node = graph.nodes[value]
+    if node.meta is None:
+        return ExpectedInput(name, Tensor if node.number is None else node.number)
+    dtype = node.meta.dtype if graph.typed or value in quantized else None
+    rank = len(node.meta.shape) if graph.ranked else None
+    return ExpectedInput(name, Tensor, dtype, rank, graph.contiguous)
+
+
+def _written_before_guards(graph: Graph) -> tuple[Attr | Ref, ...]:
+    """The buffers and inputs that a graph writes to before its last guard."""
+    last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
+    found = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
+    return tuple(dict.fromkeys(one for one in found if one is not None))
+
+
+def _written_origin(graph: Graph, source: Any) -> Attr | Ref | None:
+    """Whose memory a written tensor is: the buffer or the input that it is a view of."""
+    while isinstance(source, Ref) and graph.nodes[source.index].kind is not Kind.INPUT:
+        node = graph.nodes[source.index]
+        source = node.args[0] if node.args else None
+    return source if isinstance(source, (Attr, Ref)) else None

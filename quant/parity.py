@@ -11,25 +11,26 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
-from quant.fuse import is_recurrent
-from quant.graph import Graph, arguments_of, evaluate
+from quant.graph import Graph, Kind, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.recurrent import Sequence, product_range, state_range
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import call_of
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
-from quant.static.layers import StaticLayer
-from quant.static.recurrent import call_of
-from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.kept_graph import graph_of
+from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
@@ -201,7 +202,7 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
     found = program.held_by(call.args, call.kwargs)
-    runner = None if found is None else _prepared_as(first, found[0].graph)
+    runner = None if found is None else _prepared_as(first, graph_of(found[0]))
     if found is None or runner is None:
         return None
     one, held = found
@@ -226,7 +227,7 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
     Args:
         computed: values of the graph that steps of integers give.
     """
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         name = full_name(path, step.name)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
         if step.integer and step.output in computed:
@@ -240,18 +241,18 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
 
 def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> Held:
     """The values of a captured module that was nothing but one layer."""
-    [step] = [step for step in runner.plan.steps if step.integer]
+    [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        given = bound_values(runner.graph, runner.root, args, kwargs)
+        given = bound_values(runner.expected, runner.root, args, kwargs)
         found = layer(*args, **kwargs)
         value = step.inputs[0]
-        q_x = runner.qparams(runner.plan.slot_of[value]).quantize(given[value])
+        q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
         output = found[0] if step.output != step.nodes[0] else found
         return Held({**given, step.output: output}, {value: q_x})
     [value] = step.inputs
-    q_x = runner.qparams(runner.plan.slot_of[value]).quantize(*args, **kwargs)
+    q_x = runner.qparams(runner.fused.slot_of[value]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}
-    return Held({}, {value: q_x, **output}) if runner.plan.emits_integers(step) else Held(output, {value: q_x})
+    return Held({}, {value: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {value: q_x})
 
 
 def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
@@ -259,16 +260,16 @@ def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     # Convert may have left float what reads a step in integers here.
-    if not runner.plan.emits_integers(step) or step.output not in held.integers:
+    if not runner.fused.emits_integers(step) or step.output not in held.integers:
         return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
-    q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
+    q_expected = runner.qparams(runner.fused.slot_of[step.output]).quantize(expected)
     return _integers(name, held.integers[step.output], q_expected)
 
 
 def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
     """The module of the converted unit that a step calls."""
     node = graph.nodes[step.nodes[0]]
-    return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
+    return unit.get_submodule(node.target) if node.kind is Kind.MODULE and node.target else None
 
 
 def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, held: Held) -> StepParity:
@@ -307,12 +308,12 @@ def _recurrent(
     name: str, step: Step, runner: GraphRunner, layer: StaticRecurrent | StaticCell, held: Held
 ) -> Iterator[StepParity]:
     """The states of every layer inside, at every time step, and what the last layer gave in the model's own call."""
-    plan, node = runner.plan, runner.graph.nodes[step.nodes[0]]
-    known = {one: runner.qparams(slot) for one, slot in plan.inner_slots(step).items()}
+    fused, node = runner.fused, runner.graph.nodes[step.nodes[0]]
+    known = {one: runner.qparams(slot) for one, slot in fused.inner_slots(step).items()}
     names = [state_range(index) for index in range(layer.num_layers if isinstance(layer, StaticRecurrent) else 1)]
     states = [known[one] for one in names]
     simulate = simulated_layer(step, runner.graph, runner.root, {one: rounding(known[one]) for one in known})
-    reads = [runner.qparams(plan.slot_of[step.inputs[0]]), *states]
+    reads = [runner.qparams(fused.slot_of[step.inputs[0]]), *states]
 
     def given_to(index: int) -> Any:
         return (held.integers if index in step.inputs else held.reals)[index]
@@ -322,7 +323,7 @@ def _recurrent(
     for one in made:
         projected = product_range(one.layer) in known
         yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)
-    emits, last, name = plan.emits_integers(step), states[-1], f"{name}.{names[-1]}"
+    emits, last, name = fused.emits_integers(step), states[-1], f"{name}.{names[-1]}"
     given = _first((held.integers if emits else held.reals)[step.output])
     q_given = given if emits else last.quantize(given)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
@@ -364,7 +365,7 @@ def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
             return evaluate(runner.graph.nodes[index], runner.root, value)
         if found is None:
             return held.reals[index]
-        qparams = runner.qparams(runner.plan.slot_of[index])
+        qparams = runner.qparams(runner.fused.slot_of[index])
         if isinstance(found, (tuple, list)):
             return type(found)(_real(qparams, part) for part in found)
         return _real(qparams, found)

@@ -17,13 +17,14 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
-from quant.capture.unlike_in_training import REASON
+from quant.capture.unlike_in_training import REASONS
 from quant.capture.unlike_in_training import within as unlike_in_training
 from quant.copying import copy_model
 from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
-from quant.fuse import Plan, Slot, make_plan
-from quant.half_precision import widen, widened
+from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.half_precision import widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
@@ -31,12 +32,14 @@ from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_attribute
+from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, replaying, runners
+from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
+from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -137,7 +140,7 @@ def planned(
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
     Args:
-        make: makes the runner of a plan of a captured module.
+        make: makes the runner of a captured module.
         verb: how errors call what the user called.
         training: whether gradients will be taken through the graphs.
         examples: inputs of calls of other structures, as for `prepare`.
@@ -156,21 +159,21 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
-    if widen(prepared, *as_arguments(example_inputs)):
+    if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training, islands=islands)
     _restore_parameters(prepared, model, found.state)
     modules = dict(prepared.named_modules())
     floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}
-    plans = {path: make_plan(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
-    for path, reasons in one_range_each(plans, modules).items():
-        plans[path] = make_plan(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
-    note_shared(plans, modules)
+    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
+    for path, reasons in one_range_each(fused_graphs, modules).items():
+        fused_graphs[path] = fuse(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+    note_shared(fused_graphs, modules)
     state: forward_state.State = {}
     forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
     extender = Extender(recipe, found.islands, found.called, state, training, make)
-    for path, plan in plans.items():
-        extender.install(modules[path], plan)
+    for path, fused in fused_graphs.items():
+        extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
     refuse_nothing(prepared, found.islands, verb)
     if found.unlike_in_training:
@@ -192,20 +195,22 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
 
 
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
-    left = sorted(
-        full_name(path, "" if step.name == "(root)" else step.name)
-        for path, one in runners(prepared).items()
-        for step in one.plan.steps
-        if step.reason == REASON
-    )
-    if left:
-        warnings.warn(
-            f"{verb}: {', '.join(left[:8])}{f' and {len(left) - 8} more' if len(left) > 8 else ''}: the forward around "
-            f"does something else in training or with gradients; {REASON}, so these layers stay float. A forward that "
-            "gives them the same values in both modes lets them be int8",
-            CalibrationWarning,
-            stacklevel=4,
+    for reason in REASONS:
+        left = sorted(
+            full_name(path, "" if step.name == "(root)" else step.name)
+            for path, one in runners(prepared).items()
+            for step in one.fused.steps
+            if step.reason == reason
         )
+        if left:
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            warnings.warn(
+                f"{verb}: {', '.join(left[:8])}{more}: the forward around does something else in training or with "
+                f"gradients; {reason}, so these layers stay float. A forward that gives them the same values in both "
+                "modes lets them be int8",
+                CalibrationWarning,
+                stacklevel=4,
+            )
 
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_state.State) -> None:
@@ -218,19 +223,19 @@ def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_s
         forward_state.put_back(state, prepared)
 
 
-def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:
-    """What observes the values of a plan; by channel too where a weight only fits inputs of many decades."""
-    points = {slot.name: make_point(slot) for slot in plan.slots.values()}
-    for name, point in points.items():
-        point.name = full_name(plan.graph.path, name)
-    runner = GraphRunner(module, plan, points)
+def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
+    """The observers of a fused graph; by channel too where a weight only fits inputs of many decades."""
+    observers = {slot.name: slot_observer(slot) for slot in fused.slots.values()}
+    for name, observer in observers.items():
+        observer.name = full_name(fused.graph.path, name)
+    runner = GraphRunner(module, fused, observers)
     for step, observer in suspects(runner):
-        observer.name = full_name(plan.graph.path, f"{step.name} (input by channel)")
+        observer.name = full_name(fused.graph.path, f"{step.name} (input by channel)")
         runner.watch_columns(step.inputs[0], observer)
     return runner
 
 
-def make_point(slot: Slot) -> Observer:
+def slot_observer(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
     return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
@@ -244,13 +249,13 @@ def scheme_of(slot: Slot) -> QScheme:
 def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
     found = runners(prepared)
-    if any(step.integer for runner in found.values() for step in runner.plan.steps):
+    if any(step.integer for runner in found.values() for step in runner.fused.steps):
         return
     if found and any(map(is_dynamic, prepared.modules())):
         return
     reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
     for path, runner in found.items():
-        for step in runner.plan.steps:
+        for step in runner.fused.steps:
             if step.reason:
                 reasons.append(f"{full_name(path, step.name)}: {step.reason}")
     raise NothingQuantized(f"{verb}: no layer can be quantised; " + "; ".join(reasons[:20]))

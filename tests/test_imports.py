@@ -57,7 +57,7 @@ def test_capture_knows_of_nothing_that_is_made_of_graphs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RUNTIME, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_what_runs_a_converted_model_needs_no_capture_and_no_conversion(path: Path) -> None:
-    allowed = ("runtime", "kernels", "graph")
+    allowed = ("runtime", "kernels")
     for line, name in imported(ast.parse(path.read_text())):
         own = within(name, "quant")
         assert not own or name.split(".")[1] in allowed, f"{path.name}:{line} imports {name}"

@@ -21,7 +21,7 @@ from quant.capture.recorder import Recorder
 from quant.capture.undisturbed import depends_on_caller
 from quant.capture.unrecordable import refuse_read_once
 from quant.graph import Graph
-from quant.runtime.arguments import Arguments, bind, copied
+from quant.runtime.arguments import Arguments, bind, copied_together
 from quant.runtime.names import full_name
 
 
@@ -34,14 +34,14 @@ class Capture:
         islands: by dotted name, why a module is none of a graph's.
         called: dotted names of every module that ran.
         state: dotted names of the attributes, buffers and submodules that some forward changed.
-        unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
+        unlike_in_training: by dotted name, why ranges from training do not serve a layer in eval mode.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     islands: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
-    unlike_in_training: set[str] = field(default_factory=set)
+    unlike_in_training: dict[str, str] = field(default_factory=dict)
 
 
 def capture(
@@ -137,5 +137,5 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Captu
     if path in found.islands:
         _capture_children(watched, recorder, path, found, training)
         return
-    args, kwargs = call.example
-    _capture_unit(watched, call.module, path, copied(args), copied(kwargs), found, training)
+    args, kwargs = copied_together(call.example)
+    _capture_unit(watched, call.module, path, args, kwargs, found, training)

@@ -13,6 +13,7 @@ from torch import Tensor
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import graph_of
 from quant.dead_calls import needed_places
+from quant.graph import Kind
 from quant.runtime.objects import Given, Instance, Result, compares_itself
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
@@ -32,7 +33,7 @@ def decides_otherwise(one: Recorder, other: Recorder) -> bool:
     if place is None or place >= min(len(one.nodes), len(other.nodes)):
         return False
     a, b = one.nodes[place], other.nodes[place]
-    return a.kind == b.kind == "guard" and _alike(a.args[0], b.args[0])
+    return a.kind == b.kind is Kind.GUARD and _alike(a.args[0], b.args[0])
 
 
 def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:

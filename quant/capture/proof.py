@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
@@ -32,8 +31,8 @@ from quant.capture.variations import (
     same_values,
     varied,
 )
-from quant.graph import evaluate
-from quant.runtime.arguments import Arguments, copied
+from quant.graph import Kind, evaluate
+from quant.runtime.arguments import Arguments, copied, copied_together, tensors_in
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import full_name
 from quant.runtime.trees import Ref, leaves, map_leaves
@@ -150,10 +149,11 @@ class Proof:
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
     """Record a call, on copies of its tensors."""
-    args, kwargs = copied(call[0]), copied(call[1])
+    is_island = recorder.path in recorder.islands
+    args, kwargs = copied_together(call) if is_island else copied(call)
     recorder.tensors = tensors_in((args, kwargs))
     with watched.telling(recorder):
-        if recorder.path in recorder.islands:
+        if is_island:
             forward: Any = recorder.root.__dict__["forward"]
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
@@ -165,7 +165,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
 
     Where Python counts by one of them unseen, the recordings could not tell.
     """
-    guarded = {node.args[0].index for node in one.nodes if node.kind == "guard" and isinstance(node.args[0], Ref)}
+    guarded = {node.args[0].index for node in one.nodes if node.kind is Kind.GUARD and isinstance(node.args[0], Ref)}
     places = {index: place for place, index in enumerate(one.rounded) if index not in guarded}
     moved: set[int] = set()
     found = set()
@@ -189,7 +189,7 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
         try:
             for node in one.nodes:
                 values[node.index] = (
-                    inputs[node.index] if node.kind == "input" else evaluate(node, one.root, values.__getitem__)
+                    inputs[node.index] if node.kind is Kind.INPUT else evaluate(node, one.root, values.__getitem__)
                 )
                 for index in {node.index, *node.refs}:
                     if last[index] == node.index:

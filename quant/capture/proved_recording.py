@@ -6,7 +6,6 @@ from collections.abc import MutableMapping
 
 from torch import nn
 
-from quant.capture.called import tensors_in
 from quant.capture.proof import Proof, run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
@@ -14,7 +13,7 @@ from quant.capture.scalars import Limit
 from quant.capture.undisturbed import disturbed
 from quant.capture.unrecordable import said_of
 from quant.capture.with_gradients import unlike_in_training, unlike_with_gradients
-from quant.runtime.arguments import ONE_MEMORY, Arguments, copied, share_memory
+from quant.runtime.arguments import ONE_MEMORY, Arguments, copied, share_memory, tensors_in
 from quant.runtime.names import full_name
 
 MOST_PASSES = 64

@@ -25,7 +25,7 @@ from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
-from quant.graph import Node, Span, TensorMeta
+from quant.graph import Kind, Node, Span, TensorMeta
 from quant.runtime.names import full_name
 from quant.runtime.objects import Given, Instance, holds_itself, opened
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves
@@ -232,7 +232,7 @@ class Tape:
         if not self.is_recording:
             return value
         places = self.places(operands)
-        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        node = Node(len(self.nodes), Kind.FUNCTION, function, places, owner=self.owner)
         index = self.append(node, value, self.follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
         if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
@@ -252,7 +252,7 @@ class Tape:
             self.problem(self.owner, "branches on a tensor's values")
             return
         places = self.places((one, other))
-        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        node = Node(len(self.nodes), Kind.FUNCTION, function, places, owner=self.owner)
         self.guard(Ref(self.append(node, verdict, self.follows_from(places))), verdict)
 
     def decides(self, number: Any, what: str) -> None:
@@ -277,7 +277,7 @@ class Tape:
         return tree
 
     def guard(self, place: Any, expected: Any) -> int:
-        node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self.owner)
+        node = Node(len(self.nodes), Kind.GUARD, "guard", (place, expected), owner=self.owner)
         return self.append(node, expected, CONSTANT)
 
     def drop_needless_guards(self, output: Any) -> None:
@@ -291,7 +291,9 @@ class Tape:
         readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
         for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
             if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
-                self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
+                self.nodes[guard] = Node(
+                    guard, Kind.FUNCTION, operator.pos, (Ref(number),), owner=self.nodes[guard].owner
+                )
 
 
 def _forget(where: dict[int, Any], key: int, _: Any) -> None:

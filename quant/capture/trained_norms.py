@@ -13,7 +13,7 @@ from torch import nn
 from quant.capture.recorder import Recorder
 from quant.dead_calls import keep_only, needed_places
 from quant.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.runtime.names import full_name
 from quant.runtime.trees import Attr, Ref, leaves
 
@@ -114,7 +114,7 @@ def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
     """The calls that make Python numbers of counts, and their guards: an average over all batches needs them."""
     found: set[int] = set()
     for node in recorder.nodes:
-        reads = node.kind == "guard" or node.target in ("__float__", "item")
+        reads = node.kind is Kind.GUARD or node.target in ("__float__", "item")
         if reads and node.refs and (counted | found).issuperset(node.refs):
             found.add(node.index)
     return found

@@ -20,7 +20,7 @@ from quant.capture.proof import run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.graph import Span
-from quant.runtime.arguments import Arguments, bind, copied
+from quant.runtime.arguments import Arguments, bind, copied, copied_together
 from quant.runtime.objects import opened
 from quant.runtime.trees import Ref, leaves, map_leaves
 
@@ -82,8 +82,8 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     before = watched.snapshot()
     try:
         torch.set_rng_state(call.chance)
-        args, kwargs = copied(call.example)
-        return not _near(call.output, call.module(*args, **kwargs))
+        args, kwargs = copied_together(call.example)
+        return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # what its caller would have set is not there
         return True
     finally:

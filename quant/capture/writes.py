@@ -17,7 +17,7 @@ from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
 from quant.capture.snapshot import state_of, storages_of
 from quant.capture.tape import Tape
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.runtime.calls import with_items, write_items
 from quant.runtime.names import full_name
 from quant.runtime.objects import Write, content
@@ -42,7 +42,7 @@ class Writes:
         """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
         x, outlives = args[0], self._outlives(args[0])
         target = write_items if outlives else with_items
-        node = Node(len(self.tape.nodes), "function", target, places[0], owner=self.tape.owner, writes=outlives)
+        node = Node(len(self.tape.nodes), Kind.FUNCTION, target, places[0], owner=self.tape.owner, writes=outlives)
         self._overwrite([x], keep=x)
         self.tape.append(node, x, self.tape.follows_from(places))
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 
 from quant.ops.arithmetic import Add, Mul
 from quant.ops.lookup import Lookup
-from quant.ops.moves import Move
 from quant.ops.operator import Float, ShapeOnly
 from quant.ops.step import Step
+from quant.ops.views import View
 
 
 def float_streams(
@@ -40,7 +40,7 @@ def float_streams(
     stream: set[int] = set()
     for step in steps:
         of_stream = not stream.isdisjoint(step.inputs)
-        adds, moves = isinstance(step.operator, Add), isinstance(step.operator, Move)
+        adds, moves = isinstance(step.operator, Add), isinstance(step.operator, View)
         if (adds and (of_stream or read_as_reals(step.output))) or (moves and of_stream):
             found.append(step)
             stream.add(step.output)
@@ -79,7 +79,7 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
     for step in reversed(steps):
         if not step.integer or not step.inputs:
             continue
-        moves = isinstance(step.operator, Move) and step.output in wanted and gives_reals(_origin(step, makers))
+        moves = isinstance(step.operator, View) and step.output in wanted and gives_reals(_origin(step, makers))
         shown = isinstance(step.operator, Lookup) and step.output in returned and gives_reals(makers[step.inputs[0]])
         mixed = isinstance(step.operator, (Add, Mul)) and any(computes_reals(makers[value]) for value in step.inputs)
         if moves or shown or mixed:
@@ -95,6 +95,6 @@ def computes_reals(step: Step) -> bool:
 
 def _origin(step: Step, makers: dict[int, Step]) -> Step:
     """The step that computed what `step` gives: itself, or what integer moves take it from."""
-    while isinstance(step.operator, Move) and step.inputs:
+    while isinstance(step.operator, View) and step.inputs:
         step = makers[step.inputs[0]]
     return step

@@ -80,7 +80,8 @@ def multiply(call: Call) -> Recognised:
 def division(call: Call) -> Recognised:
     """Division by a number; by a tensor it stays float."""
     if isinstance(call.get(1, "other"), (int, float)) and len(call.node.args) == 2:
-        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0)
+        rounds = call.node.kwargs.get("rounding_mode") is not None
+        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0, None if rounds else 1)
     raise StaysFloat("division by a tensor is kept in float")
 
 
@@ -90,7 +91,9 @@ def _binary(call: Call, operator: Add | Mul) -> Recognised:
         raise StaysFloat("it has an alpha or an out")
     numbers = [isinstance(arg, (int, float)) for arg in args]
     if any(numbers):
-        return _with_number(call, args, numbers.index(False))
+        place, neutral = numbers.index(False), 1 if isinstance(operator, Mul) else 0
+        negates = isinstance(operator, Add) and operator.sign < 0 and place == 1
+        return _with_number(call, args, place, None if negates else neutral)
     for place in (0, 1):
         recognised = _per_channel(call, args, place, operator)
         if recognised is not None:
@@ -137,8 +140,14 @@ def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None
     return None
 
 
-def _with_number(call: Call, args: list[Any], place: int) -> Recognised:
-    """A sum or product with a Python number is a function of one value."""
+def _with_number(call: Call, args: list[Any], place: int, neutral: int | None) -> Recognised:
+    """A sum or product with a Python number is a function of one value.
+
+    Args:
+        place: of the operand that is no number.
+        neutral: the number with which that value is the result, as in `sum(values)`, which begins with 0, or where a
+            setting that scales is 1; None where there is none.
+    """
     if not isinstance(args[place], Ref):
         raise StaysFloat("its operand is no activation")
-    return Recognised(Lookup(), (call.activation(place, "input"),))
+    return Recognised(Lookup(gives_input=args[1 - place] == neutral), (call.activation(place, "input"),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +20,19 @@ from quant.runtime.trees import Ref
 
 @dataclass(frozen=True)
 class AttentionCall(ModuleCall):
-    """What a `MultiheadAttention` computes between its projections, which drops weights in training mode."""
+    """What a `MultiheadAttention` computes between its projections, which drops weights in training mode.
 
-    whole: Line
+    Attributes:
+        whole: its line.
+    """
+
+    kind: ClassVar[str] = "attention"
+    whole: str
 
     def holds(self, module: nn.Module) -> bool:
         return not module.training
 
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         return self.whole
 
 
@@ -38,7 +44,7 @@ def attend_in_reals(call: PlanCall) -> Lines | AttentionCall:
         return lines
     [(op, settings)] = lines
     reads = tuple(value.index for value in settings.values() if isinstance(value, Register))
-    return AttentionCall(call.out, reads, call.node.owner, Line(call.out, op, settings))
+    return AttentionCall(call.out, reads, call.node.owner, str(Line(call.out, op, settings)))
 
 
 @plans_reals(F.scaled_dot_product_attention, exact=False)

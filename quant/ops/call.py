@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.graph import Graph, Node, TensorMeta
+from quant.graph import Graph, Kind, Node, TensorMeta
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref
 
@@ -30,7 +30,7 @@ class Call:
 
     def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
         self.node, self.graph, self.root = node, graph, root
-        self.module: nn.Module | None = attribute(root, node.target) if node.kind == "module" else None
+        self.module: nn.Module | None = attribute(root, node.target) if node.kind is Kind.MODULE else None
 
     def get(self, place: int, name: str, default: Any = None) -> Any:
         """The argument at `place` or called `name`."""
@@ -73,11 +73,11 @@ def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
 
 def called(node: Node, root: nn.Module) -> str:
     """How people call what a node does: the class of a module, the name of a function."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return type(attribute(root, node.target)).__name__
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def is_call_of(node: Node, targets: Collection[Any]) -> bool:
     """Whether a node calls one of these functions, or of these methods by their names."""
-    return node.kind in ("function", "method") and node.target in targets
+    return node.kind in (Kind.FUNCTION, Kind.METHOD) and node.target in targets

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from quant.ops.call import Call, StaysFloat
-from quant.ops.lowering import Context, Moved
+from quant.ops.lowering import Context, SameCall
 from quant.ops.operator import Operator
 from quant.ops.planning import PlanCall, Planned, Unplanned, integer
 from quant.ops.registry import Recognised, recognises
@@ -24,7 +24,7 @@ class Concat(Operator):
     shares_range: ClassVar[bool] = True
     dim: Any = 0
 
-    def lower(self, step: Step, context: Context) -> Moved:
+    def lower(self, step: Step, context: Context) -> SameCall:
         """A move, in which inputs of another range are rescaled."""
         scale, zero_point = context.ranges[step.output].scale, context.zero_point(step.output)
         others = [
@@ -34,7 +34,7 @@ class Concat(Operator):
         ]
         ratios = {value: float(context.ranges[value].scale / scale) for value in others}
         ids = {value: context.integers(value).index for value in others}
-        return Moved({ids[one]: (context.zero_point(one), ratios[one], zero_point) for one in others})
+        return SameCall({ids[one]: (context.zero_point(one), ratios[one], zero_point) for one in others})
 
     def plan(self, call: PlanCall) -> Planned:
         tensors = call.argument(0, "tensors")

@@ -1,4 +1,4 @@
-"""The seam for exporters: how a plan's steps are written in some other form, one function per class of operator.
+"""The seam for exporters: how a fused graph's steps are written in some other form, one function per class of operator.
 
 An exporter is one file, which makes an `Exporter` and says of each class that it knows how it is written:
 
@@ -8,7 +8,7 @@ An exporter is one file, which makes an `Exporter` and says of each class that i
     def conv(operator: Conv, step: Step, lines: list[str]) -> None:
         lines.append(f"%{step.output} = conv %{step.inputs[0]} stride={operator.stride}")
 
-    text.write(plan.steps, lines)
+    text.write(fused.steps, lines)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class NotExportable(ValueError):
-    """A plan has steps that an exporter has no form for; the message names them."""
+    """A fused graph has steps that an exporter has no form for; the message names them."""
 
 
 class Exporter(Generic[W]):
-    """A form that plans can be written in.
+    """A form that fused graphs can be written in.
 
     Args:
         name: of the form, for messages.
@@ -59,10 +59,10 @@ class Exporter(Generic[W]):
         return register
 
     def write(self, steps: Sequence[Step], writer: W) -> None:
-        """Write a plan's steps in order; nothing is written where one has no form.
+        """Write a fused graph's steps in order; nothing is written where one has no form.
 
         Args:
-            steps: of a `Plan`, or some of them.
+            steps: of a `FusedGraph`, or some of them.
             writer: what the functions write to.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Moves that give every value as it is: what does nothing in eval mode, and copies."""
+"""Views that give every value as it is: copies, and calls without effect in eval mode."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.call import Call, StaysFloat
-from quant.ops.moves import Move, moved
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.ops.views import View, view_of
 from quant.runtime.module_call import ModuleCall
 
 
 @dataclass(frozen=True)
-class Copy(Move):
+class Copy(View):
     """A tensor of its own with the same values."""
 
     def plan(self, call: PlanCall) -> Lines:
@@ -34,7 +34,7 @@ class Idle(Copy):
 
 @dataclass(frozen=True)
 class Identity(Idle):
-    """`nn.Identity`."""
+    """`nn.Identity`, and arithmetic with a number that changes nothing (`Lookup.gives_input`)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Contiguous(Idle):
 @recognises(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, "detach")
 def idle(call: Call) -> Recognised:
     """Layers that drop in training mode, and calls that only training sees."""
-    return moved(Idle(), call)
+    return view_of(Idle(), call)
 
 
 @recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
@@ -55,30 +55,32 @@ def dropout(call: Call) -> Recognised:
     """Functions that are told whether to drop; layers ask their mode."""
     if call.get(2, "training", True) is True:
         raise StaysFloat("it drops values in eval mode too")
-    return moved(Idle(), call)
+    return view_of(Idle(), call)
 
 
 @recognises(nn.Identity)
 def identity(call: Call) -> Recognised:
     """Nothing in any mode."""
-    return moved(Identity(), call)
+    return view_of(Identity(), call)
 
 
 @recognises("contiguous")
 def contiguous(call: Call) -> Recognised:
     """An order of memory."""
-    return moved(Contiguous(), call)
+    return view_of(Contiguous(), call)
 
 
 @recognises("clone")
 def copy(call: Call) -> Recognised:
     """A copy."""
-    return moved(Copy(), call)
+    return view_of(Copy(), call)
 
 
 @dataclass(frozen=True)
 class IdleCall(ModuleCall):
     """A float module that does nothing in eval mode."""
+
+    kind: ClassVar[str] = "idle"
 
     def holds(self, module: nn.Module) -> bool:
         return is_untouched(module) and type(module) in _PLANNED and not module.training

@@ -32,6 +32,7 @@ class Lookup(Operator):
         is_batch_norm: by the statistics that it has kept; a weighted step before it takes it in.
         affine: a product with, or a sum of, numbers of the model's own; likewise.
         only_folded: that it has no table of its own.
+        gives_input: that it gives the value itself, as a product with 1.
     """
 
     name: ClassVar[str] = "lookup"
@@ -40,6 +41,7 @@ class Lookup(Operator):
     is_batch_norm: bool = False
     affine: Affine | None = None
     only_folded: bool = False
+    gives_input: bool = False
 
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)

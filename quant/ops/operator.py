@@ -16,9 +16,9 @@ from quant.folding import Affine
 from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
-    from quant.ops.lowering import Context, Kernel, Moved
-    from quant.ops.products import Product
+    from quant.ops.lowering import Context, Kernel, SameCall
     from quant.ops.step import Step
+    from quant.runtime.layers.products import Product
 
 Interval = tuple[float, float]
 
@@ -42,7 +42,7 @@ class Operator:
     shares_range: ClassVar[bool] = False
     gives_reals: ClassVar[bool] = False
 
-    def lower(self, step: Step, context: Context) -> Kernel | Moved:
+    def lower(self, step: Step, context: Context) -> Kernel | SameCall:
         """The call of an integer kernel that computes the step, or that the captured call itself does so on integers.
 
         Args:
@@ -52,7 +52,7 @@ class Operator:
         raise NotImplementedError(f"{self.name} is computed by a layer")
 
     def plan(self, call: PlanCall) -> Planned:
-        """What a call that `lower` says is `Moved` is in a native call; a kernel's call is planned as it is.
+        """What a call that `lower` says is `SameCall` is in a native call; a kernel's call is planned as it is.
 
         Raises:
             Unplanned: nothing, and why.
@@ -150,10 +150,10 @@ class Weighted(Clampable):
 
 @dataclass(frozen=True)
 class Recurrent(Operator):
-    """A layer with states, which have ranges of their own inside of it (`static/recurrent.py`).
+    """A layer with states, which have ranges of their own inside of it (`runtime/layers/recurrent.py`).
 
     Attributes:
-        ranges: the names of these, in order; each is a slot's by `Plan.inner`.
+        ranges: the names of these, in order; each is a slot's by `FusedGraph.inner`.
     """
 
     anchor: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """What operators say of native calls: lines of a plan's text (`kernels/reference_plan.py`), or why there are none.
 
 An operator with a kernel needs to say nothing: where the plan's table has the kernel, the call of it is the line. One
-that only moves values (`lower` gives `Moved`) says which lines do the same (`Operator.plan`). A float call between
+that only moves values (`lower` gives `SameCall`) says which lines do the same (`Operator.plan`). A float call between
 integers is planned where its family's file says how (`plans_reals`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import nn
 
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import called
 from quant.runtime.module_call import ModuleCall
@@ -123,7 +123,7 @@ class PlanCall:
     Attributes:
         out: the register that it fills.
         args, kwargs: nested, with Ref to registers, or constants.
-        rescaled: of a concatenation, as `Moved` has it.
+        rescaled: of a concatenation, as `SameCall` has it.
     """
 
     values: Values
@@ -142,7 +142,7 @@ class PlanCall:
     @property
     def module(self) -> nn.Module | None:
         """The module that it calls; None where it calls none."""
-        return attribute(self.root, self.node.target) if self.node.kind == "module" else None
+        return attribute(self.root, self.node.target) if self.node.kind is Kind.MODULE else None
 
     def argument(self, place: int, name: str) -> Any:
         """The argument at `place` or called `name`; None where there is none."""

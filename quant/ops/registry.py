@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
 from quant.ops.operator import Operator
@@ -115,9 +115,9 @@ def plans_reals(*targets: Target, exact: bool = True, moves: bool = False) -> Ca
 
 def real_form(node: Node, root: nn.Module) -> RealForm | None:
     """How a float call is computed natively; None where no family says."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return _REAL_FORMS.get(base_layer(attribute(root, node.target)))
-    return _REAL_FORMS.get(node.target) if node.kind in ("function", "method") else None
+    return _REAL_FORMS.get(node.target) if node.kind in (Kind.FUNCTION, Kind.METHOD) else None
 
 
 def _table(target: Target) -> dict[Any, Recogniser]:
@@ -133,7 +133,7 @@ def recognise(node: Node, graph: Graph, root: nn.Module) -> Recognised:
         StaysFloat: there is none, with the reason.
     """
     call = Call(node, graph, root)
-    if node.kind not in ("module", "method", "function"):
+    if node.kind not in (Kind.MODULE, Kind.METHOD, Kind.FUNCTION):
         raise StaysFloat("not a computation")
     recogniser = _recogniser(call)
     if recogniser is None:
@@ -143,7 +143,7 @@ def recognise(node: Node, graph: Graph, root: nn.Module) -> Recognised:
 
 def _recogniser(call: Call) -> Recogniser | None:
     if call.module is None:
-        return (_METHODS if call.node.kind == "method" else _FUNCTIONS).get(call.node.target)
+        return (_METHODS if call.node.kind is Kind.METHOD else _FUNCTIONS).get(call.node.target)
     if is_registered(call.module):
         raise StaysFloat("registered as a layer of its own; it runs as it is")
     base = base_layer(call.module)

@@ -6,13 +6,14 @@ import operator
 
 import torch
 
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.ops.call import is_call_of
 from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
+from quant.runtime.forms import form_of
 from quant.runtime.trees import Ref
 
 RANKS = frozenset({"dim", "ndimension"})
-SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS
+SIZES = frozenset({torch.numel, len, form_of, "size", "numel", "nelement", "stride"}) | RANKS
 SHAPE, RANK = "shape", "ndim"
 """Attributes."""
 
@@ -38,7 +39,7 @@ def planned_shape(call: PlanCall) -> Symbol | Lines | None:
     if call.kwargs or not call.args or not isinstance(call.args[0], Ref):
         return None
     known = call.symbol()
-    if call.node.kind == "guard":
+    if call.node.kind is Kind.GUARD:
         return _checked(known, call.args[1])
     symbol = _read(call, call.args[0], call.args[1:]) or _derived(call, known, call.args[1:])
     if symbol is not None:
@@ -59,7 +60,7 @@ def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
     node = call.node
     if reads_only_rank(node):
         return RankOf(x.index)
-    is_size = node.kind == "method" and node.target == "size"
+    is_size = node.kind is Kind.METHOD and node.target == "size"
     if _attribute(node) == SHAPE or (is_size and not others):
         return ShapeOf(x.index)
     place = _place(others)
@@ -85,4 +86,4 @@ def _place(others: tuple[object, ...]) -> int | None:
 
 def _attribute(node: Node) -> str:
     """The attribute that a call reads; '' where it reads none."""
-    return str(node.args[1]) if node.kind == "function" and node.target is getattr else ""
+    return str(node.args[1]) if node.kind is Kind.FUNCTION and node.target is getattr else ""

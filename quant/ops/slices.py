@@ -1,4 +1,4 @@
-"""Moves that take a part of a tensor, or cut it into several."""
+"""Views that take a part of a tensor, or cut it into several."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from quant.kernels.reference_plan import Register
 from quant.ops.call import Call
-from quant.ops.moves import Move, moved
 from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, recognises
+from quant.ops.views import View, view_of
 
 
 @dataclass(frozen=True)
-class Narrow(Move):
+class Narrow(View):
     """`length` values of a dimension, from `start`."""
 
     dim: Any = 0
@@ -33,7 +33,7 @@ class Narrow(Move):
 
 
 @dataclass(frozen=True)
-class Split(Move):
+class Split(View):
     """A tuple of parts."""
 
 
@@ -163,7 +163,7 @@ def _ends_between(parts: Rows | Spans, least: int, most: int) -> Lines:
 
 
 @dataclass(frozen=True)
-class Item(Move):
+class Item(View):
     """x[index], x a tensor or a tuple of parts."""
 
     planned_in_reals: ClassVar[bool] = True
@@ -199,40 +199,40 @@ def _part(known: Symbol, index: Any) -> Lines:
 @recognises(torch.narrow, "narrow")
 def narrow(call: Call) -> Recognised:
     """A slice by its start and length."""
-    return moved(Narrow(call.get(1, "dim"), call.get(2, "start"), call.get(3, "length")), call)
+    return view_of(Narrow(call.get(1, "dim"), call.get(2, "start"), call.get(3, "length")), call)
 
 
 @recognises(torch.chunk, "chunk")
 def chunk(call: Call) -> Recognised:
     """So many parts."""
-    return moved(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
+    return view_of(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
 
 
 @recognises(torch.split)
 def split(call: Call) -> Recognised:
     """Parts of given sizes."""
-    return moved(SplitSizes(call.get(1, "split_size_or_sections"), call.get(2, "dim", 0)), call)
+    return view_of(SplitSizes(call.get(1, "split_size_or_sections"), call.get(2, "dim", 0)), call)
 
 
 @recognises("split")
 def split_method(call: Call) -> Recognised:
     """The same, whose sizes have another name."""
-    return moved(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
+    return view_of(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
 
 
 @recognises(torch.unbind, "unbind")
 def unbind(call: Call) -> Recognised:
     """Parts of one index."""
-    return moved(Unbind(call.get(1, "dim", 0)), call)
+    return view_of(Unbind(call.get(1, "dim", 0)), call)
 
 
 @recognises(torch.tensor_split, "tensor_split")
 def tensor_split(call: Call) -> Recognised:
     """Parts as numpy's, which no plan has operations for."""
-    return moved(Split(), call)
+    return view_of(Split(), call)
 
 
 @recognises(operator.getitem)
 def item(call: Call) -> Recognised:
     """A part by its index."""
-    return moved(Item(call.get(1, "index")), call)
+    return view_of(Item(call.get(1, "index")), call)

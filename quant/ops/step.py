@@ -1,10 +1,10 @@
-"""A step of a plan: one or more captured calls that are computed together."""
+"""A step of a fused graph: one or more captured calls that are computed together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quant.ops.operator import Float, Operator, Weighted
+from quant.ops.operator import Float, Operator, Recurrent, Weighted
 from quant.recipe import QConfig
 
 
@@ -52,3 +52,8 @@ def operator_of(step: Step) -> Operator:
     """What a step computes, in integers or in float; `Float` for the user's own arithmetic that nothing recognised."""
     known = step.operator
     return known.form if isinstance(known, Float) and known.form is not None else known
+
+
+def is_recurrent(step: Step) -> bool:
+    """Whether the step is a call of a layer with states that becomes int8."""
+    return isinstance(step.operator, Recurrent)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quant.runtime.matching import match_arguments
 from quant.runtime.objects import OPAQUE, attributes_of, items_of, opened
-from quant.runtime.trees import Ref, map_leaves, settle
+from quant.runtime.trees import Ref, leaves, map_leaves, settle
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -68,6 +68,29 @@ def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def copied(tree: Any) -> Any:
     """Nested arguments with tensors and objects of their own: a forward that writes into them changes nobody's."""
     return rebuilt(tree, lambda leaf: clone(leaf) if type(leaf) is Tensor else leaf)
+
+
+def copied_together(tree: Any) -> Any:
+    """As `copied`, but tensors that lie over one memory, or are one tensor, are so in the copy too."""
+    if not share_memory(tensors_in(tree)):
+        return copied(tree)
+    memories: dict[int, torch.UntypedStorage] = {}
+    tensors: dict[int, Tensor] = {}
+
+    def one(tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or id(tensor) in tensors:
+            return tensors.get(id(tensor), tensor)
+        found = clone(tensor)
+        if _has_memory(tensor):
+            memory = tensor.untyped_storage()
+            if memory.data_ptr() not in memories:
+                memories[memory.data_ptr()] = memory.clone()
+            place = tensor.storage_offset(), tensor.size(), tensor.stride()
+            found.set_(memories[memory.data_ptr()], *place)
+        tensors[id(tensor)] = found
+        return found
+
+    return rebuilt(tree, one)
 
 
 def clone(tensor: Tensor) -> Tensor:
@@ -126,9 +149,19 @@ def alike(module: nn.Module, first: Arguments, other: Arguments) -> bool:
     return True
 
 
+def tensors_in(call: Any) -> list[Tensor]:
+    """The tensors of a call, also of those in objects, in order."""
+    found = leaves(opened(call, lambda leaf: isinstance(leaf, Tensor)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
 def share_memory(tensors: list[Tensor]) -> bool:
     """Whether what is written to one of these tensors may be seen in another."""
     if len(tensors) < 2 or torch.compiler.is_compiling():
         return False
-    plain = [one for one in tensors if one.layout == torch.strided and not one.is_nested and one.numel()]
+    plain = [one for one in tensors if _has_memory(one)]
     return len({one.untyped_storage().data_ptr() for one in plain}) < len(plain)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested and tensor.numel() > 0

@@ -12,6 +12,9 @@ from quant.runtime.matching import CaptureMismatch
 
 P = TypeVar("P", bound="Programs")
 
+RESERVED = "_quant"
+"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
+
 
 class Programs(nn.Module):
     """One program of a captured module; the first of a module has the others.

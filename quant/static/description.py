@@ -15,10 +15,10 @@ from quant.kernels import QParams
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
+from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.part_calls import Part
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
@@ -56,7 +56,7 @@ def make_description(
         ranges: per captured unit and slot.
         calls: per captured unit its signature.
         layers: settings by full name; layers that have none are float.
-        rules: that the plans follow (`fuse.RULES`).
+        rules: that the graphs were fused by (`fused_graph.RULES`).
     """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}

@@ -10,14 +10,16 @@ from torch import nn
 
 from quant.capture.called import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
+from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.runtime.names import child_of
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries
-from quant.static.runner import RESERVED, GraphRunner
+from quant.static.runner import GraphRunner
 
 
 def make_rest_dynamic(
@@ -73,10 +75,9 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
     """Whether a captured unit is nothing but a layer that becomes dynamic, as an embedding that an island calls."""
-    steps = [step for step in runner.plan.steps if runner.graph.nodes[step.output].kind != "input"]
+    steps = [step for step in runner.fused.steps if runner.graph.nodes[step.output].kind is not Kind.INPUT]
     nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
-    [kind, target] = [nodes[0].kind, nodes[0].target] if nodes else ["", None]
-    lone = len(nodes) == 1 and kind == "module" and not target and not steps[0].integer
+    lone = len(nodes) == 1 and nodes[0].kind is Kind.MODULE and not nodes[0].target and not steps[0].integer
     return lone and is_dynamic(without_runner(runner.root))
 
 

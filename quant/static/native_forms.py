@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from quant.capture.calls import says_it_writes
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
-from quant.ops.moves import Move
 from quant.ops.planning import BEFORE, Lines, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
+from quant.ops.views import View
 from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.module_call import ModuleCall
@@ -168,7 +168,7 @@ class Planner:
         form = real_form(call.node, self.root)
         if form is not None and (self._views_are_safe or not form.moves):
             return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
-        if not isinstance(operator, Move) or not operator.planned_in_reals or not self._views_are_safe:
+        if not isinstance(operator, View) or not operator.planned_in_reals or not self._views_are_safe:
             raise Unplanned("it is computed in float")
         return self._planned(call, operator.plan(call), moves_reals=True)
 
@@ -209,8 +209,8 @@ def writes_in_place(graph: Graph, root: nn.Module) -> bool:
     """
     users = graph.users()
     for node in graph.nodes:
-        if node.kind in ("function", "method", "module"):
-            module = attribute(root, node.target) if node.kind == "module" else None
+        if node.kind in (Kind.FUNCTION, Kind.METHOD, Kind.MODULE):
+            module = attribute(root, node.target) if node.kind is Kind.MODULE else None
             writes = says_it_writes(node.kind, node.target, node.kwargs, module)
             if writes and not _fills_new(node, graph, users):
                 return True

@@ -42,8 +42,9 @@ from torch import Tensor, nn
 
 from quant.calibrate.report import lost_share
 from quant.folding import gain_and_shift, is_norm, norm_of
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Node
+from quant.fusion.fuse import fuse_again
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind, Node
 from quant.kernels import ACTIVATION_U8
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
@@ -52,7 +53,7 @@ from quant.ops.call import is_call_of
 from quant.ops.conv import Conv
 from quant.ops.lookup import Lookup
 from quant.ops.operator import Weighted
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.recipe import Recipe
 from quant.recurrent_layers import sizes_of, tensors_of
 from quant.runtime.names import attribute
@@ -101,7 +102,7 @@ def column_is_small(rows: Tensor) -> bool:
 
 def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
     """The steps whose weights may belong to inputs of very different sizes, each with an observer for these inputs."""
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         if not isinstance(step.operator, Weighted) or (isinstance(step.operator, Conv) and step.operator.groups != 1):
             continue
         rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0])
@@ -111,7 +112,7 @@ def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
 
 
 def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, str], dict[str, str]]:
-    """Plan a module's programs anew without the layers that 8 bits or one range cannot hold.
+    """Fuse a module's programs again, with the layers in float that 8 bits or one range cannot hold.
 
     One layer is int8 in all programs or in none.
 
@@ -122,9 +123,9 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
     norms = {name: why for one in programs for name, why in coarse_norms(one).items()}
     floats = {name: why for one in programs for name, why in beyond_eight_bits(one).items()} | norms | recurrent
     for runner in programs if floats else ():
-        plan = runner.plan.again(runner.root, recipe, floats)
-        points = {name: runner.point(runner.plan.slot_like(slot)) for name, slot in plan.slots.items()}
-        runner.replan(plan, points)
+        fused = fuse_again(runner.fused, runner.root, recipe, floats)
+        observers = {name: runner.observer(runner.fused.slot_like(slot)) for name, slot in fused.slots.items()}
+        runner.use(fused, observers)
     return floats, recurrent
 
 
@@ -132,23 +133,23 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
     found: dict[str, str] = {}
     has_logarithms = any(is_call_of(node, LOGARITHMS) for node in runner.graph.nodes)
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         if not (step.operator.anchor) or is_recurrent(step):
             continue
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
-            found[node.target if node.kind == "module" else node.owner] = reason
+            found[node.target if node.kind is Kind.MODULE else node.owner] = reason
     return found
 
 
 def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
     """The recurrent layers that are better dynamic, where every row has a range of its own, and why; as above."""
     found: dict[str, str] = {}
-    for step in filter(is_recurrent, runner.plan.steps):
+    for step in filter(is_recurrent, runner.fused.steps):
         target = runner.graph.nodes[step.nodes[0]].target
-        point = runner.point(runner.plan.slot_of[step.inputs[0]])
-        reason = _lost_inputs(attribute(runner.root, target), point)
+        observer = runner.observer(runner.fused.slot_of[step.inputs[0]])
+        reason = _lost_inputs(attribute(runner.root, target), observer)
         if reason:
             found[target] = reason
     return found
@@ -157,11 +158,11 @@ def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
 def coarse_norms(runner: GraphRunner) -> dict[str, str]:
     """The batch norms that no layer takes in, by their steps' names, whose channels differ too much, and why."""
     found: dict[str, str] = {}
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         if not isinstance(step.operator, Lookup) or not is_norm(step.nodes[0], runner.graph, runner.root):
             continue
-        slots = [runner.plan.slot_of[value] for value in (step.inputs[0], step.output)]
-        if not all(isinstance(runner.point(slot), Observer) for slot in slots):
+        slots = [runner.fused.slot_of[value] for value in (step.inputs[0], step.output)]
+        if not all(isinstance(runner.observer(slot), Observer) for slot in slots):
             continue  # trained, or loaded: then it was decided before
         x, y = (float(runner.qparams(slot).scale) for slot in slots)
         cosine = norm_cosine(norm_of(step.nodes[0], runner.graph, runner.root), x, y)
@@ -175,8 +176,8 @@ def coarse_norms(runner: GraphRunner) -> dict[str, str]:
 
 def float_norms(runner: GraphRunner) -> dict[str, str]:
     """The batch norms that `coarse_norms` has left float, for a saved description."""
-    floats = runner.plan.floats
-    names = (step.name for step in runner.plan.steps if is_norm(step.nodes[0], runner.graph, runner.root))
+    floats = runner.fused.floats
+    names = (step.name for step in runner.fused.steps if is_norm(step.nodes[0], runner.graph, runner.root))
     return {name: floats[name] for name in names if name in floats}
 
 
@@ -193,11 +194,11 @@ def _mean_square(parameter: Tensor | None, missing: float) -> float:
     return missing if parameter is None else float(parameter.detach().double().square().mean())
 
 
-def _lost_inputs(module: nn.Module, point: nn.Module) -> str:
+def _lost_inputs(module: nn.Module, observer: nn.Module) -> str:
     first = [tensors_of(module, 0, reverse).weight_ih for reverse in sizes_of(module).directions]
     if any(loses_columns(weight.detach().to(torch.float32)) for weight in first):
         return "its input weights differ so much by column that one range for all features would lose some"
-    share = lost_share(point) if isinstance(point, Observer) else 0.0
+    share = lost_share(observer) if isinstance(observer, Observer) else 0.0
     return f"{share:.0%} of its input would round to zero in one fixed range" if share else ""
 
 
@@ -206,7 +207,7 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
     if peaks is None or not bool((peaks > 0).any()):
         return ""
     rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0]).detach()
-    lost, scale = column_is_lost(rows), float(runner.qparams(runner.plan.slot_of[step.inputs[0]]).scale)
+    lost, scale = column_is_lost(rows), float(runner.qparams(runner.fused.slot_of[step.inputs[0]]).scale)
     cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
         return ""
@@ -239,9 +240,9 @@ def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weight
 
 
 def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
-    if not any(is_call_of(node, LOGARITHMS) for node in _followers(step, runner.plan)):
+    if not any(is_call_of(node, LOGARITHMS) for node in _followers(step, runner.fused)):
         return ""
-    shares = [vanishing(runner, runner.plan.slot_of[value]) for value in step.inputs]
+    shares = [vanishing(runner, runner.fused.slot_of[value]) for value in step.inputs]
     share = max(shares)
     if share <= VANISHED:
         return ""
@@ -251,17 +252,17 @@ def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
     )
 
 
-def _followers(step: Step, plan: Plan) -> Iterator[Node]:
+def _followers(step: Step, fused: FusedGraph) -> Iterator[Node]:
     """What reads a step's output, directly or through steps without weights."""
-    makers = {index: other for other in plan.steps for index in other.nodes}
-    users = plan.graph.users()
+    makers = {index: other for other in fused.steps for index in other.nodes}
+    users = fused.graph.users()
     waiting, seen = [step.output], {step.output}
     while waiting:
         for user in users[waiting.pop()]:
-            if user >= len(plan.graph.nodes) or user in seen:
+            if user >= len(fused.graph.nodes) or user in seen:
                 continue
             seen.add(user)
-            yield plan.graph.nodes[user]
+            yield fused.graph.nodes[user]
             reader = makers[user]
             if not (reader.operator.anchor):
                 waiting.append(user)
@@ -272,18 +273,18 @@ def vanishing(runner: GraphRunner, slot: str) -> float:
 
     Of an observer without a histogram only the extremes are known: 1.0 where the smallest value is one, else 0.0.
     """
-    point = runner.point(slot)
-    if not isinstance(point, Observer) or point.scheme.axis is not None:
+    observer = runner.observer(slot)
+    if not isinstance(observer, Observer) or observer.scheme.axis is not None:
         return 0.0
     try:
-        half = float(point.qparams().scale) / 2
+        half = float(observer.qparams().scale) / 2
     except NoDataSeen:
         return 0.0
-    if not isinstance(point, HistogramStore):
-        return float(bool((point.low > 0) & (point.low < half)))
-    [exponent] = point.exponents()
+    if not isinstance(observer, HistogramStore):
+        return float(bool((observer.low > 0) & (observer.low < half)))
+    [exponent] = observer.exponents()
     if exponent is None:
         return 0.0
-    row = RowView(point.counts[0].cpu(), 2.0**exponent, float(point.low[0]), float(point.high[0]))
+    row = RowView(observer.counts[0].cpu(), 2.0**exponent, float(observer.low[0]), float(observer.high[0]))
     small = (row.lower_edges > -half) & (row.upper_edges < half)
     return float(row.counts[small].sum() / row.counts.sum().clamp(min=1))

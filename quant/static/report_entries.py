@@ -5,24 +5,25 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Node
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind, Node
 from quant.kernels import QParams
-from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.report import Report, ReportEntry, bytes_of, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
+from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
-from quant.static.runner import RESERVED
 
 Entries = dict[str, tuple[str, str]]
 """Outcome and detail of a `ReportEntry`, by the full name of a module or of a step."""
@@ -37,7 +38,7 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
     """Put the entry of a weighted step, that `node` begins, to its module, or to the one that calls a function."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         entries[full_name(path, node.target)] = entry
         return
     name = full_name(path, node.owner)
@@ -50,12 +51,12 @@ def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tu
 
 
 def recurrent_entry(
-    step: Step, plan: Plan, ranges: dict[str, QParams], layer: nn.Module, backend: str | None
+    step: Step, fused: FusedGraph, ranges: dict[str, QParams], layer: nn.Module, backend: str | None
 ) -> tuple[str, str]:
     """Of a recurrent layer, with the ranges of its input and of its states."""
-    states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in plan.inner_slots(step).items()]
-    output = "uint8" if plan.emits_integers(step) else "float"
-    x = _ends(ranges[plan.slot_of[step.inputs[0]]])
+    states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in fused.inner_slots(step).items()]
+    output = "uint8" if fused.emits_integers(step) else "float"
+    x = _ends(ranges[fused.slot_of[step.inputs[0]]])
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     steps = interpreted_steps(layer)
@@ -67,27 +68,27 @@ def _ends(qparams: QParams) -> str:
     return f"{low:.4g}, {high:.4g}"
 
 
-def note_folded(step: Step, plan: Plan, entries: Entries, path: str) -> None:
+def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> None:
     """Say of the modules that a step took in, as a batch norm, where they went."""
     for index in step.nodes[1:]:
-        node = plan.graph.nodes[index]
-        if node.kind == "module":
+        node = fused.graph.nodes[index]
+        if node.kind is Kind.MODULE:
             entries[full_name(path, node.target)] = ("int8", f"folded into {step.name}")
-    holders = {name.rpartition(".")[0] for name in folded_parameters(step.weighted, plan)}
+    holders = {name.rpartition(".")[0] for name in folded_parameters(step.weighted, fused)}
     for name in holders:
         entries.setdefault(full_name(path, name), ("int8", f"folded into {step.name}"))
 
 
-def note_floats(plan: Plan, entries: Entries, path: str) -> None:
+def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
     """Say of each step that stays float why, where integers lie beside it or it is a module."""
-    beside = _beside_integers(plan)
-    for step in plan.steps:
-        node = plan.graph.nodes[step.nodes[0]]
-        inner = step.name.split("@")[0] if node.kind == "module" else step.name
+    beside = _beside_integers(fused)
+    for step in fused.steps:
+        node = fused.graph.nodes[step.nodes[0]]
+        inner = step.name.split("@")[0] if node.kind is Kind.MODULE else step.name
         name = full_name(path, inner if inner != "(root)" else "")
-        if isinstance(step.operator, Float) and (node.kind == "module" or step.output in beside):
+        if isinstance(step.operator, Float) and (node.kind is Kind.MODULE or step.output in beside):
             entries.setdefault(name, ("float", step.reason))
-        elif step.integer and node.kind == "module" and not isinstance(step.operator, Weighted):
+        elif step.integer and node.kind is Kind.MODULE and not isinstance(step.operator, Weighted):
             entries.setdefault(name, ("int8", step.operator.name))
 
 
@@ -99,17 +100,17 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
             continue
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
-            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
+            entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
 
 
-def _beside_integers(plan: Plan) -> set[int]:
+def _beside_integers(fused: FusedGraph) -> set[int]:
     """The outputs of float steps that read what integers gave, or give what integers read."""
-    makers = {index: step for step in plan.steps for index in step.nodes}
+    makers = {index: step for step in fused.steps for index in step.nodes}
     found: set[int] = set()
-    for step in plan.steps:
-        refs = {ref for index in step.nodes for ref in plan.graph.nodes[index].refs}
+    for step in fused.steps:
+        refs = {ref for index in step.nodes for ref in fused.graph.nodes[index].refs}
         for maker in (makers[ref] for ref in refs):
-            if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, plan):
+            if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, fused):
                 found.add(step.output)
             # Not what a weight is computed from.
             if step.integer and isinstance(maker.operator, Float) and maker.output in step.inputs:
@@ -117,10 +118,10 @@ def _beside_integers(plan: Plan) -> set[int]:
     return found
 
 
-def _takes_state(step: Step, maker: Step, plan: Plan) -> bool:
+def _takes_state(step: Step, maker: Step, fused: FusedGraph) -> bool:
     """Whether a step picks from the tuple that a recurrent layer gives, which is no float edge between integers."""
-    picked = plan.graph.nodes[step.nodes[0]].refs
-    return is_recurrent(maker) and maker.nodes[0] in picked and plan.graph.nodes[maker.nodes[0]].meta is None
+    picked = fused.graph.nodes[step.nodes[0]].refs
+    return is_recurrent(maker) and maker.nodes[0] in picked and fused.graph.nodes[maker.nodes[0]].meta is None
 
 
 def make_report(

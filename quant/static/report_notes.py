@@ -18,7 +18,7 @@ def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
     names = []
     for path, runner in found.items():
         inner = {span.path for span in runner.graph.spans}
-        inner |= {step.name.split("@")[0] for step in runner.plan.steps if isinstance(step.operator, Weighted)}
+        inner |= {step.name.split("@")[0] for step in runner.fused.steps if isinstance(step.operator, Weighted)}
         for name, module in runner.root.named_modules():
             if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
                 names.append(full_name(path, name))

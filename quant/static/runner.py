@@ -14,28 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Graph, Node, Span, arguments_of, evaluate
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.runtime.arguments import bind
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
 from quant.runtime.own_forward import run_own_forward
-from quant.runtime.programs import Programs
+from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
-from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
+from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.step_simulation import simulated, simulated_recurrent
-
-RESERVED = "_quant"
-"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
 
 
 class Extend(Protocol):
@@ -54,6 +51,7 @@ class GraphRunner(Ranges, Programs):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
+        expected: the calls that the graph stands for.
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call; None where no call is to have one.
@@ -63,29 +61,30 @@ class GraphRunner(Ranges, Programs):
         tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
     """
 
-    def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
-        super().__init__(root, plan, points)
+    def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
+        super().__init__(root, fused, observers)
         self.extend: Extend | None = None
         self.example: Any = None
         self.alone = self.promoted = False
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
-        self._last = last_uses(plan.graph)
-        self._written = written_before_guards(plan.graph)
-        self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
-        self.register_load_state_dict_post_hook(_forgive_missing_points)  # type: ignore[no-untyped-call]
+        self._last = last_uses(fused.graph)
+        self.expected = expected_call(fused.graph, fused.slot_of)
+        self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+        self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
-    def replan(self, plan: Plan, points: Mapping[str, nn.Module]) -> None:
-        """Run another plan of the same graph, with an observer for each of its slots."""
-        super().replan(plan, points)
-        self._recurrent = {step.nodes[0]: step for step in plan.steps if is_recurrent(step)}
+    def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
+        """Run another fusion of the same graph, with an observer for each of its slots."""
+        super().use(fused, observers)
+        self.expected = expected_call(fused.graph, fused.slot_of)
+        self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
-        values = bound_values(self.graph, self.root, args, kwargs, self.plan.slot_of)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._computed(values))
+        values = bound_values(self.expected, self.root, args, kwargs)
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._computed(values))
         else:
             output = self._computed(values)
         return finished(output, self.root, args, kwargs)
@@ -116,54 +115,54 @@ class GraphRunner(Ranges, Programs):
     def has_seen(self) -> bool:
         """Whether data came to all of its observers."""
         try:
-            return all(self.qparams(name) is not None for name in self.plan.slots)
+            return all(self.qparams(name) is not None for name in self.fused.slots)
         except NoDataSeen:
             return False
 
     def _replay(self, values: dict[int, Any]) -> Any:
         """The graph in float, shown to no observer."""
         for node in self.graph.nodes:
-            if node.kind != "input":
+            if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
         return output_of(self.graph, values)
 
     def _observe(self, values: dict[int, Any]) -> Any:
-        observed = {value: slot.name for slot in self.plan.slots.values() for value in slot.observed}
+        observed = {value: slot.name for slot in self.fused.slots.values() for value in slot.observed}
         means: dict[int, list[nn.Module]] = {}
         for step in self.corrected():
-            if key_of(step.name) in self.means:  # a plan that came later may have fewer calls of a layer
+            if key_of(step.name) in self.means:  # a later fusion may have fewer calls of a layer
                 means.setdefault(step.inputs[0], []).append(self.means[key_of(step.name)])
         for node in self.graph.nodes:
-            if node.kind != "input":
+            if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
             if node.index in self._recurrent:
                 self._observe_states(node, values)
             if node.index in observed:
-                values[node.index] = self.point(observed[node.index])(values[node.index])
+                values[node.index] = self.observer(observed[node.index])(values[node.index])
             for mean in means.get(node.index, ()):
                 mean(values[node.index])
             if node.index in self._columns:
-                self.points[self._columns[node.index]](values[node.index])
+                self.observers[self._columns[node.index]](values[node.index])
             for dead in self._last.get(node.index, ()):
                 del values[dead]
         return output_of(self.graph, values)
 
     def _observe_states(self, node: Node, values: dict[int, Any]) -> None:
-        slots = self.plan.inner_slots(self._recurrent[node.index])
+        slots = self.fused.inner_slots(self._recurrent[node.index])
         args, kwargs = arguments_of(node, self.root, values.__getitem__)
         module = attribute(self.root, node.target)
         with torch.no_grad():
-            observe(module, args, kwargs, values[node.index], lambda name, x: self.point(slots[name])(x))
+            observe(module, args, kwargs, values[node.index], lambda name, x: self.observer(slots[name])(x))
 
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
             known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
             if self.adds_exactly:
-                emits = self.plan.emits_integers(step)
-                known |= {"exact": True, "output": self.qparams(self.plan.slot_of[step.output]) if emits else None}
+                emits = self.fused.emits_integers(step)
+                known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
-        inner = {name: rounding(self.qparams(slot)) for name, slot in self.plan.inner_slots(step).items()}
+        inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
         found = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
 
@@ -178,23 +177,23 @@ class GraphRunner(Ranges, Programs):
         for name, expected in span.arguments.items():
             match_arguments(expected, bound[name], f"{span.path}: argument '{name}'", values.__setitem__)
         inside = range(span.start, span.end)
-        steps = [step for step in self.plan.steps if all(index in inside for index in step.nodes)]
+        steps = [step for step in self.fused.steps if all(index in inside for index in step.nodes)]
         # Integer steps round what is given; float ones read it as it is.
-        rounded = {value: map_leaves(rounding(self.qparams(self.plan.slot_of[value])), given)
-                   for value, given in values.items() if value in self.plan.slot_of}  # fmt: skip
+        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), given)
+                   for value, given in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(output, bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:
-        self._simulate_steps(self.plan.steps, values, {})
+        self._simulate_steps(self.fused.steps, values, {})
         return output_of(self.graph, values)
 
     def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
-        both = self.plan.read_both_ways()
+        both = self.fused.read_both_ways()
         for step in steps:
-            slot = self.plan.slot_of.get(step.output)
-            if self.graph.nodes[step.output].kind != "input":
+            slot = self.fused.slot_of.get(step.output)
+            if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
                 kept = rounded if step.output in both else values
@@ -202,7 +201,7 @@ class GraphRunner(Ranges, Programs):
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
-    """The values that a step reads: of those that are `Plan.read_both_ways` an integer step's inputs are rounded."""
+    """The values that a step reads; an integer step reads those of `FusedGraph.read_both_ways` rounded."""
     own = {value: rounded[value] for value in step.inputs if step.integer and value in rounded}
     return {**values, **own} if own else values
 
@@ -268,7 +267,7 @@ def output_of(graph: Graph, values: dict[int, Any]) -> Any:
     return map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, graph.output)
 
 
-def _forgive_missing_points(runner: nn.Module, incompatible: Any) -> None:
+def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
     """A float checkpoint knows no observers, and may be loaded all the same."""
     keys = set(runner.state_dict())
     missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]

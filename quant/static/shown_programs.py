@@ -9,7 +9,7 @@ from torch import nn
 from quant.runtime.names import child_of, has_attribute
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 ATTRIBUTE = "program"
 """Of the model; one that has an attribute of this name keeps its own."""

@@ -18,18 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
-from quant.fuse import is_recurrent
+from quant.graph import Kind
 from quant.kernels import QParams
 from quant.ops.operator import Weighted
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
+from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
 from quant.runtime.own_forward import is_falling_back
+from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
-from quant.static.layers import range_of_call
 from quant.static.outlier_check import leave_float
-from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated
 
 REFERENCE = "reference"
@@ -69,14 +70,14 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
 
 @contextlib.contextmanager
 def _as_they_were(programs: list[GraphRunner]) -> Iterator[None]:
-    """Afterwards let programs run the plans that they have now."""
-    before = [(one, dict(vars(one)), one.points) for one in programs]
+    """Afterwards let programs use the fused graphs they have now."""
+    before = [(one, dict(vars(one)), one.observers) for one in programs]
     try:
         yield
     finally:
-        for one, attributes, points in before:
+        for one, attributes, observers in before:
             one.__dict__.update(attributes)
-            one.points = points
+            one.observers = observers
 
 
 def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, QConfig]]:
@@ -84,7 +85,7 @@ def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, 
     static: set[int] = set()
     for first in runners(model).values():
         for one in first.programs():
-            steps = [] if one.dropped else filter(is_recurrent, one.plan.steps)
+            steps = [] if one.dropped else filter(is_recurrent, one.fused.steps)
             static |= {id(attribute(one.root, one.graph.nodes[step.nodes[0]].target)) for step in steps}
     for name, qconfig in dynamic_settings(model, info).items():
         module = model.get_submodule(name)
@@ -108,14 +109,14 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     found: dict[nn.Module, Callable[..., Any]] = {}
     for first in runners(model).values():
         for one in first.programs():
-            for step in () if one.dropped else one.plan.steps:
+            for step in () if one.dropped else one.fused.steps:
                 node = one.graph.nodes[step.nodes[0]]
-                if not isinstance(step.operator, Weighted) or node.kind != "module":
+                if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
                 found.setdefault(module, _LoneLayer(module, step, one).forward)
                 norm = step.operator.batch_norm
-                if norm is not None and one.graph.nodes[norm].kind == "module":
+                if norm is not None and one.graph.nodes[norm].kind is Kind.MODULE:
                     part = attribute(one.root, one.graph.nodes[norm].target)
                     found.setdefault(part, _FoldedNorm(part).forward)
     return found
@@ -149,7 +150,7 @@ class _LoneLayer:
 
     def _rounded(self, input: Tensor) -> Tensor:
         step, runner = self.step, self.runner
-        own = runner.qparams(runner.plan.slot_of[step.inputs[0]])
+        own = runner.qparams(runner.fused.slot_of[step.inputs[0]])
         smallest = runner.input_scales(step)[-1:]
         if is_falling_back():
             step = replace(step, operator=replace(step.weighted, clamp=None))
@@ -158,8 +159,8 @@ class _LoneLayer:
         x, exact = rounding(own)(input), runner.adds_exactly
         known: dict[str, Any] = {"learned": runner.learned(step), "mean": runner.mean(step), "exact": exact}
         y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, *smallest, **known)
-        emits = runner.plan.emits_integers(self.step) and not is_falling_back()
-        return rounding(runner.qparams(runner.plan.slot_of[step.output]))(y) if emits else y
+        emits = runner.fused.emits_integers(self.step) and not is_falling_back()
+        return rounding(runner.qparams(runner.fused.slot_of[step.output]))(y) if emits else y
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 from quant.types import ArtefactError
 
 
