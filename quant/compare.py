@@ -21,6 +21,7 @@ from quant.diagnosis import Range, StepError, StepSums, percent
 from quant.graph import Graph, Kind, Node, evaluate
 from quant.half_precision import like
 from quant.nn.base import QuantModule
+from quant.ops.products import LinearProduct
 from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
@@ -262,7 +263,7 @@ def _add_layer(
     known, expected, found = None, _first(one.output), _first(other.output)
     if expected is None or own is None or found is None or expected.shape != found.shape:
         return
-    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path)))
+    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path), _is_linear(unit)))
     total.add(expected, own, found, known)
 
 
@@ -295,8 +296,13 @@ def _add_program(
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
-        total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
+        linear = isinstance(instruction, LayerCall) and _is_linear(runner.layer(instruction.layer))
+        total = sums.setdefault(name, StepSums(kind, module, settings.get(module), linear))
         total.add(values[value.node], own, found, known)
+
+
+def _is_linear(layer: object) -> bool:
+    return isinstance(layer, StaticLayer) and isinstance(layer.product, LinearProduct)
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:

@@ -41,7 +41,7 @@ from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
@@ -100,15 +100,17 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
     made = Made(found, ranges)
     entries: Entries = {}
-    odd = {path for path, one in found.items() if "@" in path and not agree(one, found[path.partition("@")[0]])}
+    firsts = first_programs(model)
+    added = {path: one for path, one in found.items() if firsts[id(one)] is not one}
+    odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
+            model = _convert_unit(model, path, runner, ranges[path], backend, made, entries, further=path in added)
         for path, runner in found.items():
-            if "@" not in path:
+            if path not in added:
                 _remove_unread(runner, entries)
     for made_layer in made.layers.values():
         made_layer.derive()  # type: ignore[operator]
@@ -118,11 +120,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = dict(info.islands)
     description["norms"] = {path: float_norms(one) for path, one in found.items()}
-    further = {path: one for path, one in found.items() if "@" in path or one.promoted}
+    further = {path: one for path, one in found.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
     description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
-    description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
+    description["alone"] = {path: one.example for path, one in found.items() if one.alone and path not in added}
     model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
     note_programs(model, entries)
     for name in hooked:
@@ -218,10 +220,18 @@ def _convert_unit(
     backend: str | None,
     made: Made,
     entries: Entries,
+    *,
+    further: bool,
 ) -> nn.Module:
-    """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
+    """Put the integers of one program of a captured module in place.
+
+    Args:
+        further: whether the module's first program is in place.
+
+    Returns:
+        the model; another one where it was a layer itself.
+    """
     fused, root = runner.fused, runner.root
-    further = "@" in path  # a further program of a module whose first one is in place
     by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
     emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
     shapes = SymbolicShapes(fused.graph)

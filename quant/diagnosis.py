@@ -130,12 +130,12 @@ class Parts:
     rounding: float = 0.0
     weights: float = 0.0
 
-    def add(self, expected: Tensor, found: Tensor, known: Range | None, kind: str) -> None:
+    def add(self, expected: Tensor, found: Tensor, known: Range | None, *, channels_last: bool) -> None:
         """Add one output, float64: f and y."""
         error = found - expected
         self.signal += power(expected)
         self.noise += power(error)
-        error, others = _but_channels(error, kind)
+        error, others = _but_channels(error, channels_last)
         means = error.mean(others)
         self.shift += power(means) * expected.numel() / max(means.numel(), 1)
         if known is None:
@@ -155,11 +155,13 @@ class StepSums:
     Attributes:
         module: whose rule in a recipe decides on the step; "" where there is none.
         qconfig: of the step's weight; None where it has none.
+        channels_last: whether its channels are the last dimension, as a linear layer's are, and not the second.
     """
 
     kind: str
     module: str = ""
     qconfig: QConfig | None = None
+    channels_last: bool = False
     known: Range | None = None
     own: Parts = field(default_factory=Parts)
     signal: float = 0.0
@@ -185,7 +187,7 @@ class StepSums:
         if not a.numel():
             return
         self.known = known
-        self.own.add(own.detach().double(), b, known, self.kind)
+        self.own.add(own.detach().double(), b, known, channels_last=self.channels_last)
         self.signal += power(a)
         self.other += power(b)
         self.product += float((a * b).sum())
@@ -194,7 +196,7 @@ class StepSums:
         if known is not None:
             self.clipped += float(_outside(a, known).sum())
         self.seen(of_float.detach().float())
-        a, others = _but_channels(a, self.kind)
+        a, others = _but_channels(a, self.channels_last)
         peaks, squares = vector_norm(a, math.inf, others), vector_norm(a, 2, others).square()
         fits = self.peaks.shape == peaks.shape  # not where the last dimension is a length that changes
         self.peaks = torch.maximum(self.peaks, peaks) if fits else peaks
@@ -324,12 +326,12 @@ def _outside(x: Tensor, known: Range) -> Tensor:
     return (x < known.low - half) | (x > known.high + half)
 
 
-def _but_channels(x: Tensor, kind: str) -> tuple[Tensor, tuple[int, ...]]:
-    """Values, and their dimensions but the channels: the last of what a linear layer gives, else the second.
+def _but_channels(x: Tensor, channels_last: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """Values, and all their dimensions but that of the channels, the last or the second.
 
     A single row of values is a channel each.
     """
     if x.dim() < 2:
         return x.reshape(1, -1), (0,)
-    channels = x.dim() - 1 if kind == "linear" else 1
+    channels = x.dim() - 1 if channels_last else 1
     return x, tuple(dim for dim in range(x.dim()) if dim != channels)

@@ -175,7 +175,7 @@ def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
     """What became of each decision; what was quantised earlier stays as `before` tells it."""
     entries = []
     counted: set[int] = set()
-    earlier = {entry.name: entry for entry in before if entry.outcome != "float"}
+    earlier = {entry.name: entry for entry in before if entry.quantized}
     for decision in decisions:
         name, kind = decision.names[0], type(decision.module).__name__
         also = f"; also {', '.join(decision.names[1:])}" if len(decision.names) > 1 else ""

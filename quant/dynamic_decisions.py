@@ -74,7 +74,7 @@ def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
 def _count(decisions: Iterable[Decision]) -> None:
     """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
     counted: set[int] = set()
-    for decision in sorted(decisions, key=lambda decision: decision.reason == ""):
+    for decision in sorted(decisions, key=lambda decision: not decision.reason):
         parts = [decision.module] if decision.reason else decision.module.modules()
         decision.bytes_before = sum(own_bytes(part, counted) for part in parts)
 

@@ -24,10 +24,12 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.graph import Graph, Kind
 from quant.half_precision import widen, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
+from quant.ops.step import Step
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
@@ -193,10 +195,15 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
             parameter.copy_(values[name])
 
 
+def _full_name(graph: Graph, step: Step) -> str:
+    node = graph.nodes[step.nodes[0]]
+    return full_name(graph.path, node.target if node.kind is Kind.MODULE else step.name)
+
+
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
     left = sorted(
-        full_name(path, "" if step.name == "(root)" else step.name)
-        for path, one in runners(prepared).items()
+        _full_name(one.graph, step)
+        for one in runners(prepared).values()
         for step in one.fused.steps
         if step.reason == REASON
     )

@@ -127,6 +127,11 @@ class QConfig:
         """`per_row` as dynamic quantisation takes it."""
         return self.per_row is not False
 
+    @property
+    def clips_weights(self) -> bool:
+        """Whether a weight may lie outside its range, as every `weight_observer` but "minmax" may choose."""
+        return self.weight_observer != "minmax"
+
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
         if not self.by_hand:

@@ -8,14 +8,18 @@ by which it is trained for int8.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from quant.capture.calls import called, functions
 from quant.capture.recorder import Recorder
 from quant.dead_calls import keep_only, needed_places
 from quant.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 from quant.graph import Graph, Kind, Node
 from quant.runtime.names import full_name
 from quant.runtime.trees import Attr, Ref, leaves
+
+READS = functions("__float__", "item")
+"""Calls that make a Python number of a tensor."""
 
 
 def graph_of(recorder: Recorder) -> Graph:
@@ -103,7 +107,7 @@ def _counted(recorder: Recorder, owner: str) -> set[int]:
     counter = Attr(full_name(owner, "num_batches_tracked"))
     found: set[int] = set()
     for node in recorder.nodes:
-        if node.target == "add_" and node.owner == owner and node.args[1:] == (1,) and not node.kwargs:
+        if called(node) is Tensor.add_ and node.owner == owner and node.args[1:] == (1,) and not node.kwargs:
             source = node.args[0]
             if source == counter or (isinstance(source, Ref) and source.index in found):
                 found.add(node.index)
@@ -114,7 +118,7 @@ def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
     """The calls that make Python numbers of counts, and their guards: an average over all batches needs them."""
     found: set[int] = set()
     for node in recorder.nodes:
-        reads = node.kind is Kind.GUARD or node.target in ("__float__", "item")
+        reads = node.kind is Kind.GUARD or called(node) in READS
         if reads and node.refs and (counted | found).issuperset(node.refs):
             found.add(node.index)
     return found

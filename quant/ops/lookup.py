@@ -36,6 +36,7 @@ class Lookup(Operator):
     """
 
     name: ClassVar[str] = "lookup"
+    kernel: ClassVar[str] = "lookup"
     per_channel: bool = False
     clamp: Interval | None = None
     is_batch_norm: bool = False
@@ -46,7 +47,7 @@ class Lookup(Operator):
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)
         table = self.table(step, context) if known is None else known
-        return Kernel("lookup", (context.integers(step.inputs[0]), table))
+        return Kernel(self.kernel, (context.integers(step.inputs[0]), table))
 
     def table(self, step: Step, context: Context) -> Tensor:
         """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""

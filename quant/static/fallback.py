@@ -17,7 +17,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.runtime.names import attribute
+from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref
 from quant.static.layers import StaticLayer
 
@@ -34,7 +34,7 @@ class WeightsToRestore:
 
     def _note(self, step: Step, layer: Weighted, fused: FusedGraph) -> None:
         key = "/" + step.name.replace(".", "/")
-        for name, value in (("weight", layer.weight), ("bias", layer.bias)):
+        for is_weight, value in ((True, layer.weight), (False, layer.bias)):
             rows: slice | None = None
             if isinstance(value, Ref):
                 node = fused.graph.nodes[value.index]
@@ -42,9 +42,9 @@ class WeightsToRestore:
                 if node.target is operator.getitem and isinstance(node.args[1], slice):
                     value, rows = node.args
                 else:  # computed from parts: the module reads it as its `weight`
-                    value = Attr(f"{owner}.{name}" if owner else name)
+                    value = Attr(full_name(owner, "weight" if is_weight else "bias"))
             if isinstance(value, Attr):
-                self.parts.append((value.path, rows, key, name == "weight"))
+                self.parts.append((value.path, rows, key, is_weight))
 
     def restore(self, root: nn.Module, layers: Mapping[str, StaticLayer]) -> None:
         """Set the parameters that are gone to the real values of the integers they became."""

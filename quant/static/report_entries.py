@@ -12,7 +12,7 @@ from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
-from quant.report import Report, ReportEntry, bytes_of, own_bytes
+from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
 from quant.runtime.names import child_of, full_name
@@ -83,8 +83,7 @@ def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
     beside = _beside_integers(fused)
     for step in fused.steps:
         node = fused.graph.nodes[step.nodes[0]]
-        inner = step.name.split("@")[0] if node.kind is Kind.MODULE else step.name
-        name = full_name(path, inner if inner != "(root)" else "")
+        name = full_name(path, node.target if node.kind is Kind.MODULE else step.name)
         if isinstance(step.operator, Float) and (node.kind is Kind.MODULE or step.output in beside):
             entries.setdefault(name, ("float", step.reason))
         elif step.integer and node.kind is Kind.MODULE and not isinstance(step.operator, Weighted):
@@ -139,7 +138,7 @@ def make_report(
         info: of the prepared model.
     """
     now = dict(model.named_modules(remove_duplicate=False))
-    same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
+    same = {id(now[name]): name for name, (outcome, _) in entries.items() if is_quantized(outcome) and name in now}
     wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
     readers = _readers(model)
     listed: Entries = {}
@@ -150,7 +149,7 @@ def make_report(
             continue
         outcome, detail = entries.get(name, ("float", ""))
         twin = same.get(id(now.get(name)), name)
-        if outcome == "float" and twin != name:
+        if twin != name and not is_quantized(outcome):
             outcome, detail = entries[twin][0], f"the same layer as {twin}"
         if name in info.islands or not detail:
             detail = _why(name, info, readers)
@@ -171,7 +170,7 @@ def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries
     after: set[int] = set()
     functional = _functional_bytes(model, after)
     sizes = {}
-    for name in sorted(listed, key=lambda name: listed[name][0] != "float"):
+    for name in sorted(listed, key=lambda name: is_quantized(listed[name][0])):
         module, parts = now.get(name), [tensors[name]]
         inside = [] if module is None else [module]
         if isinstance(module, QuantModule):  # with its parts, which have no entries of their own

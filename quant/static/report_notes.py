@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
@@ -18,7 +19,10 @@ def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
     names = []
     for path, runner in found.items():
         inner = {span.path for span in runner.graph.spans}
-        inner |= {step.name.split("@")[0] for step in runner.fused.steps if isinstance(step.operator, Weighted)}
+        nodes = [
+            runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if isinstance(step.operator, Weighted)
+        ]
+        inner |= {node.target for node in nodes if node.kind is Kind.MODULE}
         for name, module in runner.root.named_modules():
             if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
                 names.append(full_name(path, name))

@@ -232,11 +232,16 @@ def replaying() -> Iterator[None]:
 
 def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
     """As `runners`, and those of further programs of a module, as "name@2", "name@3", ..."""
-    found: dict[str, GraphRunner] = {}
-    for name, runner in runners(model).items():
-        for place, one in enumerate(runner.programs(), 1):
-            found[name if place == 1 else f"{name}@{place}"] = one
-    return found
+    return {
+        name if place == 1 else f"{name}@{place}": one
+        for name, runner in runners(model).items()
+        for place, one in enumerate(runner.programs(), 1)
+    }
+
+
+def first_programs(model: nn.Module) -> dict[int, GraphRunner]:
+    """The first program of the same module, for each of `all_runners` by its id."""
+    return {id(one): runner for runner in runners(model).values() for one in runner.programs()}
 
 
 def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
