@@ -8,9 +8,11 @@ one build serves every Python version beside the same torch.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,45 +25,54 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent / "csrc"
 DEFAULT_OUTPUT = Path(__file__).resolve().parent / "_octet.so"
 
+TABLE = SOURCES / "core" / "cpu" / "instruction_sets.inc"
+
 COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 # No contraction: a fused multiply-add rounds once where the reference rounds twice, so those that are meant are in
 # the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
-ROW_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-# What is float32 in a float model has no reference to the bit.
-REAL_FLAGS = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+EXACT_FLAGS = ["-ffp-contract=off"]
+ROW_FLAGS = [*EXACT_FLAGS, "-fno-math-errno", "-fno-trapping-math"]
+FAMILY_FLAGS = {
+    "gemm": EXACT_FLAGS,
+    "depthwise": EXACT_FLAGS,
+    "winograd": EXACT_FLAGS,
+    "rows": ROW_FLAGS,
+    "elementwise": ROW_FLAGS,
+    # What is float32 in a float model has no reference to the bit.
+    "reals": ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
+}
+"""Of `<family>_<instruction set>.cpp`, before the flags of the instruction set."""
 FILE_FLAGS = {
-    "rows_portable.cpp": ROW_FLAGS,
-    "rows_avx2.cpp": [*ROW_FLAGS, "-mavx2", "-mfma"],
-    "rows_avx512.cpp": [*ROW_FLAGS, *AVX512],
-    "elementwise_portable.cpp": ROW_FLAGS,
-    "elementwise_avx2.cpp": [*ROW_FLAGS, "-mavx2"],
-    "elementwise_avx512.cpp": [*ROW_FLAGS, *AVX512],
-    "reals_portable.cpp": REAL_FLAGS,
-    "reals_avx2.cpp": [*REAL_FLAGS, "-mavx2", "-mfma"],
-    "reals_avx512.cpp": [*REAL_FLAGS, *AVX512],
-    "gemm_avx2.cpp": ["-mavx2"],
-    "gemm_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
-    "gemm_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
-    "gemm_neondot.cpp": ["-march=armv8.2-a+dotprod"],
-    "gemm_neoni8mm.cpp": ["-march=armv8.2-a+dotprod+i8mm"],
-    "winograd_avx2.cpp": ["-mavx2"],
-    "winograd_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
-    "winograd_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
-    "depthwise_avx2.cpp": ["-mavx2"],
-    "depthwise_avxvnni.cpp": ["-mavx2", "-mavxvnni"],
-    "depthwise_avx512vnni.cpp": [*AVX512, "-mavx512vnni"],
-    "linear.cpp": ["-ffp-contract=off"],
-    "tables.cpp": ["-ffp-contract=off"],
-    "lower_moves.cpp": ["-ffp-contract=off"],
+    "linear.cpp": EXACT_FLAGS,
+    "tables.cpp": EXACT_FLAGS,
+    "lower_moves.cpp": EXACT_FLAGS,
     "threads_openmp.cpp": ["-fopenmp"],
     "torch_threads.cpp": ["-fopenmp"],
 }
 """By name, so no two files of different rooms have one name."""
-ONLY = {"x86_64": "avx", "aarch64": "neon"}
-"""What the names of files for one architecture contain."""
 STANDALONE = "threads_openmp.cpp"
 """Of the core, what the extension has from torch."""
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """A row of csrc/core/cpu/instruction_sets.inc.
+
+    Attributes:
+        name: what QUANT_ISA takes.
+        arch: where it exists; '' for every architecture.
+        by_request: whether only QUANT_ISA chooses it, and no CPU.
+        needs: CPU features, by Linux's names.
+        flags: of the compiler, for files of this name.
+        kernels: family -> the name of its table, '' where it has none.
+    """
+
+    name: str
+    arch: str
+    by_request: bool
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+    kernels: dict[str, str]
 
 
 class BuildError(RuntimeError):
@@ -105,6 +116,44 @@ def _require_compiler() -> str:
     return cxx
 
 
+@functools.cache
+def all_instruction_sets() -> tuple[InstructionSet, ...]:
+    """The rows of the table for every architecture, in its order."""
+    arch, sets = "", []
+    pattern = re.compile(r"^#[^\n]*|^OCTET_INSTRUCTION_SET\((.*?)\)$", re.MULTILINE | re.DOTALL)
+    for line in pattern.finditer(TABLE.read_text()):
+        if line[1] is None:  # a line of the preprocessor, which begins or ends what exists on one architecture
+            marked = re.search(r"if defined\(__(\w+)__\)", line[0])
+            arch = marked[1] if marked else ""
+        else:
+            sets.append(_parse_row(arch, line[1]))
+    return tuple(sets)
+
+
+def _parse_row(arch: str, row: str) -> InstructionSet:
+    _, name, chosen, needs, flags, *_ = (" ".join(part.split()).strip('"') for part in row.split(","))
+    return InstructionSet(
+        name=name,
+        arch=arch,
+        by_request=chosen == "by_request",
+        needs=frozenset(needs.split(" | ")) - {"any_cpu"},
+        flags=tuple(flags.split()),
+        kernels={family: table.replace("none", "") for family, table in re.findall(r"\.(\w+) = &?(\w+)", row)},
+    )
+
+
+def instruction_sets(arch: str) -> list[InstructionSet]:
+    """Those of one architecture, the slowest first."""
+    return [one for one in all_instruction_sets() if one.arch in ("", arch)]
+
+
+def _set_of(source: Path) -> tuple[str, InstructionSet] | None:
+    """Family and instruction set of a file `<family>_<instruction set>.cpp`, None for any other."""
+    family, _, name = source.stem.partition("_")
+    sets = [one for one in all_instruction_sets() if one.name.replace("-", "_") == name]
+    return (family, sets[0]) if family in FAMILY_FLAGS and sets else None
+
+
 def sources(target: Target) -> list[Path]:
     """The files of the extension for this architecture: the core's, and torch's binding."""
     return [path for path in _sources_in(SOURCES, target.arch) if path.name != STANDALONE]
@@ -116,14 +165,20 @@ def core_sources(arch: str) -> list[Path]:
 
 
 def _sources_in(folder: Path, arch: str) -> list[Path]:
-    foreign = [mark for other, mark in ONLY.items() if other != arch]
-    return sorted(path for path in folder.rglob("*.cpp") if not any(mark in path.stem for mark in foreign))
+    return sorted(path for path in folder.rglob("*.cpp") if _exists_on(arch, path))
+
+
+def _exists_on(arch: str, source: Path) -> bool:
+    of_set = _set_of(source)
+    return of_set is None or of_set[1] in instruction_sets(arch)
 
 
 def flags_of(source: Path, torch_dir: Path | None = None) -> list[str]:
     """What one file is compiled with; those of the binding need `torch_dir`."""
     # Quoted includes only: a folder named torch must not stand before torch's own headers.
-    flags = [*COMMON_FLAGS, *FILE_FLAGS.get(source.name, []), "-iquote", str(SOURCES)]
+    of_set = _set_of(source)
+    own = FILE_FLAGS.get(source.name, []) if of_set is None else [*FAMILY_FLAGS[of_set[0]], *of_set[1].flags]
+    flags = [*COMMON_FLAGS, *own, "-iquote", str(SOURCES)]
     if not _is_core(source) and torch_dir:
         flags += [f"-I{torch_dir / 'include'}", f"-I{torch_dir / 'include/torch/csrc/api/include'}"]
     return flags
@@ -136,12 +191,12 @@ def _is_core(source: Path) -> bool:
 def fingerprint(target: Target) -> str:
     """Everything the output depends on, as two digests: of sources, flags and torch, and of the compiler."""
     torch_version = (target.torch_dir / "version.py").read_text()
-    return _digests(SOURCES, (COMMON_FLAGS, FILE_FLAGS, target.arch, torch_version), target.cxx)
+    return _digests(SOURCES, (COMMON_FLAGS, FAMILY_FLAGS, FILE_FLAGS, target.arch, torch_version), target.cxx)
 
 
 def core_fingerprint(cxx: str, arch: str) -> str:
     """The same of the core's static library."""
-    return _digests(SOURCES / "core", (COMMON_FLAGS, FILE_FLAGS, arch), cxx)
+    return _digests(SOURCES / "core", (COMMON_FLAGS, FAMILY_FLAGS, FILE_FLAGS, arch), cxx)
 
 
 def _digests(folder: Path, settings: tuple[object, ...], cxx: str) -> str:

@@ -30,15 +30,16 @@ from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
-from quant.static.fallback import WeightsToRestore
+from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
 from quant.static.int8_layers import Made, int8_layers, is_layer
-from quant.static.module_replacement import remove_folded, remove_parametrizations, remove_unread, replace_module
+from quant.static.module_replacement import remove_folded, remove_unread, replace_module
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
 from quant.static.outlier_check import float_norms, leave_float
 from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
+from quant.static.removed_tensors import remove_parametrizations
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
@@ -47,6 +48,7 @@ from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.user_replacements import GraphOrigin
+from quant.static.weights_to_restore import weights_to_restore
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -94,6 +96,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
+    float_model = fingerprint(model)
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     found = all_runners(model)
     hooked = silenced(found)
@@ -103,6 +106,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     firsts = first_programs(model)
     added = {path: one for path, one in found.items() if firsts[id(one)] is not one}
     odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
+    removed: list[str] = []
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
         for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
@@ -111,7 +115,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
             model = _convert_unit(model, path, runner, ranges[path], backend, made, entries, further=path in added)
         for path, runner in found.items():
             if path not in added:
-                _remove_unread(runner, entries)
+                removed += _remove_unread(runner, entries)
     for made_layer in made.layers.values():
         made_layer.derive()  # type: ignore[operator]
     layers, rules = _settings(found), next(iter(found.values())).fused.rules
@@ -125,7 +129,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
     description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
     description["alone"] = {path: one.example for path, one in found.items() if one.alone and path not in added}
-    model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
+    description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
+    model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
@@ -258,7 +263,7 @@ def _convert_unit(
             replace_module(root, made.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, fused.graph, assembled.program, numbers, backend)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(fused)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
@@ -279,17 +284,17 @@ def _convert_unit(
     return model
 
 
-def _remove_unread(runner: GraphRunner, entries: Entries) -> None:
-    """Take away what no program of a module reads any more, now that all have been made."""
+def _remove_unread(runner: GraphRunner, entries: Entries) -> list[str]:
+    """Take away what no program of a module reads any more, now that all have been made; returns the tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
-        return
+        return []
     programs = first.programs()
-    for one in runner.programs():
-        remove_unread(one.fused, root, programs)
+    gone = set().union(*(remove_unread(one.fused, root, programs) for one in runner.programs()))
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")
+    return [full_name(path, name) for name in sorted(gone)]
 
 
 def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:

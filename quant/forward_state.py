@@ -58,9 +58,13 @@ def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
 def keeping_children(model: nn.Module) -> Iterator[None]:
     """Put back the modules that forwards take out of a model or put into it: a fresh model has not got so far.
 
-    What calls of another structure add under the reserved name stays.
+    What calls of another structure add stays: it is under the reserved name, and in what is there already.
     """
-    found = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    found = [
+        module
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule) and RESERVED not in name.split(".")
+    ]
     before = [(module, dict(module._modules)) for module in found]
     yield
     for module, children in before:

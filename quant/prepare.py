@@ -17,7 +17,7 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
-from quant.capture.unlike_in_training import REASON
+from quant.capture.unlike_in_training import REASONS
 from quant.capture.unlike_in_training import within as unlike_in_training
 from quant.copying import copy_model
 from quant.dynamic_decisions import NothingQuantized
@@ -201,20 +201,22 @@ def _full_name(graph: Graph, step: Step) -> str:
 
 
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
-    left = sorted(
-        _full_name(one.graph, step)
-        for one in runners(prepared).values()
-        for step in one.fused.steps
-        if step.reason == REASON
-    )
-    if left:
-        warnings.warn(
-            f"{verb}: {', '.join(left[:8])}{f' and {len(left) - 8} more' if len(left) > 8 else ''}: the forward around "
-            f"does something else in training or with gradients; {REASON}, so these layers stay float. A forward that "
-            "gives them the same values in both modes lets them be int8",
-            CalibrationWarning,
-            stacklevel=4,
+    for reason in REASONS:
+        left = sorted(
+            _full_name(one.graph, step)
+            for one in runners(prepared).values()
+            for step in one.fused.steps
+            if step.reason == reason
         )
+        if left:
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            warnings.warn(
+                f"{verb}: {', '.join(left[:8])}{more}: the forward around does something else in training or with "
+                f"gradients; {reason}, so these layers stay float. A forward that gives them the same values in both "
+                "modes lets them be int8",
+                CalibrationWarning,
+                stacklevel=4,
+            )
 
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_state.State) -> None:

@@ -72,7 +72,10 @@ def rebuild(
         if unit in found:
             found[unit].tables[step] = table
     result = convert(prepared, backend or description["backend"])
-    result.__dict__[DESCRIPTION] = {**description, "backend": backend or description["backend"]}
+    found = result.__dict__[DESCRIPTION]
+    # What was seen of the float model is of this one: the file's may have had other code, or none noted.
+    seen = {name: found[name] for name in ("removed", "fingerprint")}
+    result.__dict__[DESCRIPTION] = {**description, **seen, "backend": backend or description["backend"]}
     result.__dict__[DESCRIPTION].pop("backends", None)
     if backend is None:
         _retune(result, description.get("backends", {}))

@@ -34,14 +34,14 @@ class Capture:
         islands: by dotted name, why a module is none of a graph's.
         called: dotted names of every module that ran.
         state: dotted names of the attributes, buffers and submodules that some forward changed.
-        unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
+        unlike_in_training: by dotted name, why ranges from training do not serve a layer in eval mode.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     islands: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
-    unlike_in_training: set[str] = field(default_factory=set)
+    unlike_in_training: dict[str, str] = field(default_factory=dict)
 
 
 def capture(

@@ -35,14 +35,14 @@ class Watched:
         changed: dotted names of the attributes, buffers and submodules that some forward changed.
         has_run: whether the model has been called before, as far as its recordings know.
         outside: what forwards reach outside of the model.
-        unlike_in_training: dotted names of the layers to which eval mode gives larger values than training does.
+        unlike_in_training: by dotted name, why ranges from training do not serve a layer in eval mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.recorder: Recorder | Listener | None = None
         self.changed: set[str] = set()
-        self.unlike_in_training: set[str] = set()
+        self.unlike_in_training: dict[str, str] = {}
         self.has_run = False
         self.outside = Outside()
         self._last: Snapshot | None = None

@@ -1,12 +1,12 @@
-"""Layers that eval mode calls with other and larger values than training does, so that its ranges do not hold them.
+"""Layers that eval mode calls with larger values than training does, or that training does not call at all.
 
 A forward may go one way in training and another in eval mode, or with gradients and without. It is an island then, but
-the layers that it calls see the values of training alone.
+the layers that it calls see the values of training alone, whose ranges do not hold those of eval mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,19 +20,26 @@ from quant.runtime.trees import Attr, Ref, leaves
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
 
-REASON = "eval mode gives it larger values than training, whose ranges would clip them"
+LARGER = "eval mode gives it larger values than training, whose ranges would clip them"
+NEVER_TRAINED = "eval mode calls it and training does not, which has no ranges for it"
+REASONS = (LARGER, NEVER_TRAINED)
 MARGIN = 0.25
 """Of the span of a layer's values in training, beyond which eval mode's are larger: dropout and the statistics of a
 batch norm move the ends a little, and 8 bits lose little there."""
 
 
-def within(layers: Iterable[str], path: str) -> dict[str, str]:
-    """Those that are in the module `path`, by their names there, with the reason why they stay float."""
+def within(layers: Mapping[str, str], path: str) -> dict[str, str]:
+    """Those that are in the module `path`, by their names there, with the reasons why they stay float."""
     inside = (name for name in layers if not path or name == path or name.startswith(f"{path}."))
-    return {name.removeprefix(path).removeprefix("."): REASON for name in inside}
+    return {name.removeprefix(path).removeprefix("."): layers[name] for name in inside}
 
 
-def unlike_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
+def called_layers(recorder: Recorder) -> set[str]:
+    """The layers within the root, and the owners of functional ones, that a recording called."""
+    return {name for node in recorder.nodes if (name := _layer(node, recorder.root)) is not None}
+
+
+def larger_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
     """The layers within the root, and the owners of functional ones, whose values are computed otherwise in eval mode
     than in training, and are larger there.
 

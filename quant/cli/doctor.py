@@ -14,16 +14,12 @@ import quant
 from quant.kernels import build, dispatch, ops
 
 CPUINFO = Path("/proc/cpuinfo")
-LEVELS: dict[str, tuple[tuple[str, set[str]], ...]] = {
-    "x86_64": (
-        ("avx512vnni", {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
-        ("avxvnni", {"avx2", "fma", "avx_vnni"}),
-        ("avx2", {"avx2", "fma"}),
-        ("portable", set()),
-    ),
-    "aarch64": (("neoni8mm", {"asimddp", "i8mm"}), ("neondot", {"asimddp"}), ("neon", {"asimd"})),
+INSTEAD = {
+    "gemm_of_safe_pairs": "gemm serves every weight",
+    "depthwise": "rows serve it pixel by pixel",
+    "winograd": "gemm serves gathered rows",
 }
-"""Instruction sets that the kernels know, best first, and the flags of /proc/cpuinfo that each needs."""
+"""What computes where an instruction set has no kernels of a family."""
 
 
 def examine() -> dict[str, Any]:
@@ -40,6 +36,7 @@ def examine() -> dict[str, Any]:
             "name": _cpu_field("model name"),
             "isa": best_isa(set((_cpu_field("flags") or _cpu_field("Features")).split())),
             "isa_in_use": f"none: {ops.isa_problem()}" if ops.isa_problem() else in_use,
+            "kernels": kernels_of(in_use),
         },
         "extension": _extension(),
         "backends": dispatch.available(),
@@ -58,6 +55,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"CPU          {cpu['name'] or 'unknown'} ({cpu['machine']})",
         f"ISA          {cpu['isa'] or 'unknown'}, in use: {cpu['isa_in_use']}",
         f"kernels      {findings['extension']}",
+        *(f"  {family:<18} {table}" for family, table in cpu["kernels"].items()),
         f"tables       {findings['fbgemm_gpu']}",
         f"backend      {findings['default_backend']}",
     ]
@@ -67,9 +65,21 @@ def as_text(findings: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def best_isa(flags: set[str], machine: str = platform.machine()) -> str:
+def best_isa(flags: set[str], machine: str = build.host_arch()) -> str:
     """The best instruction set of a CPU with these flags that the kernels know there; '' on another machine."""
-    return next((name for name, needed in LEVELS.get(machine, ()) if needed <= flags), "")
+    chosen = [one.name for one in build.instruction_sets(machine) if not one.by_request and one.needs <= flags]
+    return chosen[-1] if flags else ""
+
+
+def kernels_of(isa: str) -> dict[str, str]:
+    """For each family, the instruction set whose kernels `isa` runs, or that it has none and what serves instead."""
+    sets = build.instruction_sets(build.host_arch())
+    row = next((one for one in sets if one.name == isa), None)
+    if row is None:
+        return {}
+    # The first row that names a table is the one that it was written for.
+    owner = {table: one.name for one in reversed(sets) for table in one.kernels.values()}
+    return {family: owner[table] if table else f"none: {INSTEAD[family]}" for family, table in row.kernels.items()}
 
 
 def _cpu_field(name: str) -> str:

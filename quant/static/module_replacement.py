@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
-from quant.runtime.names import attribute, child_of, full_name
+from quant.runtime.names import attribute
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
 from quant.static.layers import FoldedNorm, StaticLayer
+from quant.static.removed_tensors import remove_tensor
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -42,29 +42,18 @@ def remove_folded(
             replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
-def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner]) -> None:
-    """Take away the float parameters of functional layers where nothing in float reads them.
+def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner]) -> set[str]:
+    """Take away the float parameters of functional layers where nothing in float reads them; returns their names.
 
     Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
     """
     wanted = set().union(*(program.float_parameters() for program in programs))
+    gone: set[str] = set()
     for step in fused.steps:
-        if not isinstance(step.operator, Weighted):
-            continue
-        functional = fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE
-        layer = _paths((step.operator.weight, step.operator.bias), fused) if functional else set()
-        for path in layer - wanted - folded_parameters(step.operator, fused):
-            owner, _, name = path.rpartition(".")
-            module = root.get_submodule(owner)
-            for store in (module._parameters, module._buffers):
-                if name in store:
-                    store[name] = nn.Parameter(torch.empty(0), requires_grad=False) if _saves_itself(module) else None
-
-
-def _saves_itself(module: nn.Module) -> bool:
-    """Whether a class has a state_dict or a copy of its own making, which may read a tensor that is gone."""
-    kind = type(module)
-    return kind._save_to_state_dict is not nn.Module._save_to_state_dict or hasattr(kind, "__deepcopy__")
+        if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
+            layer = _paths((step.operator.weight, step.operator.bias), fused)
+            gone |= layer - wanted - folded_parameters(step.operator, fused)
+    return {path for path in sorted(gone) if remove_tensor(root, path)}
 
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
@@ -74,27 +63,6 @@ def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     if norm is not None and norm.kind is Kind.FUNCTION:
         found += [value for name, value in norm_arguments(norm).items() if name != "input"]
     return _paths(found, fused)
-
-
-def remove_parametrizations(root: nn.Module) -> list[str]:
-    """Make ordinary modules again of those whose weight was computed at every call, where nothing of that is left.
-
-    A parametrized class computes its weight for whoever reads the attribute, and refuses to be pickled.
-
-    Returns:
-        the names of what held the weight's parts.
-    """
-    gone = []
-    for name, module in root.named_modules():
-        lists = child_of(module, "parametrizations")
-        if not isinstance(lists, nn.ModuleDict) or [*lists.parameters(), *lists.buffers()]:
-            continue
-        del module._modules["parametrizations"]
-        module.__class__ = type(module).__base__
-        for tensor, _ in lists.named_children():
-            module.register_parameter(tensor, None)
-            gone.append(full_name(name, f"parametrizations.{tensor}"))
-    return gone
 
 
 def _paths(tree: object, fused: FusedGraph) -> set[str]:

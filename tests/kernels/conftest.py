@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from quant.kernels import dispatch
+from quant.kernels import build, dispatch
 from quant.kernels.backend import Backend
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
@@ -52,6 +54,22 @@ def extension() -> None:
     problem = dispatch.ops.extension_problem()
     if problem:
         pytest.skip(problem)
+
+
+@pytest.fixture(scope="session")
+def core_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core's static library: what `make build` and `make core` left, where that is current, else one of its own."""
+    if os.environ.get("OCTET_EMULATED") == "1":
+        pytest.skip("no C++ compiler for the emulated machine")
+    cxx = build.find_compiler()
+    if cxx is None:
+        pytest.skip("no C++ compiler: neither $CXX nor g++ nor clang++")
+    if shutil.which("ar") is None:
+        pytest.skip("no archiver: ar")
+    kept = Path(__file__).resolve().parents[2] / "build" / "core" / "liboctet_core.a"
+    if build.core_is_current(cxx, build.host_arch(), kept):
+        return kept
+    return build.build_core(cxx, build.host_arch(), tmp_path_factory.mktemp("core") / kept.name)
 
 
 @pytest.fixture(autouse=True)

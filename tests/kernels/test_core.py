@@ -14,9 +14,7 @@ from quant.kernels import build, dispatch, reference_plan
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
-KEPT = CHECKOUT / "build" / "core" / "liboctet_core.a"
-"""Where `make build` and `make core` leave it."""
+RUN_PLAN = HERE / "core_program" / "run_plan.cpp"
 
 CLAMPED = "output_zero_point=120 quant_min=30 quant_max=240"
 IMAGES = "\n".join([
@@ -83,33 +81,17 @@ def token_constants() -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The C++ program, linked with the static library that `make build` left, or with one that is built for it."""
-    if os.environ.get("OCTET_EMULATED") == "1":
-        pytest.skip("no C++ compiler for the emulated machine")
+def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C++ program, linked with the core's static library."""
+    return link(RUN_PLAN, [core_library], tmp_path_factory.mktemp("core") / "run_plan")
+
+
+def link(source: Path, objects: list[Path], made: Path) -> Path:
+    """A C++ program of one source and what it is linked with: objects, then a library for what they lack."""
     cxx = build.find_compiler()
-    if cxx is None:
-        pytest.skip("no C++ compiler: neither $CXX nor g++ nor clang++")
-    if shutil.which("ar") is None:
-        pytest.skip("no archiver: ar")
-    folder, core = tmp_path_factory.mktemp("core"), KEPT
-    if not build.core_is_current(cxx, build.host_arch(), core):
-        core = build.build_core(cxx, build.host_arch(), folder / "liboctet_core.a")
-    made, source = folder / "run_plan", HERE / "core_program" / "run_plan.cpp"
-    command = [
-        cxx,
-        "-std=c++20",
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-iquote",
-        build.SOURCES,
-        source,
-        core,
-        "-fopenmp",
-        "-o",
-        made,
-    ]
+    assert cxx
+    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-iquote", build.SOURCES]
+    command = [cxx, *flags, source, *objects, "-fopenmp", "-o", made]
     linked = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert linked.returncode == 0, linked.stderr
     return made
@@ -134,6 +116,13 @@ def described(tensor: Tensor) -> bytes:
 
 def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor], isa: str = "") -> bytes:
     """The bytes of the outputs for each input, one after the other."""
+    return run_and_say(program, folder, text, constants, inputs, isa)[0]
+
+
+def run_and_say(
+    program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor], isa: str
+) -> tuple[bytes, str]:
+    """The bytes of the outputs for each input, one after the other, and what the program wrote to stderr."""
     message = packed(text.encode(), len(constants))
     for constant in constants:
         message += packed(
@@ -148,7 +137,7 @@ def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs:
         [program, folder / "in", folder / "out"], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    return (folder / "out").read_bytes()
+    return (folder / "out").read_bytes(), done.stderr
 
 
 def in_memory(tensor: Tensor) -> bytes:
@@ -156,7 +145,7 @@ def in_memory(tensor: Tensor) -> bytes:
     return described(tensor.movedim(1, -1) if tensor.dim() == 4 and not tensor.is_contiguous() else tensor)
 
 
-@pytest.mark.parametrize("isa", ["", "avxvnni", "avx2", "neondot", "neon", "portable"])
+@pytest.mark.parametrize("isa", ["", *(one.name for one in build.instruction_sets(build.host_arch()))])
 def test_images(program: Path, isa: str, tmp_path: Path) -> None:
     """On this machine's best instruction set, and on each that it may be lowered to."""
     inputs = [torch.randn(shape, generator=generator()) for shape in [(1, 3, 24, 24), (2, 3, 9, 11), (1, 3, 24, 24)]]

@@ -1,4 +1,4 @@
-"""kernels/csrc/README.md: every file stands in the map, rooms include what it says, and its table is the code's."""
+"""kernels/csrc/README.md: every file stands in the map, and rooms include what it says."""
 
 from __future__ import annotations
 
@@ -58,20 +58,3 @@ def test_the_core_includes_no_header_of_torch_or_python() -> None:
             )
             assert not foreign, f"{path.name}: {foreign}"
             assert not re.search(r"\b(at|c10|torch)::", path.read_text()), path.name
-
-
-def test_the_table_of_instruction_sets_is_the_code() -> None:
-    code = (CSRC / "core" / "instruction_sets.cpp").read_text()
-    rows = re.findall(r"^ *\{Isa::(\w+), +(.*)\},$", code, re.MULTILINE)
-    in_code = [
-        [level, *(re.sub(r"^none$", "-", cell.strip().lstrip("&")) for cell in cells.split(","))]
-        for level, cells in rows
-    ]
-    table = README[README.index("| level |") :]
-    in_map = [[cell.strip() for cell in row.strip("|").split("|")] for row in table[: table.index("\n\n")].splitlines()]
-    assert in_code == in_map[2:]
-    fields = re.findall(r"^  const \w+[*&] (\w+);", code, re.MULTILINE)
-    assert in_map[0] == ["level", *fields]
-    levels = re.search(r"enum class Isa \{(.*)\};", (CSRC / "core" / "cpu" / "isa.h").read_text())
-    assert levels
-    assert {row[0] for row in in_code} == {level.strip() for level in levels[1].split(",")}

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from quant.kernels import dispatch
+from quant.kernels import build, dispatch
 
 ROUTES = {
     "portable": {"portable"},
@@ -26,9 +25,9 @@ ROUTES = {
     "neoni8mm": {"mixed dot"},
 }
 """How the native kernels form products, by instruction set."""
-X86 = platform.machine() in ("x86_64", "AMD64")
-ARM = platform.machine() in ("aarch64", "arm64")
-NAMES = ["portable", *(["avx2", "avxvnni", "avx512vnni"] if X86 else ["neon", "neondot", "neoni8mm"] if ARM else [])]
+X86 = build.host_arch() == "x86_64"
+ARM = build.host_arch() == "aarch64"
+NAMES = [one.name for one in build.instruction_sets(build.host_arch())]
 """What QUANT_ISA may be here."""
 
 x86 = pytest.mark.skipif(not X86, reason="int16 pairs are an x86 instruction")
@@ -37,7 +36,7 @@ x86 = pytest.mark.skipif(not X86, reason="int16 pairs are an x86 instruction")
 # of the sums of both, for the worst activations.
 MEASURE = """
 import itertools, json, sys, torch
-from quant.kernels import dispatch
+from quant.kernels import build, dispatch
 
 isa = "" if dispatch.ops.extension_problem() else torch.ops.octet_native.isa()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from quant.kernels import ops
+from quant.kernels import build, ops
 from torch import nn
 
 import quant
@@ -353,11 +353,27 @@ def test_doctor_tells_every_backend_and_why_it_is_missing(cli: Cli) -> None:
         assert line.endswith(f"missing: {reason}" if reason else "usable")
 
 
+NAMES = [one.name for one in build.instruction_sets(build.host_arch())]
+"""What QUANT_ISA may be here."""
+
+
 def test_doctor_says_which_kernels_are_loaded(cli: Cli) -> None:
     findings = json.loads(cli.run("doctor", "--json"))
     problem = ops.extension_problem()
     assert problem in findings["extension"]
-    assert (findings["cpu"]["isa_in_use"] in ("portable", "avx2", "avxvnni", "avx512vnni")) == (not problem)
+    assert (findings["cpu"]["isa_in_use"] in NAMES) == (not problem)
+    assert bool(findings["cpu"]["kernels"]) == (not problem)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_doctor_says_whose_kernels_each_family_runs(name: str) -> None:
+    kernels = doctor.kernels_of(name)
+    assert list(kernels) == ["gemm", "gemm_of_safe_pairs", "depthwise", "winograd", "rows", "elementwise", "reals"]
+    assert kernels["gemm"] == name
+    for served in kernels.values():
+        assert served in NAMES or served.startswith("none: "), served
+    expected = {"avxvnni": "avx2", "neondot": "portable"}
+    assert kernels["rows"] == expected.get(name, kernels["rows"])
 
 
 @pytest.mark.parametrize(
@@ -372,7 +388,7 @@ def test_doctor_says_which_kernels_are_loaded(cli: Cli) -> None:
         ("aarch64", "fp asimd atomics asimddp", "neondot"),
         ("aarch64", "fp asimd", "neon"),
         ("aarch64", "", ""),
-        ("riscv64", "rv64imafdc", ""),
+        ("riscv64", "rv64imafdc", "portable"),
     ],
 )
 def test_the_best_isa_of_a_cpu(machine: str, flags: str, isa: str) -> None:

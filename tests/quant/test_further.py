@@ -95,6 +95,15 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
     assert said["(program 3)"] == "for calls like x: float32[12, 16], mode: 'tanh'"
 
 
+def test_programs_that_calibration_adds_are_in_what_quantize_static_gives(model: nn.Module) -> None:
+    batches = [{"x": torch.randn(rows, 16)} for rows in (12, 30, 12, 30)]
+    q = quant.quantize_static(model, batches, progress=False)
+    assert len(q._modules[RESERVED].programs()) == 2  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        for batch in batches:
+            assert decibels(model(**batch), q(**batch)) > 25
+
+
 def test_examples_of_other_calls_have_programs_before_any_data(model: nn.Module) -> None:
     x, mask = torch.randn(12, 16), torch.rand(16)
     prepared = quant.prepare(model, x, examples=[(x, mask), {"x": x, "mode": "tanh"}])

@@ -81,11 +81,12 @@ std::unique_ptr<PackedGemm> pack_fbgemm(const int8_t* weight, int64_t n, int64_t
 std::string why_not_fbgemm() {
   // QUANT_ISA lowers FBGEMM too, so that a test of the guard runs on a CPU that needs none.
   static const bool lowered = [] {
-    if (isa() == Isa::kAvx2) fbgemm::fbgemmForceIsa(fbgemm::inst_set_t::avx2);
+    const bool has_vnni = isa_needs(cpu_feature::avx_vnni) || isa_needs(cpu_feature::avx512_vnni);
+    if (!has_vnni) fbgemm::fbgemmForceIsa(fbgemm::inst_set_t::avx2);
     return true;
   }();
   (void)lowered;
-  if (isa() == Isa::kPortable) return "FBGEMM needs AVX2, which this CPU lacks (or QUANT_ISA forbids)";
+  if (!isa_needs(cpu_feature::avx2)) return "FBGEMM needs AVX2, which this CPU lacks (or QUANT_ISA forbids)";
   return fbgemm::fbgemmSupportedCPU() ? "" : "FBGEMM does not support this CPU (it needs AVX2 and FMA)";
 }
 

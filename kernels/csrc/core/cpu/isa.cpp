@@ -4,106 +4,104 @@
 #include <cstring>
 #include <iterator>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
 namespace octet {
 namespace {
 
-struct Level {
+// Who chooses an instruction set: the CPU that has it, or nobody but QUANT_ISA.
+enum class Chosen { by_cpu, by_request };
+
+struct InstructionSet {
   const char* name;
   Isa isa;
-  bool (*usable)();
+  Chosen chosen;
+  uint32_t needs;
 };
 
-bool always() { return true; }
+constexpr InstructionSet row(const char* name, Isa isa, Chosen chosen, uint32_t needs) { return {name, isa, chosen, needs}; }
+
+using namespace cpu_feature;
+using enum Chosen;
+
+constexpr InstructionSet kSets[] = {
+#define OCTET_INSTRUCTION_SET(level, name, chosen, needs, ...) row(name, Isa::k##level, chosen, needs),
+#include "core/cpu/instruction_sets.inc"
+};
 
 #if defined(__x86_64__)
-bool has_avx2() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+enum Register { eax, ebx, ecx, edx };
+
+// The registers that the system saves, as bits of XCR0; none where it does not say.
+uint64_t saved_registers() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low | static_cast<uint64_t>(high) << 32;
 }
 
-bool has_avxvnni() {
-  // g++ 12's __builtin_cpu_supports does not know "avxvnni": CPUID.(EAX=7,ECX=1):EAX[4].
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
-  __asm__ volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return has_avx2() && (eax & (1u << 4));
+// Not __builtin_cpu_supports: g++ 12's does not know AVX-VNNI.
+bool cpu_has(unsigned leaf, unsigned subleaf, Register where, int bit, uint64_t saved) {
+  unsigned registers[4];
+  return __get_cpuid_count(leaf, subleaf, &registers[eax], &registers[ebx], &registers[ecx], &registers[edx]) &&
+         (registers[where] >> bit & 1) && (saved_registers() & saved) == saved;
 }
-
-// Ice Lake servers have the 512-bit VNNI and not the 256-bit one.
-bool has_avx512vnni() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni");
-}
-
-constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always},
-                             {"avx2", Isa::kAvx2, &has_avx2},
-                             {"avxvnni", Isa::kAvxVnni, &has_avxvnni},
-                             {"avx512vnni", Isa::kAvx512Vnni, &has_avx512vnni}};
+#elif defined(__aarch64__) && defined(__linux__)
+bool cpu_has(unsigned long word, int bit) { return getauxval(word) >> bit & 1; }
 #elif defined(__aarch64__)
-// Linux's own numbers (arch/arm64/include/uapi/asm/hwcap.h): older headers lack the second.
-[[maybe_unused]] constexpr unsigned long kDotProduct = 1ul << 20, kInt8MatrixProduct = 1ul << 13;
-
-bool has_dot() {
-#if defined(__linux__)
-  return getauxval(AT_HWCAP) & kDotProduct;
-#else
-  return false;
+enum { AT_HWCAP, AT_HWCAP2 };
+// Every 64-bit ARM has the first, asimd; of the others nobody tells.
+bool cpu_has(int word, int bit) { return word == AT_HWCAP && bit == 1; }
 #endif
+
+uint32_t features_of_cpu() {
+  uint32_t features = any_cpu;
+#define OCTET_CPU_FEATURE(name, ...) \
+  if (cpu_has(__VA_ARGS__)) features |= name;
+#include "core/cpu/instruction_sets.inc"
+  return features;
 }
-
-bool has_i8mm() {
-#if defined(__linux__)
-  return has_dot() && (getauxval(AT_HWCAP2) & kInt8MatrixProduct);
-#else
-  return false;
-#endif
-}
-
-constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always},
-                             {"neon", Isa::kNeon, &always},
-                             {"neondot", Isa::kNeonDot, &has_dot},
-                             {"neoni8mm", Isa::kNeonI8mm, &has_i8mm}};
-#else
-constexpr Level kLevels[] = {{"portable", Isa::kPortable, &always}};
-#endif
 
 const char* requested() {
   const char* name = std::getenv("QUANT_ISA");
   return name ? name : "";
 }
 
-Isa choose() {
-  Isa best = Isa::kPortable;
-  for (const Level& level : kLevels) {
-    if (level.usable()) best = level.isa;
-    if (std::strcmp(requested(), level.name) == 0) break;
+const InstructionSet& choose() {
+  const uint32_t features = features_of_cpu();
+  const InstructionSet* best = kSets;
+  for (const InstructionSet& set : kSets) {
+    const bool asked = std::strcmp(requested(), set.name) == 0;
+    if ((asked || set.chosen == by_cpu) && (features & set.needs) == set.needs) best = &set;
+    if (asked) break;
   }
-  return best;
+  return *best;
+}
+
+const InstructionSet& in_use() {
+  static const InstructionSet& chosen = choose();
+  return chosen;
 }
 
 }  // namespace
 
-Isa isa() {
-  static const Isa chosen = choose();
-  return chosen;
-}
+Isa isa() { return in_use().isa; }
 
-const char* isa_name(Isa isa) {
-  for (const Level& level : kLevels)
-    if (level.isa == isa) return level.name;
-  return "";
-}
+bool isa_needs(uint32_t features) { return (in_use().needs & features) == features; }
+
+const char* isa_name(Isa isa) { return kSets[static_cast<int>(isa)].name; }
 
 std::string bad_isa_request() {
   if (!*requested()) return "";
   std::string expected;
-  for (size_t i = 0; i < std::size(kLevels); ++i) {
-    if (std::strcmp(requested(), kLevels[i].name) == 0) return "";
-    expected += std::string(i == 0 ? "" : i + 1 < std::size(kLevels) ? ", " : " or ") + kLevels[i].name;
+  for (size_t i = 0; i < std::size(kSets); ++i) {
+    if (std::strcmp(requested(), kSets[i].name) == 0) return "";
+    expected += std::string(i == 0 ? "" : i + 1 < std::size(kSets) ? ", " : " or ") + kSets[i].name;
   }
   return std::string("QUANT_ISA is '") + requested() + "', expected " + expected;
 }

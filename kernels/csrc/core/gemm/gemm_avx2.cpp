@@ -30,6 +30,6 @@ struct Wide : Avx2 {
 }  // namespace
 
 extern const NativeGemm kAvx2PairwiseGemm = tile::table_with_pieces<Pairwise>("pairwise");
-extern const NativeGemm kAvx2WideGemm = tile::table<Wide>("wide");
+extern const NativeGemm kAvx2Gemm = tile::table<Wide>("wide");
 
 }  // namespace octet

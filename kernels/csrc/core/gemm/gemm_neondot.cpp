@@ -31,6 +31,6 @@ struct NeonDot : ByLane<NeonDot> {
 }  // namespace
 
 extern const NativeGemm kNeonDotGemm = {"dot",         tile::kGroup<NeonDot>, &NeonDot::packed_bytes, &NeonDot::pack,
-                                        &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32};
+                                        &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32,     nullptr};
 
 }  // namespace octet

@@ -23,9 +23,9 @@ struct NativeGemm {
   // The same as reals, (sums + offset) * multiplier; there wherever run_u8 is.
   void (*run_f32)(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                   const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last);
-  // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where there is no such kernel.
+  // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where rows are gathered first.
   void (*run_pieces_u8)(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
-                        const Requantize& by, uint8_t* out, int64_t ldout) = nullptr;
+                        const Requantize& by, uint8_t* out, int64_t ldout);
 };
 
 // The kernel for this CPU, and the one for weights that pass pairs_fit_int16, or null where they need none of their own.

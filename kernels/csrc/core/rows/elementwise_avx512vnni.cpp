@@ -2,6 +2,6 @@
 
 namespace octet {
 
-extern const ElementKernels kAvx512Elements = kElements;
+extern const ElementKernels kAvx512VnniElements = kElements;
 
 }  // namespace octet

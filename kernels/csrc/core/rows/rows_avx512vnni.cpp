@@ -2,6 +2,6 @@
 
 namespace octet {
 
-extern const RowKernels kAvx512Rows = kTable;
+extern const RowKernels kAvx512VnniRows = kTable;
 
 }  // namespace octet

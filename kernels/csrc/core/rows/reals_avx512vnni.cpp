@@ -2,6 +2,6 @@
 
 namespace octet {
 
-extern const RealKernels kAvx512Reals = kReals;
+extern const RealKernels kAvx512VnniReals = kReals;
 
 }  // namespace octet

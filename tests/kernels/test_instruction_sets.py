@@ -1,0 +1,180 @@
+"""The table of instruction sets: what it refuses, and that a new set is a row and the files of its kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from quant.kernels import build, reference_plan
+
+from .test_core import (
+    IMAGES,
+    RUN_PLAN,
+    TOKENS,
+    generator,
+    image_constants,
+    in_memory,
+    link,
+    run,
+    run_and_say,
+    token_constants,
+)
+
+ADDED = Path(__file__).with_name("added_instruction_set")
+ROOM = {"gemm": "gemm", "depthwise": "depthwise", "winograd": "conv"}
+"""Of a family's files; those that are not here are in rows."""
+FAMILIES = ["gemm", "depthwise", "winograd", "rows", "elementwise", "reals"]
+
+x86 = pytest.mark.skipif(build.host_arch() != "x86_64", reason="the rows are of x86-64")
+
+
+def with_row(folder: Path, row: str) -> Path:
+    """A copy of `kernels/` whose table has one row more, after that of AVX2."""
+    shutil.copytree(build.SOURCES, folder / "csrc")
+    shutil.copy(build.__file__, folder)
+    table = folder / build.TABLE.relative_to(build.SOURCES.parent)
+    before, after = table.read_text().split("OCTET_INSTRUCTION_SET(AvxVnni,")
+    table.write_text(f"{before}{row}\nOCTET_INSTRUCTION_SET(AvxVnni,{after}")
+    return folder
+
+
+def build_of(kernels: Path) -> ModuleType:
+    """Its own build.py."""
+    spec = importlib.util.spec_from_file_location("octet_build_of_a_copy", kernels / "build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while it is executed
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiler() -> str:
+    cxx = build.find_compiler()
+    if cxx is None:
+        pytest.skip("no C++ compiler: neither $CXX nor g++ nor clang++")
+    return cxx
+
+
+# --- what the table refuses -----------------------------------------------------------------------------------------
+
+CELLS = {
+    "gemm": "&kAvx2Gemm",
+    "gemm_of_safe_pairs": "none",
+    "depthwise": "none",
+    "winograd": "none",
+    "rows": "&kAvx2Rows",
+    "elementwise": "&kAvx2Elements",
+    "reals": "&kAvx2Reals",
+}
+
+
+def errors_with(folder: Path, *, needs: str = "avx2 | fma", **changes: str | None) -> str:
+    """What the compiler says of a row with these cells; None leaves a family out."""
+    cells = [f".{family} = {table}" for family, table in {**CELLS, **changes}.items() if table]
+    row = f'OCTET_INSTRUCTION_SET(Added, "added", by_cpu, {needs}, "-mavx2",\n    {", ".join(cells)})'
+    core = with_row(folder / "kernels", row) / "csrc"
+    said = ""
+    for source in ("core/instruction_sets.cpp", "core/cpu/isa.cpp"):
+        command = [compiler(), "-std=c++20", "-fsyntax-only", "-iquote", core, core / source]
+        said += subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False).stderr
+    return said
+
+
+@x86
+def test_holes_where_something_else_serves_compile(tmp_path: Path) -> None:
+    assert errors_with(tmp_path) == ""
+
+
+@x86
+@pytest.mark.parametrize("family", ["gemm", "rows", "elementwise", "reals"])
+def test_a_hole_that_nothing_fills_does_not_compile(family: str, tmp_path: Path) -> None:
+    assert "deleted function" in errors_with(tmp_path, **{family: "none"})
+
+
+@x86
+@pytest.mark.parametrize("family", list(CELLS))
+def test_a_family_that_a_row_leaves_out_does_not_compile(family: str, tmp_path: Path) -> None:
+    assert "error: " in errors_with(tmp_path, **{family: None})
+
+
+@x86
+def test_a_feature_that_nobody_detects_does_not_compile(tmp_path: Path) -> None:
+    assert "'avx10' was not declared" in errors_with(tmp_path, needs="avx2 | avx10").translate({8216: 39, 8217: 39})
+
+
+def test_every_row_says_every_family() -> None:
+    for one in build.all_instruction_sets():
+        assert list(one.kernels) == list(CELLS), one.name
+        assert one.needs or one.name == "portable", one.name
+    names = [one.name for one in build.all_instruction_sets()]
+    assert len(names) == len(set(names))
+
+
+def test_files_of_an_instruction_set_are_compiled_for_its_architecture_alone() -> None:
+    x86, arm = ({path.name for path in build.core_sources(arch)} for arch in ("x86_64", "aarch64"))
+    assert {"gemm_avx2.cpp", "reals_avx512vnni.cpp"} <= x86 - arm
+    assert "gemm_neondot.cpp" in arm - x86
+    assert {"gemm_portable.cpp", "isa.cpp"} <= x86 & arm
+
+
+# --- a new one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan's C++ program with one more instruction set, of which nothing is written but its files and its row."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or not {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
+        pytest.skip("the added instruction set is AVX2 under another name, which this CPU does not have")
+    folder = tmp_path_factory.mktemp("added")
+    kernels = with_row(folder / "kernels", (ADDED / "row.inc").read_text())
+    core = kernels / "csrc" / "core"
+    for family in FAMILIES:
+        shutil.copy(ADDED / f"{family}_added.cpp", core / ROOM.get(family, "rows"))
+    shutil.copy(ADDED / "counted.h", kernels / "csrc")
+    building = build_of(kernels)
+    assert [one.name for one in building.instruction_sets("x86_64")] == [
+        *("portable", "avx2", "added"),
+        *(one.name for one in build.instruction_sets("x86_64")[2:]),
+    ]
+    own = [path for path in building.core_sources("x86_64") if path.stem.endswith("_added")]
+    assert len(own) == len(FAMILIES)
+    # Everything else is in the library as it was: the objects that read the table come before it.
+    readers = [core / "instruction_sets.cpp", core / "cpu" / "isa.cpp"]
+    objects = [compiled(building, source, folder) for source in [*readers, *own]]
+    return link(RUN_PLAN, [*objects, core_library], folder / "run_plan")
+
+
+def compiled(building: ModuleType, source: Path, folder: Path) -> Path:
+    made = folder / f"{source.stem}.o"
+    command = [compiler(), *building.flags_of(source), "-c", str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+def families_that_ran(said: str) -> set[str]:
+    return {line.split()[1] for line in said.splitlines() if line.startswith("added ") and line.endswith(" ran")}
+
+
+def test_a_new_instruction_set_is_its_files_and_a_row(program: Path, tmp_path: Path) -> None:
+    """Plans run by its kernels, of every family, to the reference's bytes."""
+    x = torch.randn(1, 3, 24, 24, generator=generator())
+    images, said = run_and_say(program, tmp_path, IMAGES, image_constants(), [x], "added")
+    assert images == b"".join(map(in_memory, reference_plan.run_plan([x], image_constants(), IMAGES)))
+    tokens = torch.randn(2, 7, 64, generator=generator())
+    reals, more = run_and_say(program, tmp_path, TOKENS, token_constants(), [tokens], "added")
+    assert reals == run(program, tmp_path, TOKENS, token_constants(), [tokens], "avx2")
+    assert families_that_ran(said) | families_that_ran(more) == set(FAMILIES)
+
+
+def test_no_cpu_chooses_what_is_for_requests(program: Path, tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 24, 24, generator=generator())
+    assert families_that_ran(run_and_say(program, tmp_path, IMAGES, image_constants(), [x], "")[1]) == set()
