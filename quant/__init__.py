@@ -96,9 +96,9 @@ class _Package(_types.ModuleType):
         if name.startswith("_"):
             raise AttributeError(f"module 'quant' has no attribute {name!r}")
         if name in _DOORS:
-            found = getattr(importlib.import_module(f"quant.{_DOORS[name]}"), name)
-            super().__setattr__(name, found)
-            return found
+            public = getattr(importlib.import_module(f"quant.{_DOORS[name]}"), name)
+            super().__setattr__(name, public)
+            return public
         try:
             return importlib.import_module(f"quant.{name}")
         except ModuleNotFoundError as error:

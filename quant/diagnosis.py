@@ -244,11 +244,11 @@ class StepSums:
         assert self.qconfig is not None
         bits = self.qconfig.weight_bits
         if bits < 8:
-            found = f"rounding of the weights to {bits} bits"
-            return Finding(cause or found, "give its weights 8 bits", {"weight_bits": 8})
+            default = f"rounding of the weights to {bits} bits"
+            return Finding(cause or default, "give its weights 8 bits", {"weight_bits": 8})
         if not self.qconfig.per_channel:
-            found = "one weight scale for all channels"
-            return Finding(cause or found, "give each channel a scale", {"per_channel": True})
+            default = "one weight scale for all channels"
+            return Finding(cause or default, "give each channel a scale", {"per_channel": True})
         return Finding(cause or "rounding of the weights", "leave it float", None)
 
     def _of_rounding(self) -> Finding:

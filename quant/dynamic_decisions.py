@@ -81,8 +81,8 @@ def _count(decisions: Iterable[Decision]) -> None:
 
 def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
     """The settings of a module by the first rule that matches any of its names."""
-    found = [recipe.resolve(name, module) for name in names]
-    return min(found, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
+    resolved = [recipe.resolve(name, module) for name in names]
+    return min(resolved, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
 
 
 def base_type(module: nn.Module) -> type[nn.Module] | None:
@@ -164,8 +164,8 @@ def check_something(decisions: list[Decision]) -> None:
     done = [decision.names[0] or "(root)" for decision in decisions if isinstance(decision.module, QuantModule)]
     if done:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
-    found = Counter(type(decision.module).__name__ for decision in decisions)
-    types = ", ".join(f"{name} ({count})" for name, count in found.items())
+    counts = Counter(type(decision.module).__name__ for decision in decisions)
+    types = ", ".join(f"{name} ({count})" for name, count in counts.items())
     reasons = sorted({decision.reason for decision in decisions if base_type(decision.module)})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(

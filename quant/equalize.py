@@ -116,16 +116,16 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
     equalized = copy_model(model)
-    found = list(_pairs(equalized, example_inputs))
-    if not found:
+    pairs = list(_pairs(equalized, example_inputs))
+    if not pairs:
         raise ValueError(
             "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
             "batch norm and a ReLU between, so there is nothing to equalise; use a scale per channel"
         )
     for _ in range(ROUNDS):
-        if max(map(_equalize_pair, found)) < CONVERGED:
+        if max(map(_equalize_pair, pairs)) < CONVERGED:
             break
-    for pair in found:
+    for pair in pairs:
         excess = pair.excess()
         if excess > 1.0:
             first, _ = pair.ranges()
@@ -151,9 +151,10 @@ def _by_input(weight: Tensor, step: Step) -> Tensor:
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     modules = dict(model.named_modules())
-    found = capture(model, example_inputs)
-    uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
-    for path, graph in found.graphs.items():
+    captured = capture(model, example_inputs)
+    graphs, islands = captured.graphs, captured.islands
+    uses = Counter(id(p) for path, graph in graphs.items() for p in _uses(graph, modules[path], islands))
+    for path, graph in graphs.items():
         root = modules[path]
         fused, users = fuse(graph, root, Recipe()), graph.users()
         makers = {step.output: step for step in fused.steps}
@@ -204,7 +205,7 @@ def _parameters(pair: Pair) -> list[Any]:
     if pair.norm is None:
         bias = pair.first.weighted.bias
         sources += [bias] * (bias is not None)
-    found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
+    parameters = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
     if pair.norm is not None:
-        found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
-    return found
+        parameters += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
+    return parameters

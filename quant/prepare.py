@@ -152,37 +152,38 @@ def planned(
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
         )
-    taken = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
-    if taken:
+    clashing = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
+    if clashing:
         raise ValueError(
-            f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
+            f"{verb}: {', '.join(name or '(root)' for name in clashing)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
     if widen(prepared, *as_arguments(example_inputs)):
         example_inputs = widened(example_inputs)
-    found = capture(prepared, example_inputs, training=training, islands=islands)
-    _restore_parameters(prepared, model, found.state)
+    captured = capture(prepared, example_inputs, training=training, islands=islands)
+    _restore_parameters(prepared, model, captured.state)
     modules = dict(prepared.named_modules())
-    floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}
-    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
+    floats = {path: unlike_in_training(captured.unlike_in_training, path) for path in captured.graphs}
+    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in captured.graphs.items()}
     for path, reasons in one_range_each(fused_graphs, modules).items():
-        fused_graphs[path] = fuse(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons})
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
-    forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
-    extender = Extender(recipe, found.islands, found.called, state, training, make)
+    kept = forward_state.kept_by_islands(prepared, "", captured.islands)
+    forward_state.note(state, prepared, "", {*captured.state, *kept})
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
-    refuse_nothing(prepared, found.islands, verb)
-    if found.unlike_in_training:
+    refuse_nothing(prepared, captured.islands, verb)
+    if captured.unlike_in_training:
         _say_unlike(prepared, verb)
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, captured.islands, captured.called, example, state)
     return prepared
 
 
@@ -254,13 +255,13 @@ def scheme_of(slot: Slot) -> QScheme:
 
 def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
-    found = runners(prepared)
-    if any(step.integer for runner in found.values() for step in runner.fused.steps):
+    units = runners(prepared)
+    if any(step.integer for runner in units.values() for step in runner.fused.steps):
         return
-    if found and any(map(is_dynamic, prepared.modules())):
+    if units and any(map(is_dynamic, prepared.modules())):
         return
     reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
-    for path, runner in found.items():
+    for path, runner in units.items():
         for step in runner.fused.steps:
             if step.reason:
                 reasons.append(f"{full_name(path, step.name)}: {step.reason}")

@@ -168,22 +168,22 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
-    found = Options({str(name): _number(kind, name, value) for name, value in options.items()})
+    checked = Options({str(name): _number(kind, name, value) for name, value in options.items()})
     if observer == AUTO:
-        if found:
+        if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
             takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
-                f"QConfig: {kind}_options are {found} without an {kind}_observer to take them; name one: "
+                f"QConfig: {kind}_options are {checked} without an {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
             )
-        return found
+        return checked
     try:
-        check_options(observer, found)
+        check_options(observer, checked)
     except ValueError as error:
         hint = f", as in {kind}_options={{'low': 0.0, 'high': 6.0}}" if by_hand(observer) else ""
         raise RecipeError(f"{where}: {error}{hint}") from error
-    return found
+    return checked
 
 
 def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
@@ -261,8 +261,8 @@ class Recipe:
         backend: str | None = None,
     ) -> None:
         pairs = rules.items() if isinstance(rules, Mapping) else rules
-        made = tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in pairs)
-        for rule in made:
+        parsed = tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in pairs)
+        for rule in parsed:
             if rule.qconfig is not None and not isinstance(rule.qconfig, QConfig):
                 raise RecipeError(f"rule {rule.pattern!r}: expected a QConfig or None, got {rule.qconfig!r}")
             if not isinstance(rule.pattern, str) and not callable(rule.pattern):
@@ -271,7 +271,7 @@ class Recipe:
                 )
         if default is not None and not isinstance(default, QConfig):
             raise RecipeError(f"Recipe: default is {default!r}, expected a QConfig or None")
-        object.__setattr__(self, "rules", made)
+        object.__setattr__(self, "rules", parsed)
         object.__setattr__(self, "default", default)
         object.__setattr__(self, "backend", backend)
 

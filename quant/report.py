@@ -222,11 +222,11 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
 
 def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
     """Names of the modules that the user has put into converted ones (`static/user_replacements.py`)."""
-    found = set()
+    replaced = set()
     for path, module in modules.items():
         origin = getattr(child_of(module, "_quant"), "origin", None)
-        found |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
-    return found & modules.keys()
+        replaced |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
+    return replaced & modules.keys()
 
 
 def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:

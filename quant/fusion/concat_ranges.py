@@ -63,8 +63,8 @@ def join(
         users: of `Graph.users`.
         keeps: of a value's group (first) and a user of the value, whether that only moves it within the group.
     """
-    found = Joins()
-    taken: list[tuple[Step, list[int]]] = []
+    joins = Joins()
+    joined: list[tuple[Step, list[int]]] = []
     for cat in cats:
         members = groups.all()
         own = [
@@ -74,14 +74,14 @@ def join(
         ]
         for group in own:
             groups.join(group[0], cat.output)
-        taken += [(cat, group) for group in own]
-    found.rescaling = {
+        joined += [(cat, group) for group in own]
+    joins.rescaling = {
         cat.output for cat in cats if any(groups.find(value) != groups.find(cat.output) for value in cat.inputs)
     }
-    for cat, group in taken:
-        if cat.output in found.rescaling:
-            found.covered.update(group)
-    return found
+    for cat, group in joined:
+        if cat.output in joins.rescaling:
+            joins.covered.update(group)
+    return joins
 
 
 def _only_in(cat: Step, group: list[int], users: Mapping[int, list[int]], keeps: Callable[[int], bool]) -> bool:

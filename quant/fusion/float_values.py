@@ -36,15 +36,15 @@ def float_streams(
         outputs = {makers[user].output for user in users[value] if user in makers}
         return any(one in computing or (one in moving and read_as_reals(one)) for one in outputs)
 
-    found: list[Step] = []
+    demoted: list[Step] = []
     stream: set[int] = set()
     for step in steps:
         of_stream = not stream.isdisjoint(step.inputs)
         adds, moves = isinstance(step.operator, Add), isinstance(step.operator, View)
         if (adds and (of_stream or read_as_reals(step.output))) or (moves and of_stream):
-            found.append(step)
+            demoted.append(step)
             stream.add(step.output)
-    return found
+    return demoted
 
 
 def gives_reals(step: Step) -> bool:
@@ -75,7 +75,7 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
     makers = {index: step for step in steps for index in step.nodes}
     wanted = wanted_as_reals(steps, users)
     returned = {step.output for step in steps if any(user not in makers for user in users[step.output])}
-    found: list[Step] = []
+    demoted: list[Step] = []
     for step in reversed(steps):
         if not step.integer or not step.inputs:
             continue
@@ -83,9 +83,9 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
         shown = isinstance(step.operator, Lookup) and step.output in returned and gives_reals(makers[step.inputs[0]])
         mixed = isinstance(step.operator, (Add, Mul)) and any(computes_reals(makers[value]) for value in step.inputs)
         if moves or shown or mixed:
-            found.append(step)
+            demoted.append(step)
             wanted.update(step.inputs)
-    return found
+    return demoted
 
 
 def computes_reals(step: Step) -> bool:

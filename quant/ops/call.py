@@ -40,14 +40,14 @@ class Call:
 
     def activation(self, place: int = 0, name: str = "input") -> int:
         """The value read as this argument, which must be a float32 tensor."""
-        found = self.get(place, name)
-        if not isinstance(found, Ref):
+        value = self.get(place, name)
+        if not isinstance(value, Ref):
             raise StaysFloat(f"{name} is no activation")
-        meta = self.graph.nodes[found.index].meta
+        meta = self.graph.nodes[value.index].meta
         if meta is None:
             raise StaysFloat("its input is no tensor")
         check_reals(meta)
-        return found.index
+        return value.index
 
     def rank(self, index: int) -> int:
         """Dimensions of a tensor value, as captured."""

@@ -124,8 +124,8 @@ recognises(torch.conv3d)(partial(_conv_function, dims=3))
 
 
 def _tensor(call: Call, weight: Any) -> Tensor:
-    found: Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
-    return found
+    tensor: Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
+    return tensor
 
 
 def _padding(padding: Any, mode: str, dilation: Any, kernel: Any) -> dict[str, Any]:

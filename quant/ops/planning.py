@@ -150,20 +150,20 @@ class PlanCall:
 
     def tensor(self, place: int = 0, name: str = "input") -> Register:
         """An activation among the arguments."""
-        found = self.argument(place, name)
-        if not isinstance(found, Ref):
+        value = self.argument(place, name)
+        if not isinstance(value, Ref):
             raise Unplanned("its operand is no activation")
-        return self.values.tensor(found)
+        return self.values.tensor(value)
 
     def symbol(self) -> Symbol | None:
         """What the first argument holds, where that is no tensor."""
-        found = self.argument(0, "input")
-        return self.values.symbol(found) if isinstance(found, Ref) else None
+        value = self.argument(0, "input")
+        return self.values.symbol(value) if isinstance(value, Ref) else None
 
     def setting(self, place: int, name: str, default: Any = None) -> Any:
         """An argument that is no activation."""
-        found = self.argument(place, name)
-        return default if found is None else fixed(name, found)
+        value = self.argument(place, name)
+        return default if value is None else fixed(name, value)
 
     def size(self, value: Any) -> int | Register:
         """A number of a shape that an operator was given: an int, or a Ref to one that is read of a tensor."""

@@ -112,8 +112,8 @@ def _avg_pool(call: Call, dims: int) -> Recognised:
     if call.module is not None:
         options: dict[str, Any] = {name: getattr(call.module, name, default) for name, default in defaults.items()}
     else:
-        given = [call.get(place, name, default) for place, (name, default) in enumerate(defaults.items(), 1)]
-        options = {name: call.constant(value, "window") for name, value in zip(names, given, strict=True)}
+        settings = [call.get(place, name, default) for place, (name, default) in enumerate(defaults.items(), 1)]
+        options = {name: call.constant(value, "window") for name, value in zip(names, settings, strict=True)}
     kernel = per_dimension(options.pop("kernel_size"), dims)
     options["stride"] = kernel if options["stride"] is None else options["stride"]
     return Recognised(AvgPool(kernel, **options), (call.activation(),))

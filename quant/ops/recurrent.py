@@ -32,9 +32,9 @@ class Cell(Recurrent):
 @recognises_family(is_recurrent_class)
 def recurrent(call: Call) -> Recognised:
     """A recurrent network or a cell."""
-    given, module = call.get(0, "input"), attribute(call.root, call.node.target)
-    if isinstance(given, PackedParts):
-        call = Call(replace(call.node, args=(given.data, *call.node.args[1:])), call.graph, call.root)
+    input, module = call.get(0, "input"), attribute(call.root, call.node.target)
+    if isinstance(input, PackedParts):
+        call = Call(replace(call.node, args=(input.data, *call.node.args[1:])), call.graph, call.root)
     operator = Cell if is_cell(module) else Sequence
     return Recognised(operator(tuple(range_names(module))), (call.activation(),))
 

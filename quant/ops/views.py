@@ -68,8 +68,8 @@ def view_of(operator: Operator, call: Call) -> Recognised:
 
 def listed(call: Call, name: str) -> tuple[Any, ...]:
     """Settings after the input that are given one by one, as one list, or by name."""
-    given = call.node.args[1:] or (call.node.kwargs.get(name, ()),)
-    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
+    settings = call.node.args[1:] or (call.node.kwargs.get(name, ()),)
+    return tuple(settings[0]) if len(settings) == 1 and isinstance(settings[0], (tuple, list)) else tuple(settings)
 
 
 COPYING = {"view": "reshape", "view_as": "reshape_as"}
