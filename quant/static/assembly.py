@@ -71,31 +71,36 @@ class Assembled:
 
 
 def assemble(
-    fused: FusedGraph, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
+    fused: FusedGraph,
+    steps: list[Step],
+    inputs: set[int],
+    output: Any,
+    context: AssemblyContext,
+    sites: dict[int, Site],
 ) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
-        given: values that are there, in float, before the first step.
+        inputs: values that are there, in float, before the first step.
         output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    made = _Assembler(fused, context, sites, sorted(given))
+    assembler = _Assembler(fused, context, sites, sorted(inputs))
     for step in steps:
-        made.step(step)
-    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, live(made.instructions, tree), tree)
+        assembler.step(step)
+    tree = map_leaves(lambda leaf: Ref(assembler.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return _numbered(assembler, live(assembler.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
+def _numbered(assembler: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
-    ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
-    values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
+    ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
+    values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
-    sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
+    sizes = {name: size for name, size in assembler.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
-    inputs = tuple(ids[one] for one in made.given)
+    operators = {ids[old]: operator for old, operator in assembler.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in assembler.given)
     return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
 
 
@@ -103,18 +108,18 @@ class _Assembler:
     """Emits instructions, with a conversion wherever a value is not there in the form that is wanted.
 
     Attributes:
-        given: ids of the values that are there at the beginning.
+        given: ids of the inputs.
         operators: what calls of the user's are, by id.
     """
 
-    def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
+    def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], inputs: list[int]) -> None:
         self.fused, self.sites = fused, sites
         self.context = replace(context, forms=self)
         self.values: list[Value] = []
         self.instructions: list[Instruction] = []
         self.operators: dict[int, Operator] = {}
         self._ids: dict[tuple[int, bool], int] = {}
-        self.given = [self._id(node, quantized=False) for node in given]
+        self.given = [self._id(node, quantized=False) for node in inputs]
         self._ready = set(self.given)
 
     def _id(self, node: int, *, quantized: bool) -> int:
@@ -140,16 +145,16 @@ class _Assembler:
     def _modules(self, instruction: Instruction) -> tuple[str, ...]:
         """The modules that a step's calls name, or are made by: from its value back to what it reads."""
         reads = {self.values[one].node for one in instruction.reads}
-        found: set[str] = set()
+        names: set[str] = set()
         waiting = [self.values[instruction.out].node]
         while waiting:
             index = waiting.pop()
             node = self.fused.graph.nodes[index]
             if index in reads or node.kind is Kind.INPUT:
                 continue
-            found |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
+            names |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
             waiting += [] if instruction.own else node.refs
-        return tuple(sorted(found - {""}))
+        return tuple(sorted(names - {""}))
 
     def real(self, node: int) -> int:
         """The value that holds one of the graph in float, made where it is not there."""
@@ -214,8 +219,8 @@ class _Assembler:
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
-        taken = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
-        args, kwargs = _with_values(node, taken)
+        values = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
+        args, kwargs = _with_values(node, values)
         out = self._id(node.index, quantized=False)
         self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
         if step.output != node.index:

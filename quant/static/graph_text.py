@@ -155,8 +155,8 @@ def _besides(reader: Reader, told: dict[str, Any], dtype: torch.dtype | None, sh
         reader.fail("is no call of a graph")
     if dtype is not None and (not _is_shape(shape) or not isinstance(layout, torch.layout)):
         reader.fail("expected a shape")
-    found: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
-    return found if dtype is None else {**found, "meta": TensorMeta(tuple(shape), dtype, layout)}
+    besides: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
+    return besides if dtype is None else {**besides, "meta": TensorMeta(tuple(shape), dtype, layout)}
 
 
 def _is_shape(shape: Any) -> bool:

@@ -35,12 +35,12 @@ class Built:
         folded: of each step into which something is folded, by the step's identity, what that is.
     """
 
-    def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
+    def __init__(self, programs: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
         self.originals: dict[tuple[str, str], nn.Module] = {}
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
         self.folded: dict[int, Any] = {}
-        for path, runner in found.items():
+        for path, runner in programs.items():
             for step in runner.fused.steps:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]

@@ -29,16 +29,16 @@ SHORTEST = 2
 
 def schedule(program: Program, planner: Planner) -> Schedule:
     """Group a program's instructions; `planner` says what has a plan."""
-    made = _grouped(program.instructions, program.drops, program.output, planner)
+    grouped = _grouped(program.instructions, program.drops, program.output, planner)
     for one in program.instructions:
         if one.own and planner.rounds_otherwise(one):
             for region in _grouped([one], [[]], Ref(one.out), planner).regions:
-                made.singles[one.out] = region
-    return made
+                grouped.singles[one.out] = region
+    return grouped
 
 
 def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
-    made = Schedule([], [], {})
+    grouped = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
     later = _read_later(instructions, output)
@@ -46,20 +46,20 @@ def _grouped(instructions: list[Instruction], drops: list[list[int]], output: An
         try:
             run.add(instruction, drops[index], planner)
         except Unplanned as reason:
-            run.close(made, later[index])
+            run.close(grouped, later[index])
             run = _Run()
             planner.symbols.clear()
-            made.steps.append(instruction)
-            made.drops.append(drops[index])
+            grouped.steps.append(instruction)
+            grouped.drops.append(drops[index])
             if not instruction.own:
-                made.reasons[instruction.step or instruction.kind] = str(reason)
-    run.close(made, registers_in(output))
+                grouped.reasons[instruction.step or instruction.kind] = str(reason)
+    run.close(grouped, registers_in(output))
     planner.symbols.clear()
-    for region in made.regions:
+    for region in grouped.regions:
         region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
-    return made
+    return grouped
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
@@ -72,11 +72,11 @@ def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
     """Per instruction, the registers that it or anything after it reads."""
     read = registers_in(output)
-    found = []
+    later = []
     for instruction in reversed(instructions):
         read = read | instruction.reads
-        found.append(read)
-    return found[::-1]
+        later.append(read)
+    return later[::-1]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Run:
         """
         self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
 
-    def close(self, made: Schedule, wanted: set[int]) -> None:
+    def close(self, schedule: Schedule, wanted: set[int]) -> None:
         """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
@@ -117,11 +117,11 @@ class _Run:
             kept = {register for part in before for register in part.drops} & set(region.inputs)
             region.drops = sorted({*region.drops, *kept})
             before = [replace(part, drops=[one for one in part.drops if one not in kept]) for part in before]
-        _append(made, before)
+        _append(schedule, before)
         if inside:
-            made.steps.append(region)
-            made.drops.append(region.drops)
-        _append(made, after)
+            schedule.steps.append(region)
+            schedule.drops.append(region.drops)
+        _append(schedule, after)
 
     def _edges(self) -> tuple[int, int]:
         """Where what is more than moves begins and ends; shapes that are read there stay with it."""
@@ -137,9 +137,9 @@ class _Run:
         return begin, end
 
 
-def _append(made: Schedule, parts: list[_Part]) -> None:
-    made.steps += [part.instruction for part in parts]
-    made.drops += [part.drops for part in parts]
+def _append(schedule: Schedule, parts: list[_Part]) -> None:
+    schedule.steps += [part.instruction for part in parts]
+    schedule.drops += [part.drops for part in parts]
 
 
 def _region(parts: list[_Part], wanted: set[int]) -> Region:
@@ -187,15 +187,15 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
 
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
-    found: list[int] = []
+    registers: list[int] = []
     own = {piece.out for piece in pieces}
     for piece in pieces:
         if isinstance(piece, ModuleCall):
-            found += piece.reads
+            registers += piece.reads
         elif isinstance(piece, LayerCall):
-            found.append(piece.source)
+            registers.append(piece.source)
         else:
             for value in piece.settings.values():
                 parts = value if isinstance(value, (tuple, list)) else (value,)
-                found += [part.index for part in parts if isinstance(part, Register)]
-    return [register for register in found if register not in own]
+                registers += [part.index for part in parts if isinstance(part, Register)]
+    return [register for register in registers if register not in own]

@@ -107,12 +107,14 @@ class Planner:
         args, kwargs = instruction.arguments
         bound = inspect.signature(OPS[instruction.kernel]).bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
+        arguments = dict(bound.arguments)
         for name, parameter in bound.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                given.update(given.pop(name))
+                arguments.update(arguments.pop(name))
         known = plan_check.table()[instruction.kernel]
-        told = {name: value for name, value in given.items() if name in known or not (value is None or value is False)}
+        told = {
+            name: value for name, value in arguments.items() if name in known or not (value is None or value is False)
+        }
         return {name: self._setting(instruction.kernel, name, value, known) for name, value in told.items()}
 
     def _setting(self, kernel: str, name: str, value: Any, known: Mapping[str, plan_check.Setting]) -> Any:
@@ -221,5 +223,5 @@ def _fills_new(node: Node, graph: Graph, users: dict[int, list[int]]) -> bool:
     """Whether a call writes to what was made for it and nobody else reads, as torch fills masks."""
     if not node.args or not isinstance(node.args[0], Ref):
         return False
-    made = node.args[0].index
-    return users[made] == [node.index] and graph.nodes[made].target is torch.zeros_like
+    source = node.args[0].index
+    return users[source] == [node.index] and graph.nodes[source].target is torch.zeros_like

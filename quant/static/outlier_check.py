@@ -131,7 +131,7 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     has_logarithms = any(is_call_of(node, LOGARITHMS) for node in runner.graph.nodes)
     for step in runner.fused.steps:
         if not (step.operator.anchor) or is_recurrent(step):
@@ -139,25 +139,25 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
-            found[node.target if node.kind is Kind.MODULE else node.owner] = reason
-    return found
+            reasons[node.target if node.kind is Kind.MODULE else node.owner] = reason
+    return reasons
 
 
 def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
     """The recurrent layers that are better dynamic, where every row has a range of its own, and why; as above."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for step in filter(is_recurrent, runner.fused.steps):
         target = runner.graph.nodes[step.nodes[0]].target
         observer = runner.observer(runner.fused.slot_of[step.inputs[0]])
         reason = _lost_inputs(attribute(runner.root, target), observer)
         if reason:
-            found[target] = reason
-    return found
+            reasons[target] = reason
+    return reasons
 
 
 def coarse_norms(runner: GraphRunner) -> dict[str, str]:
     """The batch norms that no layer takes in, by their steps' names, whose channels differ too much, and why."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for step in runner.fused.steps:
         if not isinstance(step.operator, Lookup) or not is_norm(step.nodes[0], runner.graph, runner.root):
             continue
@@ -167,11 +167,11 @@ def coarse_norms(runner: GraphRunner) -> dict[str, str]:
         x, y = (float(runner.qparams(slot).scale) for slot in slots)
         cosine = norm_cosine(norm_of(step.nodes[0], runner.graph, runner.root), x, y)
         if cosine < LOWEST_NORM_COSINE:
-            found[step.name] = (
+            reasons[step.name] = (
                 f"8 bits would leave its output a cosine of {cosine:.3f} to float: it makes channels of its input "
                 "large that are small beside the others"
             )
-    return found
+    return reasons
 
 
 def float_norms(runner: GraphRunner) -> dict[str, str]:

@@ -67,16 +67,16 @@ class Part:
         return settle(self.runner.execute(self.program, registers), bound)
 
 
-def _check_sizes(shape: Shape, given: Tensor, where: str) -> None:
+def _check_sizes(shape: Shape, tensor: Tensor, where: str) -> None:
     """Raise CaptureMismatch for sizes that no recording had.
 
     The guards that hold a size stand where the model takes its arguments, which is before the part's own calls.
     """
-    if len(shape) != given.dim() or any(
-        isinstance(size, int) and size != now for size, now in zip(shape, given.shape, strict=True)
+    if len(shape) != tensor.dim() or any(
+        isinstance(size, int) and size != now for size, now in zip(shape, tensor.shape, strict=True)
     ):
         was = ", ".join(map(str, shape))
-        raise CaptureMismatch(f"{where} was of sizes ({was}) in example_inputs and is of {tuple(given.shape)} now")
+        raise CaptureMismatch(f"{where} was of sizes ({was}) in example_inputs and is of {tuple(tensor.shape)} now")
 
 
 def add_parts(
@@ -97,9 +97,9 @@ def _program(
 ) -> Program | str:
     inside = range(span.start, span.end)
     steps = [step for step in fused.steps if all(index in inside for index in step.nodes)]
-    given = {leaf.index for leaf in _refs(span.arguments)}
+    inputs = {leaf.index for leaf in _refs(span.arguments)}
     try:
-        assembled = assemble(fused, steps, given, span.output, context, sites)
+        assembled = assemble(fused, steps, inputs, span.output, context, sites)
     except OutOfReach as value:
         return f"{value} is computed together with what lies outside of it"
     assembled.program.schedule = schedule(assembled.program, Planner(assembled, fused.graph, runner.root, runner.layer))

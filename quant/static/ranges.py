@@ -89,10 +89,10 @@ class Ranges(nn.Module):
         """The range that calibration chose for a slot, or for several that are joined (`shared_ranges.py`)."""
         if self.known is not None and slot in self.known:
             return self.known[slot]
-        found: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
+        chosen: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
         if self.known is not None:
-            self.known[slot] = found
-        return found
+            self.known[slot] = chosen
+        return chosen
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:
         """(low, high) of the values that took one range together, by their observers' ids."""
@@ -105,8 +105,8 @@ class Ranges(nn.Module):
     def mean(self, step: Step) -> Tensor | None:
         """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
         key = key_of(step.name)
-        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
-        return found
+        mean: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
+        return mean
 
     def corrected(self) -> list[Step]:
         """The weighted steps whose bias is to be corrected.

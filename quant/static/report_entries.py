@@ -104,16 +104,16 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
 def _beside_integers(fused: FusedGraph) -> set[int]:
     """The outputs of float steps that read what integers gave, or give what integers read."""
     makers = {index: step for step in fused.steps for index in step.nodes}
-    found: set[int] = set()
+    beside: set[int] = set()
     for step in fused.steps:
         refs = {ref for index in step.nodes for ref in fused.graph.nodes[index].refs}
         for maker in (makers[ref] for ref in refs):
             if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, fused):
-                found.add(step.output)
+                beside.add(step.output)
             # Not what a weight is computed from.
             if step.integer and isinstance(maker.operator, Float) and maker.output in step.inputs:
-                found.add(maker.output)
-    return found
+                beside.add(maker.output)
+    return beside
 
 
 def _takes_state(step: Step, maker: Step, fused: FusedGraph) -> bool:
@@ -148,9 +148,9 @@ def make_report(
         if name.startswith(wholes):
             continue
         outcome, detail = entries.get(name, ("float", ""))
-        twin = same.get(id(now.get(name)), name)
-        if twin != name and not is_quantized(outcome):
-            outcome, detail = entries[twin][0], f"the same layer as {twin}"
+        same_layer = same.get(id(now.get(name)), name)
+        if same_layer != name and not is_quantized(outcome):
+            outcome, detail = entries[same_layer][0], f"the same layer as {same_layer}"
         if name in info.islands or not detail:
             detail = _why(name, info, readers)
         listed[name] = outcome, detail
@@ -199,7 +199,7 @@ def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
 
 def _readers(model: nn.Module) -> dict[str, str]:
     """What computes in float with the parameters of modules, or with whole modules, by the modules' names."""
-    found: dict[str, str] = {}
+    readers: dict[str, str] = {}
     for path, module in model.named_modules():
         runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
@@ -209,10 +209,10 @@ def _readers(model: nn.Module) -> dict[str, str]:
                 continue
             for leaf in leaves(one.arguments):
                 if isinstance(leaf, Attr):
-                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
+                    readers.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
             if isinstance(one.callee, Submodule):
-                found.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
-    return found
+                readers.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
+    return readers
 
 
 def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:

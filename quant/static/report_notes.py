@@ -10,14 +10,14 @@ from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
 
 
-def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
+def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
     """Modules with forward hooks that a converted model does not run: containers seen through, and int8 layers.
 
     Args:
-        found: the runners of a prepared model, by the names of their modules.
+        programs: the runners of a prepared model, by the names of their modules.
     """
     names = []
-    for path, runner in found.items():
+    for path, runner in programs.items():
         inner = {span.path for span in runner.graph.spans}
         nodes = [
             runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if isinstance(step.operator, Weighted)

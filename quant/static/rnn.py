@@ -50,9 +50,9 @@ class _Static(QuantModule):
         products = [inner[product_range(layer)] for layer in range(layers)] if projected else []
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
         self.register_buffer("input_zero_point", x.zero_point.reshape(()).clone())
-        for name, found in (("state", states), ("product", products)):
-            scales = torch.stack([one.scale for one in found]) if found else None
-            zero_points = torch.stack([one.zero_point for one in found]) if found else None
+        for name, qparams in (("state", states), ("product", products)):
+            scales = torch.stack([one.scale for one in qparams]) if qparams else None
+            zero_points = torch.stack([one.zero_point for one in qparams]) if qparams else None
             self.register_buffer(f"{name}_scale", scales)
             self.register_buffer(f"{name}_zero_point", zero_points)
         self.derive()
@@ -236,8 +236,8 @@ def _round_weights(direction: Any, own: Tensors, qconfig: QConfig) -> None:
 def rounded(module: nn.Module, qconfig: QConfig) -> Any:
     """`recurrent_layers.tensors_of` with the weights that the int8 layer has, in float."""
 
-    def tensors(found: nn.Module, layer: int, reverse: bool) -> Tensors:
-        own = tensors_of(found, layer, reverse)
+    def tensors(network: nn.Module, layer: int, reverse: bool) -> Tensors:
+        own = tensors_of(network, layer, reverse)
         weights = {}
         for name in ("weight_ih", "weight_hh", "weight_hr"):
             weight = getattr(own, name)

@@ -161,8 +161,8 @@ class GraphRunner(Ranges, Programs):
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
-        found = simulated_recurrent(step, self.graph, self.root, value, inner)
-        return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
+        result = simulated_recurrent(step, self.graph, self.root, value, inner)
+        return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
 
     def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
@@ -177,8 +177,8 @@ class GraphRunner(Ranges, Programs):
         inside = range(span.start, span.end)
         steps = [step for step in self.fused.steps if all(index in inside for index in step.nodes)]
         # Integer steps round what is given; float ones read it as it is.
-        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), given)
-                   for value, given in values.items() if value in self.fused.slot_of}  # fmt: skip
+        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), real)
+                   for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(output, bound)
@@ -257,12 +257,12 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
-    found = {}
+    by_name = {}
     for name, module in model.named_modules():
         runner = child_of(module, RESERVED)
         if isinstance(runner, GraphRunner):
-            found[name] = runner
-    return found
+            by_name[name] = runner
+    return by_name
 
 
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:

@@ -97,16 +97,16 @@ def _stand_in(module: nn.Module, qconfig: QConfig) -> nn.Module | None:
     """The int8 form of a layer by itself; None where it has none and stays float."""
     try:
         recipe = Recipe({"0": dynamic_part(qconfig)}, default=None)
-        made = quantize_dynamic(nn.Sequential(without_runner(module)), recipe, backend=REFERENCE)
+        quantized = quantize_dynamic(nn.Sequential(without_runner(module)), recipe, backend=REFERENCE)
     except ValueError:
         return None
-    return made.get_submodule("0")
+    return quantized.get_submodule("0")
 
 
 def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     """Forwards of the layers that programs call, for when the user's own forward calls them; and of batch norms that
     are parts of them, which then do nothing."""
-    found: dict[nn.Module, Callable[..., Any]] = {}
+    forwards: dict[nn.Module, Callable[..., Any]] = {}
     for first in runners(model).values():
         for one in first.programs():
             for step in () if one.dropped else one.fused.steps:
@@ -114,12 +114,12 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
                 if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
-                found.setdefault(module, _LoneLayer(module, step, one).forward)
+                forwards.setdefault(module, _LoneLayer(module, step, one).forward)
                 norm = step.operator.batch_norm
                 if norm is not None and one.graph.nodes[norm].kind is Kind.MODULE:
                     part = attribute(one.root, one.graph.nodes[norm].target)
-                    found.setdefault(part, _FoldedNorm(part).forward)
-    return found
+                    forwards.setdefault(part, _FoldedNorm(part).forward)
+    return forwards
 
 
 class _FoldedNorm:
@@ -130,8 +130,8 @@ class _FoldedNorm:
 
     def forward(self, input: Tensor) -> Tensor:
         """Of float32, as a batch norm's."""
-        found: Tensor = input if is_falling_back() else self.own(input)
-        return found
+        output: Tensor = input if is_falling_back() else self.own(input)
+        return output
 
 
 class _LoneLayer:

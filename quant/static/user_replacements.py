@@ -43,11 +43,11 @@ class GraphOrigin:
     def edges(self, instruction: Instruction) -> list[Edge]:
         """What an instruction was made of."""
         key = instruction.modules
-        found = self._edges.get(key)
-        if found is None:  # another thread may clear the rest meanwhile
+        edges = self._edges.get(key)
+        if edges is None:  # another thread may clear the rest meanwhile
             known, paths = self._known, _around(key) - self.called
-            found = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
-        return found
+            edges = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
+        return edges
 
     def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
         """What some instructions were made of, each module once."""
@@ -100,10 +100,10 @@ class GraphOrigin:
                 return map_leaves(lambda q: _dequantized(q, *ranges[index], table), held.integers[index])
             return evaluate(self.graph.nodes[index], self.root, real)
 
-        found = evaluate(self.graph.nodes[out.node], self.root, real)
+        result = evaluate(self.graph.nodes[out.node], self.root, real)
         if out.qparams is None:
-            return found
-        return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, found)
+            return result
+        return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
     def _check(self, instruction: Instruction) -> None:
         changed = [edge.path for edge in self.changed(instruction)]

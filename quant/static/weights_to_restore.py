@@ -16,11 +16,11 @@ from quant.runtime.trees import Attr, Ref
 
 def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
-    found: list[RestoredTensor] = []
+    tensors: list[RestoredTensor] = []
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            found += _tensors(step, step.operator, fused)
-    return WeightsToRestore(found)
+            tensors += _tensors(step, step.operator, fused)
+    return WeightsToRestore(tensors)
 
 
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[RestoredTensor]:
