@@ -198,6 +198,6 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
 
 def histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     """`reference_histogram.histogram`, on the device of x."""
-    found: tuple[Tensor, Tensor, Tensor]
-    found = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
-    return found
+    counted: tuple[Tensor, Tensor, Tensor]
+    counted = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
+    return counted

@@ -179,8 +179,8 @@ class ModuleCalls:
         places = (node.args, node.kwargs)
         if changed:
             said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
-            given = args or tuple(kwargs.values())
-            return self.writes.written(node, value, changed, given, GIVEN, said)
+            arguments = args or tuple(kwargs.values())
+            return self.writes.written(node, value, changed, arguments, GIVEN, said)
         return self.results.note(node, value, GIVEN, sized_by_values=self.tape.is_sized_by_values(places))
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:

@@ -216,13 +216,13 @@ class Tape:
 
     def follows_from(self, tree: Any) -> int:
         """The highest source of what nested places name."""
-        found = CONSTANT
+        strongest = CONSTANT
         for leaf in leaves(tree):
             if isinstance(leaf, Attr):
-                found = max(found, STORED)
+                strongest = max(strongest, STORED)
             elif isinstance(leaf, Ref):
-                found = max(found, self._sources[leaf.index])
-        return found
+                strongest = max(strongest, self._sources[leaf.index])
+        return strongest
 
     def is_sized_by_values(self, tree: Any) -> bool:
         return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))
