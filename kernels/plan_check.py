@@ -245,4 +245,4 @@ KINDS: dict[str, _Check] = {
     "flag": _flag,
     **dict.fromkeys(REGISTERS, _register),
 }
-"""What one value of each kind must be; lists are made of these."""
+"""What one value of each kind must be, in lists too."""

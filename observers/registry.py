@@ -127,7 +127,7 @@ def by_hand(name: str) -> bool:
 
 
 def follows_batches(name: str) -> bool:
-    """Whether the range of the observer of that name is made of batches one after another."""
+    """Whether the range of the observer of that name depends on the order of batches."""
     return name in OBSERVERS and OBSERVERS[name].follows_batches
 
 

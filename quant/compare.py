@@ -117,7 +117,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
 
     Args:
-        model: the float model that `converted` was made from; run in eval mode, and left as it was.
+        model: the float model of `converted`; it is run in eval mode, and left as it was.
         converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
@@ -320,7 +320,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
-    """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
+    """Every value as it was computed: a later call may write into it, as `ReLU(inplace=True)` does."""
     values = bound_values(graph, model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:

@@ -71,7 +71,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         a copy; its attribute `program` prints what it computes, call by call.
 
     Raises:
-        ValueError: `prepared` was not made by `prepare`, or holds a part that was.
+        ValueError: `prepared` does not come from `prepare`, or only a part of it does.
         NotCalibrated: some observers saw no data; all are listed.
 
     Warns:
@@ -285,7 +285,7 @@ def _convert_unit(
 
 
 def _remove_unread(runner: GraphRunner, entries: Entries) -> list[str]:
-    """Take away what no program of a module reads any more, now that all have been made; returns the tensors' names."""
+    """Remove what no program of a module reads, once all are built; returns the removed tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself

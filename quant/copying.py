@@ -222,7 +222,7 @@ def _parametrize(module: nn.Module, hook: Any) -> None:
 
 
 def _originals(module: nn.Module, name: str, **tensors: Any) -> None:
-    """Put the user's own parameters where the parametrization made its own."""
+    """Put the user's own parameters in place of those that the parametrization created."""
     holder: Any = module.parametrizations[name]  # type: ignore[index]
     for key, tensor in tensors.items():
         holder._parameters[key] = tensor

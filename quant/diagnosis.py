@@ -130,9 +130,9 @@ class Parts:
     rounding: float = 0.0
     weights: float = 0.0
 
-    def add(self, expected: Tensor, found: Tensor, known: Range | None, *, channels_last: bool) -> None:
+    def add(self, expected: Tensor, output: Tensor, known: Range | None, *, channels_last: bool) -> None:
         """Add one output, float64: f and y."""
-        error = found - expected
+        error = output - expected
         self.signal += power(expected)
         self.noise += power(error)
         error, others = _but_channels(error, channels_last)
@@ -142,7 +142,7 @@ class Parts:
             self.weights += power(error)
             return
         rounded = known.rounded(expected.to(torch.float32)).double()
-        self.weights += power(found - rounded)
+        self.weights += power(output - rounded)
         outside, lost = _outside(expected, known), rounded.sub_(expected)
         self.clipping += power(lost[outside])
         self.rounding += power(lost.masked_fill_(outside, 0.0))
@@ -174,16 +174,16 @@ class StepSums:
     squares: Tensor = field(default_factory=lambda: torch.zeros(0))
     seen: HistogramObserver = field(default_factory=HistogramObserver)
 
-    def add(self, of_float: Tensor, own: Tensor, found: Tensor, known: Range | None) -> None:
+    def add(self, of_float: Tensor, own: Tensor, output: Tensor, known: Range | None) -> None:
         """Add one output.
 
         Args:
             of_float: the float model's.
             own: the float computation on the inputs that the int8 step got.
-            found: the int8 step's, in real values.
+            output: the int8 step's, in real values.
             known: its range; None where it is float.
         """
-        a, b = of_float.detach().double(), found.detach().double()
+        a, b = of_float.detach().double(), output.detach().double()
         if not a.numel():
             return
         self.known = known

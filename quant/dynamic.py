@@ -129,7 +129,7 @@ def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> Quan
     assert make is not None
     layer = make(module, qconfig)
     if not isinstance(layer, QuantModule):
-        raise ValueError(f"{described(make)} made a {described(layer)}, expected a quant.nn.QuantModule")
+        raise ValueError(f"{described(make)} returned a {described(layer)}, expected a quant.nn.QuantModule")
     return layer
 
 

@@ -1,7 +1,7 @@
 """Cross-layer equalisation: a float model that gives the same answers, with channels of like size (Nagel et al. 2019,
 arXiv:1906.04721, section 4.1).
 
-Between two layers a channel can be made smaller in the first and larger in the second: for s > 0, relu(x / s) s is
+Between two layers a channel can be scaled down in the first and up in the second: for s > 0, relu(x / s) s is
 relu(x). With R1 and R2 the largest weights of channel i in the first layer (its output) and in the second (its input),
 batch norms folded in,
 
@@ -99,7 +99,7 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
 
     Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
-    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
+    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are scaled so as not to reach 6, where it
     acts as a ReLU, which a value that it did clamp will notice. Layers with forward hooks stay as they are. The copy
     has the user's classes and names; quantise it, or train it by `prepare_qat`, as any float model.
 
@@ -178,7 +178,7 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 
 
 def _scalable(pair: Pair) -> bool:
-    """Whether a channel may be made smaller in the first layer and larger in the second."""
+    """Whether a channel may be scaled down in the first layer and up in the second."""
     first, second = pair.first.operator, pair.second.operator
     if type(first) is not type(second) or not isinstance(first, (Linear, Conv)) or isinstance(first, ConvTranspose):
         return False

@@ -1,4 +1,4 @@
-"""What is folded into a weight, and the parameters that it is made of: batch norms in whatever way they are written.
+"""Folding into weights, and the parameters involved: batch norms in every form in which they are written.
 
 A batch norm is a module of torch.nn; or a call of `F.batch_norm` (timm's `BatchNormAct2d`), which `FunctionalNorm`
 shows as such a module; or it is written out, x * scale + bias (torchvision's `FrozenBatchNorm2d`): that is two

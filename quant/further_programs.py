@@ -1,7 +1,7 @@
 """Further programs of a captured module: for calls of another structure than those that were captured before.
 
 A mask that is there or not, a cache that is empty or filled, another branch on a size: each such call is captured by
-itself, up to `MOST_PROGRAMS` of a module, when it comes. Values that are made at the same place share their observers,
+itself, up to `MOST_PROGRAMS` of a module, when it comes. Values computed at the same place share observers,
 so that a layer has the same ranges in all programs.
 """
 
@@ -39,7 +39,7 @@ class Extender:
     """Makes one more program of a module for a call; the `extend` of a `GraphRunner`.
 
     Attributes:
-        recipe, islands, called, training: of the prepared model; islands and calls that are found are added.
+        recipe, islands, called, training: of the prepared model; new islands and calls are added.
         state: what forwards change of the model, as it was before any data; what a new program changes is added.
         make: makes the runner.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.

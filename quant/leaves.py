@@ -93,7 +93,7 @@ def is_dynamic(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether capture goes through the module as through the projections that it is made of (`attention.py`)."""
+    """Whether capture sees the module's projections one by one (`attention.py`)."""
     if base_layer(module) is not nn.MultiheadAttention or is_registered(module):
         return False
     known: Any = module

@@ -155,7 +155,7 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     prepared = unwrapped(prepared)
     units = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
     if not units:
-        raise ValueError("quant.parity: expected a model from quant.prepare and what quant.convert made of it")
+        raise ValueError("quant.parity: expected a model from quant.prepare and its conversion by quant.convert")
     check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}

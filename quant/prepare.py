@@ -93,7 +93,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule) or is_compiled(model):
         raise TypeError(
-            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
+            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that was compiled, and "
             "compile the result"
         )
     if runners(model):

@@ -201,7 +201,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
         )
     if of_weight and follows_batches(observer):
         raise RecipeError(
-            f"{where} is {observer!r}, whose range is made of batches one after another, and a weight is looked at "
+            f"{where} is {observer!r}, whose range follows the batches one after another, and a weight is observed "
             "once; 'minmax' is what it would be"
         )
 

@@ -230,7 +230,7 @@ def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
 
 
 def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:
-    """The backend that somebody chose for a layer, as `kernels.autotune` does long after the record was made."""
+    """The backend chosen for a layer after conversion, as `kernels.autotune` does."""
     if module is None or not entry.quantized:
         return ""
     parts = module.named_modules() if isinstance(module, QuantModule) else [("", module)]

@@ -27,7 +27,7 @@ from quant.runtime.names import full_name
 
 @dataclass
 class Capture:
-    """What was found of a model.
+    """The graphs and islands of a model.
 
     Attributes:
         graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.

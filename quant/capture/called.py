@@ -34,7 +34,7 @@ class Called:
         example: the arguments of its first call, or of the first in which some lie over one memory, copied.
         reason: why no graph of its own can stand for its calls; '' where one can.
         output, chance: what it gave for them, and torch's random state before; None of an island's own call.
-        reached: what it first found outside of the model.
+        reached: the objects outside of the model that it used in its first call.
         children: dotted names of the modules that it called in turn.
     """
 

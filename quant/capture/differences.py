@@ -40,7 +40,7 @@ def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
     """The module at fault for the first difference that is none of values, and what it does."""
     for (_, owner, a), (_, _, b) in zip(one.foreign, other.foreign, strict=False):
         if a is not b:
-            return owner, "reads a tensor that was made outside of torch, or where no calls are seen"
+            return owner, "reads a tensor that was created outside of torch, or where no calls are recorded"
     place = _first_other_call(one, other)
     for a, b in zip(one.spans, other.spans, strict=False):
         if (place is None or a.end <= place) and not _alike(a.output, b.output):
@@ -182,7 +182,7 @@ def _same_leaf(one: Any, other: Any) -> bool:
     if isinstance(one, float) and math.isnan(one):
         return math.isnan(other)
     try:
-        # Objects that compare by identity were made in the forward, and hold no value of the graph.
+        # Objects that compare by identity were created in the forward, and hold no value of the graph.
         return not compares_itself(type(one)) or bool(one == other)
     except Exception:  # a comparison of the user's own
         return False

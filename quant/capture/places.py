@@ -212,13 +212,13 @@ class Places:
         return held
 
     def keep(self, held: Iterable[Held]) -> None:
-        """Use what an earlier snapshot found again; what nobody keeps is let go of, as it may hold many tensors."""
+        """Reuse the objects of an earlier snapshot; those not kept are released, as they may hold many tensors."""
         for one in held:
             self.held[one.place.key] = one
 
 
 def alike(one: States, other: States) -> bool:
-    """Whether two calls found the same."""
+    """Whether two calls met the same objects."""
     return one.keys() == other.keys() and all(
         held.place.same(held.state, other[key].state) for key, held in one.items()
     )

@@ -161,7 +161,7 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
 
 
 def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
-    """The rounded numbers, by their places, that are the same in two recordings although what they are made of is not.
+    """The places of rounded numbers that agree in two recordings although the numbers before rounding differ.
 
     Where Python counts by one of them unseen, the recordings could not tell.
     """
@@ -179,7 +179,7 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
 
 
 def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
-    """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
+    """Whether the calls of the first recording, run on the second's inputs, give the second call's result."""
     again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}

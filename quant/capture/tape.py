@@ -1,7 +1,7 @@
 """The tape: what one recording has noted, and the place by which each tensor and number is known.
 
 A tensor is known by its identity, a parameter or buffer by its name, a number by the node that it carries
-(`numbers.py`). What a value follows from decides whether a number made of it may be guarded.
+(`numbers.py`). The sources of a value decide whether a number computed from it may be guarded.
 """
 
 from __future__ import annotations

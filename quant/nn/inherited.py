@@ -1,7 +1,7 @@
 """What a subclass of the user's adds to a layer of torch: methods and attributes that its int8 stand-in keeps.
 
 The stand-in's class becomes a subclass of the int8 class with the user's members in it, wherever the int8 class has
-none of that name. It is made when needed, once for each pair, and pickled as the two classes that it is made of.
+none of that name. It is created when needed, once for each pair, and pickled as the two classes that it joins.
 `super()` in such a method does not reach the float layer, which is gone.
 """
 

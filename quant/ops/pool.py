@@ -1,4 +1,4 @@
-"""Pools: the largest value or the mean of windows, and means over dimensions."""
+"""Pooling: the maximum or the mean of windows, and means over dimensions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Window = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class MaxPool(Operator):
-    """The largest of each window; settings as torch's."""
+    """The maximum of each window; settings as torch's."""
 
     name: ClassVar[str] = "max_pool"
     shares_range: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class MaxPool(Operator):
 
 @dataclass(frozen=True)
 class AdaptiveMaxPool(Operator):
-    """The largest of each window, for an output of a given size."""
+    """The maximum of each window, for a given output size."""
 
     name: ClassVar[str] = "adaptive_max_pool"
     shares_range: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class AvgPool(Operator):
 
 @dataclass(frozen=True)
 class AdaptiveAvgPool(Operator):
-    """The mean of each window, for an output of a given size."""
+    """The mean of each window, for a given output size."""
 
     name: ClassVar[str] = "adaptive_avg_pool"
     size: tuple[int | None, ...] = ()

@@ -82,7 +82,7 @@ def is_lone_dynamic(runner: GraphRunner) -> bool:
 
 
 def without_runner(module: nn.Module) -> nn.Module:
-    """A module as the user made it, where it is captured by itself and so runs a graph; itself where not."""
+    """The user's module behind one that is captured by itself, and so runs a graph; other modules as they are."""
     if not isinstance(child_of(module, RESERVED), GraphRunner):
         return module
     own = copy.copy(module)

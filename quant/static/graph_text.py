@@ -166,4 +166,4 @@ def _is_shape(shape: Any) -> bool:
 def _check(reader: Reader, tree: Any, nodes: int) -> None:
     wrong = [leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref) and leaf.index >= nodes]
     if wrong:
-        reader.fail(f"%{wrong[0]} is not made before")
+        reader.fail(f"%{wrong[0]} is not computed before")

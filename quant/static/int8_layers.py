@@ -86,7 +86,7 @@ def int8_layers(
     entries: Entries,
     path: str,
 ) -> tuple[dict[str, nn.Module], dict[int, Site]]:
-    """Make the int8 layers of one captured unit, or take those that another unit has made of the same modules.
+    """Build the int8 layers of one captured unit, or take those that another unit built from the same modules.
 
     Args:
         ranges: by slot of this unit's fused graph.

@@ -1,4 +1,4 @@
-"""What the report says of a static conversion: how each layer computes, what stays float and why, and its bytes."""
+"""The report of a static conversion: how each layer computes, which steps stay float and why, and the bytes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Entries = dict[str, tuple[str, str]]
 
 
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
-    """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
+    """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
     return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
-    """Put the entry of a weighted step, that `node` begins, to its module, or to the one that calls a function."""
+    """Add the entry of the weighted step of `node`, for its module, or for the module that calls a function."""
     if node.kind is Kind.MODULE:
         entries[full_name(path, node.target)] = entry
         return
@@ -52,7 +52,7 @@ def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tu
 def recurrent_entry(
     step: Step, fused: FusedGraph, ranges: dict[str, QParams], layer: nn.Module, backend: str | None
 ) -> tuple[str, str]:
-    """Of a recurrent layer, with the ranges of its input and of its states."""
+    """The entry of a recurrent layer, with the ranges of its input and states."""
     states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in fused.inner_slots(step).items()]
     output = "uint8" if fused.emits_integers(step) else "float"
     x = _ends(ranges[fused.slot_of[step.inputs[0]]])
@@ -68,7 +68,7 @@ def _ends(qparams: QParams) -> str:
 
 
 def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> None:
-    """Say of the modules that a step took in, as a batch norm, where they went."""
+    """Add entries for modules that are folded into a step, such as batch norms."""
     for index in step.nodes[1:]:
         node = fused.graph.nodes[index]
         if node.kind is Kind.MODULE:
@@ -79,7 +79,7 @@ def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> N
 
 
 def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
-    """Say of each step that stays float why, where integers lie beside it or it is a module."""
+    """Add the reasons of float steps that are modules or lie beside integer steps."""
     beside = _beside_integers(fused)
     for step in fused.steps:
         node = fused.graph.nodes[step.nodes[0]]
@@ -91,7 +91,7 @@ def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
 
 
 def note_programs(model: nn.Module, entries: Entries) -> None:
-    """Say of a module with several programs which calls each of them is for."""
+    """Add the calls that each program of a module with several programs is for."""
     for path, module in model.named_modules():
         first = child_of(module, RESERVED)
         if not isinstance(first, ProgramRunner) or not len(first.others):
@@ -102,7 +102,7 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
 
 
 def _beside_integers(fused: FusedGraph) -> set[int]:
-    """The outputs of float steps that read what integers gave, or give what integers read."""
+    """The outputs of float steps that read or feed an integer step."""
     makers = {index: step for step in fused.steps for index in step.nodes}
     beside: set[int] = set()
     for step in fused.steps:
@@ -110,14 +110,14 @@ def _beside_integers(fused: FusedGraph) -> set[int]:
         for maker in (makers[ref] for ref in refs):
             if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, fused):
                 beside.add(step.output)
-            # Not what a weight is computed from.
+            # not the computation of a weight
             if step.integer and isinstance(maker.operator, Float) and maker.output in step.inputs:
                 beside.add(maker.output)
     return beside
 
 
 def _takes_state(step: Step, maker: Step, fused: FusedGraph) -> bool:
-    """Whether a step picks from the tuple that a recurrent layer gives, which is no float edge between integers."""
+    """Whether a step picks an item of a recurrent layer's result, which is no float step between integers."""
     picked = fused.graph.nodes[step.nodes[0]].refs
     return is_recurrent(maker) and maker.nodes[0] in picked and fused.graph.nodes[maker.nodes[0]].meta is None
 
@@ -129,7 +129,7 @@ def make_report(
     entries: Entries,
     info: Prepared,
 ) -> Report:
-    """One line per module with parameters, and per float step among integers.
+    """The report: an entry per module with parameters, and per float step beside integer steps.
 
     Args:
         model: converted.
@@ -163,7 +163,7 @@ def make_report(
 def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries) -> dict[str, tuple[int, int]]:
     """Bytes before and after of the listed modules.
 
-    A shared tensor counts once: at a module that stays float, for then all of it stays.
+    A shared tensor counts once, at a module that stays float if there is one.
     """
     now = dict(model.named_modules(remove_duplicate=False))
     before: set[int] = set()
@@ -173,7 +173,7 @@ def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries
     for name in sorted(listed, key=lambda name: is_quantized(listed[name][0])):
         module, parts = now.get(name), [tensors[name]]
         inside = [] if module is None else [module]
-        if isinstance(module, QuantModule):  # with its parts, which have no entries of their own
+        if isinstance(module, QuantModule):  # with its children, which have no entries of their own
             prefix = f"{name}." if name else ""
             parts += [own for inner, own in tensors.items() if inner.startswith(prefix) and inner != name]
             inside = list(module.modules())
@@ -198,7 +198,7 @@ def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
 
 
 def _readers(model: nn.Module) -> dict[str, str]:
-    """What computes in float with the parameters of modules, or with whole modules, by the modules' names."""
+    """The modules that compute in float with the parameters of other modules, by the names of these."""
     readers: dict[str, str] = {}
     for path, module in model.named_modules():
         runner = child_of(module, RESERVED)

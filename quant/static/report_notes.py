@@ -1,4 +1,4 @@
-"""What a static report says besides how a layer computes: hooks that do not run."""
+"""Notes in a static report about hooks that do not run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quant.static.runner import GraphRunner
 
 
 def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
-    """Modules with forward hooks that a converted model does not run: containers seen through, and int8 layers.
+    """Modules whose forward hooks a converted model does not run: containers that are seen through, and int8 layers.
 
     Args:
         programs: the runners of a prepared model, by the names of their modules.

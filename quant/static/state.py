@@ -1,4 +1,4 @@
-"""The state_dict of a converted model: beside weights and scales it tells the ranges that its program was made with.
+"""The state_dict of a converted model: beside weights and scales it holds the ranges that its program was built with.
 
 The numbers of a program's steps are no tensors, so a state_dict of another calibration would change the layers and
 leave the steps between them as they are. It is refused before anything is loaded.

@@ -1,6 +1,6 @@
 """Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
 
-A program is made of the modules that the model had when it was converted. Where a path leads to another one, the step
+A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
 runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
 with it. What cannot be done so is an error.
 """
@@ -25,7 +25,7 @@ from quant.static.layers import StaticLayer
 
 
 class GraphOrigin:
-    """The modules that a program was made of.
+    """The modules that a program was built from.
 
     Attributes:
         layers: paths of modules that calls of the graph name; the others are around these.
@@ -41,7 +41,7 @@ class GraphOrigin:
         self._edges: dict[tuple[str, ...], list[Edge]] = {}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
-        """What an instruction was made of."""
+        """The modules that an instruction was built from."""
         key = instruction.modules
         edges = self._edges.get(key)
         if edges is None:  # another thread may clear the rest meanwhile
@@ -50,7 +50,7 @@ class GraphOrigin:
         return edges
 
     def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
-        """What some instructions were made of, each module once."""
+        """The modules that some instructions were built from, each once."""
         return list({edge.path: edge for one in instructions for edge in self.edges(one)}.values())
 
     def changed(self, instruction: Instruction) -> list[Edge]:
@@ -150,7 +150,7 @@ def _is_int8(module: nn.Module) -> bool:
 
 
 def _serves(known: nn.Module, now: nn.Module) -> bool:
-    """Whether a module is, or is a copy of, the one that a program was made of."""
+    """Whether a module is, or is a copy of, the one that a program was built from."""
     if now is known:
         return True
     if type(now) is not type(known) or ("forward" in vars(now)) != ("forward" in vars(known)):
