@@ -74,15 +74,15 @@ def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
 def _count(decisions: Iterable[Decision]) -> None:
     """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
     counted: set[int] = set()
-    for decision in sorted(decisions, key=lambda decision: decision.reason == ""):
+    for decision in sorted(decisions, key=lambda decision: not decision.reason):
         parts = [decision.module] if decision.reason else decision.module.modules()
         decision.bytes_before = sum(own_bytes(part, counted) for part in parts)
 
 
 def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
     """The settings of a module by the first rule that matches any of its names."""
-    found = [recipe.resolve(name, module) for name in names]
-    return min(found, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
+    resolved = [recipe.resolve(name, module) for name in names]
+    return min(resolved, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
 
 
 def base_type(module: nn.Module) -> type[nn.Module] | None:

@@ -16,6 +16,7 @@ import quant
 
 from .architecture.order import CLIMBING, ORDER, climbing
 from .architecture.sources import Arrow, File, arrows, cycles, files, imports
+from .architecture.strings import Comparison, comparisons, unlisted, unused
 
 ROOT = Path(__file__).resolve().parent.parent
 HOW = "`python tests/architecture/run.py` shows all arrows; the order and the list stand in tests/architecture/order.py"

@@ -53,11 +53,11 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     if other is None:
         return {}
     settle_mode(one, other)
-    found = dict.fromkeys(larger_layers(one, other), LARGER)
+    reasons = dict.fromkeys(larger_layers(one, other), LARGER)
     one.forget_values()
     other.forget_values()
     missing = _never_called(watched, recorder, call, called_layers(one) - called_layers(other))
-    return {**found, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
+    return {**reasons, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
 
 
 def _never_called(watched: Watched, recorder: Recorder, call: Arguments, missing: set[str]) -> set[str]:
