@@ -33,6 +33,7 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.products import LinearProduct
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name

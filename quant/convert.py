@@ -34,7 +34,7 @@ from quant.static.description import DESCRIPTION, make_description
 from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
-from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.int8_layers import Built, int8_layers, is_layer
 from quant.static.kept_graph import graph_of, keep_graph
 from quant.static.module_replacement import remove_folded, remove_unread, replace_module
 from quant.static.native import schedule
@@ -46,7 +46,7 @@ from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, keep_programs, runners, unwrapped
+from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
 from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.weights_to_restore import weights_to_restore
@@ -260,8 +260,8 @@ def _convert_unit(
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
-            carry(made.originals[path, name], layer)
-            replace_module(root, made.originals[path, name], layer)
+            carry(built.originals[path, name], layer)
+            replace_module(root, built.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)
     keep_graph(program_runner, fused.graph)

@@ -201,9 +201,9 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         held = _held_by_layer(unit, first, *call.args, **call.kwargs)
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
-    found = program.held_by(call.args, call.kwargs)
-    runner = None if found is None else _prepared_as(first, graph_of(found[0]))
-    if found is None or runner is None:
+    known = program.held_by(call.args, call.kwargs)
+    runner = None if known is None else _prepared_as(first, graph_of(known[0]))
+    if known is None or runner is None:
         return None
     one, held = known
     steps = [part for part in one.program.instructions if not (part.own or isinstance(part, Conversion))]
@@ -249,8 +249,8 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
         q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
         output = found[0] if step.output != step.nodes[0] else found
         return Held({**given, step.output: output}, {value: q_x})
-    [value] = step.inputs
-    q_x = runner.qparams(runner.fused.slot_of[value]).quantize(*args, **kwargs)
+    [read] = step.inputs
+    q_x = runner.qparams(runner.fused.slot_of[read]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}
     return Held({}, {read: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {read: q_x})
 

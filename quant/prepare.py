@@ -24,6 +24,7 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.graph import Graph, Kind
 from quant.half_precision import widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic

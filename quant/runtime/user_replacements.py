@@ -108,7 +108,7 @@ class ProgramOrigin:
                 return map_leaves(lambda q: _dequantized(q, *ranges[node], table), held.integers[node])
             return self._computed(node, real)
 
-        found = self._computed(out.node, real)
+        result = self._computed(out.node, real)
         if out.qparams is None:
             return result
         return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)

@@ -87,22 +87,22 @@ def assemble(
         output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    made = _Assembler(fused, context, sites, sorted(call.inputs))
+    assembler = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
-        made.step(step)
-    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, call, live(made.instructions, tree), tree)
+        assembler.step(step)
+    tree = map_leaves(lambda leaf: Ref(assembler.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return _numbered(assembler, call, live(assembler.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
+def _numbered(assembler: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
-    ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
-    values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
+    ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
+    values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
     sizes = {name: size for name, size in assembler.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
-    inputs = tuple(ids[one] for one in made.given)
+    operators = {ids[old]: operator for old, operator in assembler.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in assembler.given)
     expected = call.renumbered({values[one].node: one for one in inputs})
     return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, expected), operators)
 
