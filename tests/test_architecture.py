@@ -16,6 +16,7 @@ import quant
 
 from .architecture.order import CLIMBING, ORDER, climbing
 from .architecture.sources import Arrow, File, arrows, cycles, files, imports
+from .architecture.strings import Comparison, comparisons, unlisted, unused
 
 ROOT = Path(__file__).resolve().parent.parent
 HOW = "`python tests/architecture/run.py` shows all arrows; the order and the list stand in tests/architecture/order.py"
@@ -183,3 +184,50 @@ def test_a_public_name_is_imported_when_asked_for_and_no_module_hides_a_verb() -
 def test_another_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'quant' has no attribute 'quantise'"):
         quant.quantise  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def with_texts(sources: list[File]) -> list[Comparison]:
+    return comparisons(one for one in sources if one.path.startswith("quant/"))
+
+
+def test_no_text_decides_what_something_is(with_texts: list[Comparison]) -> None:
+    new = "\n".join(map(str, unlisted(with_texts)))
+    assert not new, (
+        f"compare types, members of an enum or identities, or give a reason in architecture/strings.py:\n{new}"
+    )
+
+
+def test_the_list_of_texts_that_decide_only_shrinks(with_texts: list[Comparison]) -> None:
+    assert not unused(with_texts), "these are gone from the code; take them out of ALLOWED in architecture/strings.py"
+
+
+def test_comparisons_with_texts_are_found() -> None:
+    written = {
+        "quant/a.py": "KINDS = frozenset({'one', 'two'})\nNAME = 'x'\n",
+        "quant/b.py": "from quant.a import KINDS\n"
+        "def f(a, b, things):\n"
+        "    a.kind == 'a' or a.name == 'three' or a.device.type == 'cpu' or 'four' != b\n"
+        "    a in ('five', 'six') or a not in KINDS\n"
+        "    'key' in things or '@' in a or a == ''\n"
+        "    match a:\n"
+        "        case 'seven' | 'eight': pass\n"
+        "        case 9: pass\n",
+        "quant/c.py": "def f(a):\n    return a in KINDS or a == 'ten'\n",
+    }
+    sources = [File(path[:-3].replace("/", "."), "quant", path, text) for path, text in written.items()]
+    found = comparisons(sources)
+    assert {(one.file, one.line, one.text) for one in found} == {
+        ("quant/b.py", 3, "a"),
+        ("quant/b.py", 3, "three"),
+        ("quant/b.py", 3, "four"),
+        ("quant/b.py", 4, "five"),
+        ("quant/b.py", 4, "six"),
+        ("quant/b.py", 4, "one"),
+        ("quant/b.py", 4, "two"),
+        ("quant/b.py", 5, "@"),
+        ("quant/b.py", 7, "seven"),
+        ("quant/b.py", 7, "eight"),
+        ("quant/c.py", 2, "ten"),
+    }
+    assert unlisted(found) == found

@@ -33,6 +33,7 @@ from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+INTEGER = re.compile(r"\d+")
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -73,19 +74,27 @@ class Reader:
 
     def skip(self) -> None:
         """Go over spaces."""
-        while self.place < len(self.text) and self.text[self.place] == " ":
+        while self.text.startswith(" ", self.place):
             self.place += 1
 
     def at(self, sign: str) -> bool:
         """Whether a sign comes next."""
-        self.skip()
+        if self.text.startswith(" ", self.place):
+            self.skip()
         return self.text.startswith(sign, self.place)
 
     def take(self, sign: str) -> bool:
         """Go over a sign, if it comes next."""
-        found = self.at(sign)
-        self.place += len(sign) * found
-        return found
+        if not self.at(sign):
+            return False
+        self.place += len(sign)
+        return True
+
+    def peek(self, pattern: re.Pattern[str]) -> str:
+        """What a pattern takes, and go over nothing; '' where it takes nothing."""
+        self.skip()
+        found = pattern.match(self.text, self.place)
+        return "" if found is None else found.group()
 
     def expect(self, sign: str) -> None:
         """Go over a sign.
@@ -113,7 +122,7 @@ class Reader:
 
     def integer(self) -> int:
         """A number without a point."""
-        found = self.match(re.compile(r"\d+"))
+        found = self.match(INTEGER)
         if found is None:
             self.fail(f"expected a number at column {self.place + 1}")
         return int(found)
@@ -171,16 +180,15 @@ class Reader:
 
     def value(self) -> Any:
         """Any nested value."""
-        for sign, read in _READERS.items():
-            if self.at(sign):
-                return read(self)
-        text = self.match(STRING)
-        if text is not None:
-            return ast.literal_eval(text)
+        self.skip()
+        read = _READERS.get(self.text[self.place : self.place + 1])
+        if read is not None:
+            return read(self)
         number = self.match(NUMBER)
         if number is not None:
             return int(number) if number.lstrip("-").isdigit() else float(number)
-        return self._named()
+        text = self.match(STRING)
+        return self._named() if text is None else ast.literal_eval(text)
 
     def _named(self) -> Any:
         name = self.match(NAME)
@@ -325,7 +333,7 @@ _READERS: dict[str, Callable[[Reader], Any]] = {
     "?": Reader.opaque,
     "&": Reader.function,
     "!": Reader.class_or_object,
-    "...": Reader.ellipsis,
+    ".": Reader.ellipsis,
     "(": Reader._tuple,
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
