@@ -24,7 +24,7 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
-from quant.half_precision import widened
+from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
@@ -159,6 +159,7 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
+    halves = halves_of(prepared)
     if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
     found = capture(prepared, example_inputs, training=training, islands=islands)
@@ -171,7 +172,7 @@ def planned(
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
     forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
-    extender = Extender(recipe, found.islands, found.called, state, training, make)
+    extender = Extender(recipe, found.islands, found.called, state, training, make, halves)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
@@ -181,7 +182,7 @@ def planned(
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state, halves)
     return prepared
 
 
