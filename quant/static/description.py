@@ -95,8 +95,8 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if isinstance(one, KernelCall) and one.kernel == "lookup":
-                    yield unit, one.step, one.args[1]
+                if isinstance(one, KernelCall) and one.table is not None:
+                    yield unit, one.step, one.table
 
 
 def _part_programs(unit: nn.Module, runner: ProgramRunner) -> Iterator[Program]:
