@@ -30,7 +30,7 @@ class Backend:
         computes_reals: whether it has kernels for float steps (layer norms, attention), which then compute these
             wherever they stand, planned or alone, because their last bits are not torch's.
         transposes: whether its transposed convolutions are better than ordinary ones over phases
-            (`static/polyphase.py`).
+            (`runtime/layers/polyphase.py`).
     """
 
     name: str

@@ -32,14 +32,16 @@ COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-
 # the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
 EXACT_FLAGS = ["-ffp-contract=off"]
 ROW_FLAGS = [*EXACT_FLAGS, "-fno-math-errno", "-fno-trapping-math"]
+# A kernel that a table leaves out would be null without a word.
+TABLE_FLAGS = ["-Werror=missing-field-initializers"]
 FAMILY_FLAGS = {
-    "gemm": EXACT_FLAGS,
-    "depthwise": EXACT_FLAGS,
-    "winograd": EXACT_FLAGS,
-    "rows": ROW_FLAGS,
-    "elementwise": ROW_FLAGS,
+    "gemm": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "depthwise": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "winograd": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "rows": [*TABLE_FLAGS, *ROW_FLAGS],
+    "elementwise": [*TABLE_FLAGS, *ROW_FLAGS],
     # What is float32 in a float model has no reference to the bit.
-    "reals": ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
+    "reals": [*TABLE_FLAGS, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
 }
 """Of `<family>_<instruction set>.cpp`, before the flags of the instruction set."""
 FILE_FLAGS = {

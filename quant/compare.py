@@ -18,10 +18,8 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
-from quant.graph import Graph, Kind, Node, evaluate
+from quant.graph import Graph, Kind, Node, evaluate, expected_call
 from quant.half_precision import like
-from quant.nn.base import QuantModule
-from quant.ops.products import LinearProduct
 from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
@@ -35,13 +33,16 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.products import LinearProduct
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
-from quant.static.layers import StaticLayer
+from quant.static.kept_graph import graph_of
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -281,7 +282,8 @@ def _add_program(
     settings: dict[str, QConfig],
 ) -> None:
     """Add a call of a captured module whose program is known."""
-    values = _float_values(runner.graph, model, one)
+    graph = graph_of(runner)
+    values = _float_values(graph, model, one)
     for instruction in runner.program.instructions:
         rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
         if isinstance(instruction, UNCOMPARED) and not rescales:
@@ -290,9 +292,9 @@ def _add_program(
         known = None if value.qparams is None else Range(*value.qparams)
         output = held.of(value) if known is None else known.real(held.of(value))
         kind, weighted = _kind(instruction, runner)
-        node = runner.graph.nodes[value.node]
+        node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = held.reals[value.node] if rounds else _own(node, runner, model, held)
+        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
@@ -320,8 +322,8 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
-    """Every value as it was computed: a later call may write into it, as `ReLU(inplace=True)` does."""
-    values = bound_values(graph, model, *copied((call.args, call.kwargs)))
+    """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
+    values = bound_values(expected_call(graph), model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
         if node.kind is not Kind.INPUT:
@@ -330,7 +332,7 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
+def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
     """The value of a step in float, on the inputs that the int8 step got.
 
     Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
@@ -343,7 +345,7 @@ def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Ten
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
         if index in held.reals:
             return copied(held.reals[index])  # the call may change it in place
-        return evaluate(runner.graph.nodes[index], model, value)
+        return evaluate(graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)
     return own

@@ -15,7 +15,7 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import Kind
+from quant.graph import Kind, expected_call
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
@@ -33,6 +33,7 @@ from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
 from quant.static.int8_layers import Built, int8_layers, is_layer
+from quant.static.kept_graph import graph_of, keep_graph
 from quant.static.module_replacement import remove_folded, remove_unread, replace_module
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
@@ -40,6 +41,7 @@ from quant.static.outlier_check import float_norms, leave_float
 from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
+from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
@@ -47,7 +49,6 @@ from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
 from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.user_replacements import GraphOrigin
 from quant.static.weights_to_restore import weights_to_restore
 
 PLANNED = "(planned run)"
@@ -137,7 +138,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
+            module.origin = origin_of(module, graph_of(module))
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
@@ -245,8 +246,7 @@ def _convert_unit(
     layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
     note_floats(fused, shown, path)
     steps = fused.steps
-    inputs = {node.index for node in fused.graph.nodes if node.kind is Kind.INPUT}
-    assembled = assemble(fused, steps, inputs, fused.graph.output, context, sites)
+    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
     remove_folded(fused, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
@@ -260,9 +260,11 @@ def _convert_unit(
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
+            carry(built.originals[path, name], layer)
             replace_module(root, built.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
-    program_runner = ProgramRunner(root, fused.graph, assembled.program, numbers, backend)
+    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
+    keep_graph(program_runner, fused.graph)
     program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
     program_runner.eval()
     for name, layer in layers.items():

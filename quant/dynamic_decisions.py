@@ -16,11 +16,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
-from quant.nn.base import HALVES
 from quant.nn.registry import maker, supported
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
+from quant.runtime.layers.quant_module import HALVES
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 

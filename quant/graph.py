@@ -10,14 +10,15 @@ import enum
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quant.runtime.matching import check_guard
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.matching import CaptureMismatch, check_guard, said
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
 
@@ -187,7 +188,14 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
-    return call(node, root, *arguments_of(node, root, value))
+    found = call(node, root, *arguments_of(node, root, value))
+    if node.meta is not None and not isinstance(found, Tensor) and node.kind is Kind.MODULE:
+        raise CaptureMismatch(
+            f"{type(root).__name__}: {node.target or 'its forward'} gave a tensor for example_inputs and gives "
+            f"{said(found)} now, so the captured graph does not stand for this call",
+            node.index,
+        )
+    return found
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -223,3 +231,39 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     if path:
         return attribute(root, path)(*args, **kwargs)
     return type(root).forward(root, *args, **kwargs)
+
+
+def expected_call(graph: Graph, quantized: Container[int] = ()) -> ExpectedCall:
+    """The calls that a graph stands for, by its nodes.
+
+    Args:
+        quantized: values that become integers, which only float32 does.
+    """
+    nodes = [node for node in graph.nodes if node.kind is Kind.INPUT]
+    inputs = {node.index: expected_input(graph, node.index, str(node.target), quantized) for node in nodes}
+    return ExpectedCall(graph.path, graph.arguments, inputs, graph.writes, _written_before_guards(graph))
+
+
+def expected_input(graph: Graph, value: int, name: str, quantized: Container[int]) -> ExpectedInput:
+    """What is expected where a value of the graph goes in, in place of the node that gives it."""
+    node = graph.nodes[value]
+    if node.meta is None:
+        return ExpectedInput(name, Tensor if node.number is None else node.number)
+    dtype = node.meta.dtype if graph.typed or value in quantized else None
+    rank = len(node.meta.shape) if graph.ranked else None
+    return ExpectedInput(name, Tensor, dtype, rank, graph.contiguous)
+
+
+def _written_before_guards(graph: Graph) -> tuple[Attr | Ref, ...]:
+    """The buffers and inputs that a graph writes to before its last guard."""
+    last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
+    found = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
+    return tuple(dict.fromkeys(one for one in found if one is not None))
+
+
+def _written_origin(graph: Graph, source: Any) -> Attr | Ref | None:
+    """Whose memory a written tensor is: the buffer or the input that it is a view of."""
+    while isinstance(source, Ref) and graph.nodes[source.index].kind is not Kind.INPUT:
+        node = graph.nodes[source.index]
+        source = node.args[0] if node.args else None
+    return source if isinstance(source, (Attr, Ref)) else None

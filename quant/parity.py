@@ -21,14 +21,15 @@ from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import call_of
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
-from quant.static.layers import StaticLayer
-from quant.static.recurrent import call_of
-from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.static.kept_graph import graph_of
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer
@@ -201,7 +202,7 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
     known = program.held_by(call.args, call.kwargs)
-    runner = None if known is None else _prepared_as(first, known[0].graph)
+    runner = None if known is None else _prepared_as(first, graph_of(known[0]))
     if known is None or runner is None:
         return None
     one, held = known
@@ -242,7 +243,7 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
     """The values of a captured module that was nothing but one layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        values = bound_values(runner.graph, runner.root, args, kwargs)
+        values = bound_values(runner.expected, runner.root, args, kwargs)
         result = layer(*args, **kwargs)
         read = step.inputs[0]
         q_x = runner.qparams(runner.fused.slot_of[read]).quantize(values[read])

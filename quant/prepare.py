@@ -25,7 +25,7 @@ from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
-from quant.half_precision import widen, widened
+from quant.half_precision import widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
@@ -41,6 +41,7 @@ from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
+from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -160,7 +161,7 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
-    if widen(prepared, *as_arguments(example_inputs)):
+    if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
     captured = capture(prepared, example_inputs, training=training, islands=islands)
     _restore_parameters(prepared, model, captured.state)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quant.kernels.recurrent.kind import RecurrentKind
 from quant.kernels.registry import ClassRegistry, described, full_name_of
+from quant.runtime.layers.recurrent_walk import Sizes
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,6 @@ class RecurrentClass:
     is_cell: bool
     kind: Callable[[nn.Module], RecurrentKind]
     stand_in: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes and options of a sequence, named as torch names them; a cell has the first two."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int = 1
-    batch_first: bool = False
-    bidirectional: bool = False
-    proj_size: int = 0
-    dropout: float = 0.0
-
-    @property
-    def directions(self) -> tuple[bool, ...]:
-        """Whether each direction of a layer is reversed."""
-        return (False, True) if self.bidirectional else (False,)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.nn.base import QuantModule
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 
 REPORT_ATTRIBUTE = "_quant_report"
@@ -221,7 +221,7 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
 
 
 def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Names of the modules that the user has put into converted ones (`static/user_replacements.py`)."""
+    """Names of the modules that the user has put into converted ones (`runtime/user_replacements.py`)."""
     replaced = set()
     for path, module in modules.items():
         origin = getattr(child_of(module, "_quant"), "origin", None)

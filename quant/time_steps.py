@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quant.kernels import QParams
-from quant.static.recurrent import Run, run_cell, run_layers
-from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import Run, run_cell, run_layers
 
 
 @dataclass(frozen=True)

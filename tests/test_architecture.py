@@ -106,7 +106,7 @@ def test_the_command() -> None:
 
 def test_what_runs_a_converted_model_needs_little(found: list[Arrow]) -> None:
     needed = {one.target for one in found if one.source == "quant.runtime"}
-    assert needed <= {"kernels", "quant.graph"}
+    assert needed <= {"kernels"}
 
 
 @pytest.fixture(scope="module")

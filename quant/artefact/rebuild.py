@@ -26,6 +26,7 @@ from quant.recipe import QConfig, Recipe
 from quant.runtime.names import has_attribute
 from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
+from quant.static.dynamic_fallback import without_runner
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, all_runners
@@ -159,7 +160,7 @@ def _follow(prepared: nn.Module, rules: int) -> None:
 
 
 def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> None:
-    fused = fuse_again(runner.fused, runner.root, recipe, floats, rules)
+    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats, rules)
     runner.use(fused, {name: slot_observer(slot) for name, slot in fused.slots.items()})
 
 

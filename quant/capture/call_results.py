@@ -23,16 +23,32 @@ class CallResults:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
 
-    def note(self, node: Node, value: Any, follows: int, *, sized_by_values: bool = False) -> Any:
-        """Note a call with its results, each part of which is a value of its own."""
+    def note(
+        self,
+        node: Node,
+        value: Any,
+        follows: int,
+        *,
+        sized_by_values: bool = False,
+        hold: Callable[[], None] | None = None,
+    ) -> Any:
+        """Note a call with its results, each part of which is a value of its own.
+
+        Args:
+            hold: what else is noted of the call, before anything is read of its value.
+        """
         if isinstance(value, Tensor):
             if id(value) in self.tape.where or id(value) in self.tape.attributes:
                 if called(node) in GIVES_BACK:
                     return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self.tape.append(node, value, follows, sized_by_values=sized_by_values)
+            if hold is not None:
+                hold()
             return value
         index = self.tape.append(node, value, follows)
+        if hold is not None:
+            hold()
         if called(node) in COUNTED:
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
@@ -81,6 +97,8 @@ class CallResults:
 
         if type(value) in (tuple, list):
             return type(value)(part(item, operator.getitem, place) for place, item in enumerate(value))
+        if type(value) is dict:
+            return {key: part(item, operator.getitem, key) for key, item in value.items()}
         if isinstance(value, (tuple, list)):
             for place, item in enumerate(value):
                 part(item, operator.getitem, place)

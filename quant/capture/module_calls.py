@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
+from quant.capture.island_results import IslandResults
 from quant.capture.numbers import plain_numbers
 from quant.capture.random_draws import Chance
 from quant.capture.sameness import same_content
@@ -40,6 +41,7 @@ class ModuleCalls:
     def __init__(self, tape: Tape, results: CallResults, writes: Writes, mode: TorchFunctionMode) -> None:
         self.tape, self.results, self.writes, self.mode = tape, results, writes, mode
         self._chance = Chance(tape.before.generators)
+        self.island_results = IslandResults(tape)
         self._sites: dict[str, int] = {}
         self._set_modes: set[str] = set()
 
@@ -148,16 +150,15 @@ class ModuleCalls:
             self.tape.problem(self.tape.owner, f"hands an object of its caller's to {name}, which runs as it is")
         path = full_name(self.tape.path, name)
         real_args, real_kwargs = plain_numbers((args, kwargs))
-        modes = modes_of(module)
+        modes, state = modes_of(module), self.island_results.state_of(module, name)
         with self.writes.of_island(module, name):
             value = self.run_inside(path, module, real_args, real_kwargs, forward)
         self._modes_set_since(name, modes)
         self.tape.opaque.append(path)
         if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.tape.problem(self.tape.owner, f"hands an object to {name}, which changes it")
-        if any(isinstance(leaf, bool) for leaf in leaves(self.tape.opened(value))):
-            self.tape.problem(self.tape.owner, f"calls {name}, which gives a bool")
-        return self._results(node, module, value, known, args, kwargs)
+        self.island_results.note_state(node, name, state)
+        return self._results(node, module, value, known, args, kwargs, holds=name)
 
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
         if self.tape.before.are_swapped(attribute(self.tape.root, name)):
@@ -172,7 +173,10 @@ class ModuleCalls:
         self._sites[name] = node.site + 1
         return node
 
-    def _results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+    def _results(
+        self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any, holds: str = ""
+    ) -> Any:
+        """The results of a call; `holds` is the name of an island, whose caller may depend on all that it gives."""
         if not _is_torch_layer(module):
             self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
@@ -181,7 +185,9 @@ class ModuleCalls:
             said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
             arguments = args or tuple(kwargs.values())
             return self.writes.written(node, value, changed, arguments, GIVEN, said)
-        return self.results.note(node, value, GIVEN, sized_by_values=self.tape.is_sized_by_values(places))
+        by_values = self.tape.is_sized_by_values(places)
+        hold = (lambda: self.island_results.hold(node, holds, value)) if holds else None
+        return self.results.note(node, value, GIVEN, sized_by_values=by_values, hold=hold)
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
         """Run a module as it is, without this mode, noting what it calls and with what."""

@@ -154,6 +154,7 @@ class Recorder(Tape, TorchFunctionMode):
         value = self._output_places(self.result)
         writes = [*self._writes.of_arguments(), *self._writes.of_attributes()]
         self.drop_needless_guards((value, writes))
+        self._modules.island_results.refuse_later_guards()
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
         self.keep(self.output)
 

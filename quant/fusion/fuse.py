@@ -11,6 +11,7 @@ from quant.folding import ChannelShift
 from quant.fusion.domains import choose_domains
 from quant.fusion.float_values import gives_reals, wanted_as_reals
 from quant.fusion.fused_graph import RULES, FusedGraph
+from quant.fusion.infinite_values import layers_of_infinities
 from quant.fusion.joined_steps import drop_identities, find_identities, fold_into_layers, join_lookups, read_ranks_early
 from quant.fusion.recognised_steps import join_output_sequences, recognise_steps
 from quant.fusion.slots import share_ranges
@@ -32,7 +33,8 @@ def fuse(
             the step's name.
         rules: version of the rules to fuse by (`RULES`).
     """
-    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats or {}), graph)
+    floats = {**(floats or {}), **(layers_of_infinities(graph, root) if rules > 4 else {})}
+    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats), graph)
     read_ranks_early(steps, graph)
     users = graph.users()
     if rules > 3:
@@ -44,7 +46,7 @@ def fuse(
         steps = join_lookups(steps, graph, root, users)
     choose_domains(steps, graph, users, rules)
     fused = share_ranges(steps, graph, recipe, users, rules)
-    fused.floats, fused.rules = dict(floats or {}), rules
+    fused.floats, fused.rules = floats, rules
     if rules > 2:
         fused.as_reals = frozenset(
             step.output for step in steps if gives_reals(step) and step.output in fused.slot_of

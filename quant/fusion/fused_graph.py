@@ -16,12 +16,12 @@ from quant.ops.recurrent import Cell
 from quant.ops.step import Step
 from quant.recipe import QConfig
 
-RULES = 4
+RULES = 5
 """Version of the decisions about float values, shared ranges and biases. A saved model is fused by the rules it was
 converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range; 2
 rounded what the caller or a float step reads wherever integer steps read it too, had one table for each of several
 functions in a row, kept a step for an nn.Identity, and corrected the biases of layers that have none; 3 had a table,
-and a range, for sums with 0 and products with 1."""
+and a range, for sums with 0 and products with 1; 4 rounded infinities that a forward puts into a layer's input."""
 
 
 @dataclass

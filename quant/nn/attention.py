@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quant.nn.base import QuantizedWeight, QuantModule, frozen
+from quant.nn.base import QuantizedWeight
 from quant.nn.linear import Linear
 from quant.recipe import QConfig
+from quant.runtime.layers.quant_module import QuantModule, frozen
 
 
 class MultiheadAttention(QuantModule):

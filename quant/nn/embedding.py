@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig, RecipeError
+from quant.runtime.layers.quant_module import QuantModule, dequantize_weight
 
 _embedding = direct("embedding")
 

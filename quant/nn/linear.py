@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
-from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig
+from quant.runtime.layers.quant_module import QuantModule, dequantize_weight, frozen
 
 _linear_dynamic_plain = direct("linear_dynamic_plain")
 

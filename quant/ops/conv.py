@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quant.ops.call import Call, StaysFloat, per_dimension
 from quant.ops.linear import own_parameter, own_weight
 from quant.ops.operator import Weighted
-from quant.ops.products import ConvProduct, Padding, TransposedProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import ConvProduct, Padding, TransposedProduct
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
-from quant.ops.products import LinearProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import LinearProduct
 from quant.runtime.trees import Attr
 
 

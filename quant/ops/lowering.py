@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.ops.operator import Interval
 from quant.ops.step import Step
+from quant.runtime.layers.requantizing import clamp_limits
 from quant.runtime.trees import Ref, map_leaves
 
 
@@ -106,13 +106,3 @@ def rescaling(name: str, step: Step, context: Context, *first: Any, **options: A
     value = step.inputs[0]
     head = (context.integers(value), context.zero_point(value), *first)
     return Kernel(name, (*head, context.ratio(step), context.zero_point(step.output)), context.with_sizes(options))
-
-
-def clamp_limits(clamp: Interval | None, scale: float, zero_point: int) -> tuple[int, int]:
-    """The integer bounds of a clamp of real values, so that requantising clamps at no cost."""
-    if clamp is None:
-        return 0, 255
-    ends = torch.tensor(clamp, dtype=torch.float32)
-    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
-    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
-    return int(low), int(high)

@@ -17,8 +17,8 @@ from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, SameCall
-    from quant.ops.products import Product
     from quant.ops.step import Step
+    from quant.runtime.layers.products import Product
 
 Interval = tuple[float, float]
 
@@ -150,7 +150,7 @@ class Weighted(Clampable):
 
 @dataclass(frozen=True)
 class Recurrent(Operator):
-    """A layer with states, which have ranges of their own (`static/recurrent.py`).
+    """A layer with states, which have ranges of their own inside of it (`runtime/layers/recurrent.py`).
 
     Attributes:
         ranges: the names of these ranges, in order; `FusedGraph.inner` gives their slots.

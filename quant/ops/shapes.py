@@ -9,10 +9,11 @@ import torch
 from quant.graph import Kind, Node
 from quant.ops.call import is_call_of
 from quant.ops.planning import CountOf, Lines, PartsOf, PlanCall, RankCheck, RankOf, ShapeOf, SizeOf, Symbol
+from quant.runtime.forms import form_of
 from quant.runtime.trees import Ref
 
 RANKS = frozenset({"dim", "ndimension"})
-SIZES = frozenset({torch.numel, len, "size", "numel", "nelement", "stride"}) | RANKS
+SIZES = frozenset({torch.numel, len, form_of, "size", "numel", "nelement", "stride"}) | RANKS
 SHAPE, RANK = "shape", "ndim"
 """Attributes."""
 

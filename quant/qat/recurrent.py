@@ -19,9 +19,9 @@ from quant.ops.step import Step
 from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
+from quant.runtime.layers.recurrent_walk import call_of
 from quant.runtime.names import attribute
 from quant.runtime.trees import map_leaves
-from quant.static.recurrent import call_of
 from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized_rows

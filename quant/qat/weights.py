@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from quant.kernels import weight_scheme
 from quant.observers.fake_quantize import fake_quantize
 from quant.ops.step import Step
-from quant.static.weights import quantized_bias
+from quant.runtime.layers.requantizing import quantized_bias
 
 
 def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:

@@ -119,10 +119,14 @@ def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: i
         place: the node that it is the value of.
     """
     if given != expected:
+        is_form = isinstance(expected, str)  # `forms.form_of`
+        what, like = (
+            ("what a part gives that runs as it is", "like this call") if is_form else ("a size", "of this size")
+        )
         raise CaptureMismatch(
-            f"{type(root).__name__}{'.' + owner if owner else ''} decides by a size: it was {expected!r} for "
+            f"{type(root).__name__}{'.' + owner if owner else ''} decides by {what}: it was {expected!r} for "
             f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "
-            "model with example_inputs of this size",
+            f"model with example_inputs {like}",
             place,
         )
     return given

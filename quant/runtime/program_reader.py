@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from quant.runtime.callee import Callee, Function, Method, Submodule
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.expected_call_text import read_call, read_input
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -61,6 +63,8 @@ class _Reading:
     def __init__(self, constants: list[Tensor]) -> None:
         self.constants = constants
         self.sizes: dict[str, int] = {}
+        self.call: ExpectedCall | None = None
+        self.expected: dict[int, ExpectedInput] = {}
         self.values: dict[int, Value] = {}
         self.inputs: list[int] = []
         self.instructions: list[Instruction] = []
@@ -75,11 +79,15 @@ class _Reading:
             while (name := reader.match(NAME)) is not None:
                 reader.expect("=")
                 self.sizes[name] = reader.integer()
+        elif reader.take("call "):
+            self.call = read_call(reader)
         elif reader.take("input "):
             value = self._definition(reader)
             reader.expect(";")
             self._add(reader, value, _node(reader))
             self.inputs.append(value.id)
+            if self.call is not None:
+                self.expected[value.id] = read_input(reader)
         elif reader.take("output "):
             self.output, self.ended = reader.value(), True
             self._check(reader, registers_in(self.output))
@@ -176,7 +184,17 @@ class _Reading:
             raise TextError(f"there is no line of %{missing[0]}; ids go from 0 on")
         values = tuple(self.values[place] for place in range(len(self.values)))
         drops = unread(self.instructions, self.output)
-        return Program(values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes)
+        return Program(
+            values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes, self._expected_call()
+        )
+
+    def _expected_call(self) -> ExpectedCall | None:
+        if self.call is None:
+            return None
+        named = registers_in((self.call.arguments, self.call.written))
+        if not named <= set(self.inputs):
+            raise TextError(f"the call names %{min(named - set(self.inputs))}, which is no input")
+        return replace(self.call, inputs=self.expected)
 
 
 Call = tuple[type[Instruction], dict[str, Any]]

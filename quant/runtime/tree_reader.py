@@ -47,6 +47,10 @@ class TextError(ValueError):
     """A text that is no program; the message names the line."""
 
 
+class UnknownClass(TextError):
+    """A text that names a class which is not there, or of a package whose classes it may not name."""
+
+
 class Reader:
     """Reads values from a line.
 
@@ -63,9 +67,9 @@ class Reader:
         self.text, self.number, self.constants, self.packages = text, number, constants, packages
         self.place = 0
 
-    def fail(self, why: str) -> NoReturn:
+    def fail(self, why: str, kind: type[TextError] = TextError) -> NoReturn:
         """Raise an error that names the line."""
-        raise TextError(f"line {self.number}: {why}: {self.text.strip()!r}")
+        raise kind(f"line {self.number}: {why}: {self.text.strip()!r}")
 
     def skip(self) -> None:
         """Go over spaces."""
@@ -257,9 +261,9 @@ class Reader:
         module, name = self.place_of()
         kind = named(sys.modules.get(module), name)
         if not isinstance(kind, type):
-            self.fail(f"class {name} is not known; import {module} first")
+            self.fail(f"class {name} is not known; import {module} first", UnknownClass)
         if not self._is_known(module, kind):
-            self.fail(f"class {name} of {module} is none of the model's packages")
+            self.fail(f"class {name} of {module} is none of the model's packages", UnknownClass)
         if self.text.startswith("[", self.place) and issubclass(kind, enum.Enum):
             [member] = self._several("[", "]")
             return kind[member]
@@ -335,6 +339,7 @@ _BUILTINS = frozenset(
 _OURS = frozenset((
     ("quant.runtime.calls", "with_items"), ("quant.runtime.calls", "write_items"),
     ("quant.runtime.calls", "attend"), ("quant.runtime.calls", "attention_weights"),
+    ("quant.runtime.forms", "form_of"),
 ))  # fmt: skip
 
 

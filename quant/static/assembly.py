@@ -15,6 +15,7 @@ from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, is_recurrent, operator_of
 from quant.ops.views import View
 from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.expected_call import ExpectedCall
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -73,7 +74,7 @@ class Assembled:
 def assemble(
     fused: FusedGraph,
     steps: list[Step],
-    inputs: set[int],
+    call: ExpectedCall,
     output: Any,
     context: AssemblyContext,
     sites: dict[int, Site],
@@ -81,19 +82,20 @@ def assemble(
     """The program of some consecutive steps.
 
     Args:
-        inputs: float values that exist before the first step.
-        output: nested, with Ref to values of the graph; given in float.
+        call: what is expected of the arguments, by values of the graph; they are there, in float, before the first
+            step.
+        output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    assembler = _Assembler(fused, context, sites, sorted(inputs))
+    assembler = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
         assembler.step(step)
     tree = map_leaves(lambda leaf: Ref(assembler.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(assembler, live(assembler.instructions, tree), tree)
+    return _numbered(assembler, call, live(assembler.instructions, tree), tree)
 
 
-def _numbered(assembler: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
-    """A program of some of the instructions, with only their values."""
+def _numbered(assembler: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
+    """A program of some of the instructions, with no other values than theirs."""
     ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
     values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
@@ -101,7 +103,8 @@ def _numbered(assembler: _Assembler, instructions: list[Instruction], output: An
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
     operators = {ids[old]: operator for old, operator in assembler.operators.items() if old in ids}
     inputs = tuple(ids[one] for one in assembler.given)
-    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
+    expected = call.renumbered({values[one].node: one for one in inputs})
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, expected), operators)
 
 
 class _Assembler:
@@ -215,7 +218,7 @@ class _Assembler:
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
         how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
-        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
+        self.emit(FloatCall(out=out, step=name, callee=callee_of(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
@@ -246,14 +249,15 @@ class _Assembler:
             node = replace(node, args=(Ref(step.inputs[0]),), kwargs={})
         args, kwargs = _with_values(node, moved)
         self.operators[out] = step.operator
-        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        how: Any = {"callee": callee_of(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
         if isinstance(step.operator, View):
             moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
-            how["callee"] = None if idle else _callee(moving)
+            how["callee"] = None if idle else callee_of(moving)
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
 
-def _callee(node: Node) -> Callee:
+def callee_of(node: Node) -> Callee:
+    """What a node calls."""
     if node.kind is Kind.FUNCTION:
         return function(node.target)
     return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)

@@ -16,10 +16,10 @@ from quant.ops.lookup import Lookup
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
+from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.part_calls import Part
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""

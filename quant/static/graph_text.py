@@ -31,6 +31,8 @@ from quant.runtime.trees import Ref, leaves
 
 HEADER = "octet-graph 1"
 _FLAGS = ("typed", "ranked", "contiguous")
+_BARE = (Kind.INPUT, Kind.GUARD)
+_CALLS = {Function: Kind.FUNCTION, Method: Kind.METHOD, Submodule: Kind.MODULE}
 _NUMBERS: dict[str, type] = {"int": int, "float": float}
 
 

@@ -14,13 +14,13 @@ from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.assembly import Site
-from quant.static.layers import StaticLayer
+from quant.static.int8_recurrent import static_recurrent
 from quant.static.report_entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
-from quant.static.rnn import static_recurrent
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded_numbers, quantized
 

@@ -10,11 +10,11 @@ from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
+from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import attribute
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
-from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.removed_tensors import remove_tensor
 
 

@@ -8,18 +8,19 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
-from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
+from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
@@ -98,7 +99,7 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
             continue
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
-            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
+            entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
 
 
 def _beside_integers(fused: FusedGraph) -> set[int]:

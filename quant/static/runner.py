@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate
+from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
@@ -28,7 +28,7 @@ from quant.runtime.own_forward import run_own_forward
 from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
-from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
+from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
@@ -51,9 +51,10 @@ class GraphRunner(Ranges, Programs):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
-        alone: whether the module is a part of another captured one, and this runs direct calls of it.
-        promoted: whether this replaced the module's first program, which saw no data.
-        extend: adds a program for a call; None where no further programs are wanted.
+        expected: the calls that the graph stands for.
+        alone: whether the module is a part of another captured one, and this is for calls of it by itself.
+        promoted: whether this took the place of the module's first program, to which no data came.
+        extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulation.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, which saw no data.
@@ -68,21 +69,22 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(fused.graph)
-        self._written = written_before_guards(fused.graph)
+        self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         """Run another fusion of the same graph, with an observer for each of its slots."""
         super().use(fused, observers)
+        self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
-        values = bound_values(self.graph, self.root, args, kwargs, self.fused.slot_of)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._computed(values))
+        values = bound_values(self.expected, self.root, args, kwargs)
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._computed(values))
         else:
             output = self._computed(values)
         return finished(output, self.root, args, kwargs)

@@ -23,12 +23,12 @@ from quant.kernels import QParams
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
+from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
 from quant.runtime.own_forward import is_falling_back
 from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
-from quant.static.layers import range_of_call
 from quant.static.outlier_check import leave_float
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated

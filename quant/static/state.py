@@ -79,12 +79,17 @@ def _compare(model: str, path: str, runner: ProgramRunner, loaded: Tensor) -> No
         )
     others = (loaded != own).any(dim=1).nonzero().flatten().tolist()
     more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
-    values = [one.graph.nodes[value].label for one in runner.programs() for value in sorted(one.ranges)]
-    name = full_name(path, values[others[0]])
+    names = [_name(value, one) for one in runner.programs() for value in sorted(one.ranges)]
+    name = full_name(path, names[others[0]])
     raise RuntimeError(
         f"{model}: the state_dict is of another calibration: values of {name!r} are in "
         f"{_ends(loaded[others[0]])} there and in {_ends(own[others[0]])} here{more}: {way_out}"
     )
+
+
+def _name(node: int, runner: ProgramRunner) -> str:
+    """What the user's model calls a value; its number in the graph where the program does not hold it."""
+    return next((value.name for value in runner.program.values if value.node == node), f"#{node}")
 
 
 def _ends(numbers: Tensor) -> str:

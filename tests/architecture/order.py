@@ -34,6 +34,8 @@ ORDER = (
     "quant.dynamic",
     # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
+    "quant.heard_calls",
+    "quant.widening",
     "quant.ops",
     "quant.fusion",
     "quant.shared",
@@ -61,11 +63,7 @@ ORDER = (
     "quant.__main__",
 )
 
-CLIMBING: dict[str, tuple[str, ...]] = {
-    "quant/runtime/binding.py": ("quant.graph",),
-    "quant/runtime/program_runner.py": ("quant.graph",),
-    "quant/runtime/write_rollback.py": ("quant.graph",),
-}
+CLIMBING: dict[str, tuple[str, ...]] = {}
 """File -> the modules that it imports although they belong further down in ORDER."""
 
 

@@ -109,6 +109,16 @@ def test_a_feature_that_nobody_detects_does_not_compile(tmp_path: Path) -> None:
     assert "'avx10' was not declared" in errors_with(tmp_path, needs="avx2 | avx10").translate({8216: 39, 8217: 39})
 
 
+def test_a_kernel_that_a_table_leaves_out_does_not_compile(tmp_path: Path) -> None:
+    portable = build.SOURCES / "core" / "gemm" / "gemm_portable.cpp"
+    shorter = tmp_path / portable.name
+    shorter.write_text(portable.read_text().replace("nullptr, nullptr, nullptr}", "nullptr, nullptr}"))
+    for source, expected in ((portable, ""), (shorter, "run_pieces_u8")):
+        command = [compiler(), *build.flags_of(portable), "-fsyntax-only", str(source)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert (expected in said) if expected else said == ""
+
+
 def test_every_row_says_every_family() -> None:
     for one in build.all_instruction_sets():
         assert list(one.kernels) == list(CELLS), one.name

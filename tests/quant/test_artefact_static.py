@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import quant
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
-from quant.static.layers import StaticLayer
 
 
 class Everything(nn.Module):

@@ -8,6 +8,7 @@ and zero points, the float bias. All else is derived when first needed.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +16,20 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.reference_ops import OpTable
-from quant.ops.lowering import clamp_limits
-from quant.ops.products import Product, TransposedProduct
 from quant.runtime import nonfinite
+from quant.runtime.layers.polyphase import Polyphase
+from quant.runtime.layers.products import Product, TransposedProduct
+from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 from quant.runtime.own_forward import is_falling_back
-from quant.static.polyphase import Polyphase
-from quant.static.weights import QWeight, quantized_bias
+
+
+@dataclass
+class QWeight:
+    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
+
+    q_weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
 
 class StaticLayer(nn.Module):

@@ -119,7 +119,7 @@ class TransposedProduct(ConvProduct):
 
     @property
     def has_phases(self) -> bool:
-        """Whether it is an ordinary convolution over `static/polyphase.py`; with a dilation it falls into others."""
+        """Whether it is an ordinary convolution over `polyphase.py`; with a dilation it falls into others."""
         return set(self.dilation) == {1}
 
     def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:

@@ -2,43 +2,51 @@
 
 A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
 runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
-with it. What cannot be done so is an error.
+with it. What cannot be done so is an error. The float calls that steps of integers stand for are a program of their
+own for that, of which single values are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, Kind, evaluate
 from quant.kernels.reference_ops import OpTable
-from quant.nn.base import QuantModule
 from quant.runtime.callee import Submodule
-from quant.runtime.instructions import FloatCall, Instruction, RecurrentCall
+from quant.runtime.instructions import FloatCall, Guard, Instruction, RecurrentCall
+from quant.runtime.matching import check_guard
+from quant.runtime.names import attribute
 from quant.runtime.origin import Edge
-from quant.runtime.trees import map_leaves
+from quant.runtime.program import Program
+from quant.runtime.single_steps import call
+from quant.runtime.trees import Attr, Ref, map_leaves, settle
 from quant.runtime.values import Held, Value
-from quant.static.layers import StaticLayer
 
 
-class GraphOrigin:
-    """The modules that a program was built from.
+class ProgramOrigin:
+    """The modules that a program was made of.
+
+    Args:
+        program: whose instructions name them.
+        floats: a program of the float calls that its integer steps stand for, for values of the same graph.
+        int8: paths of those that are int8 layers, in which only their class is compared with another module's.
 
     Attributes:
-        layers: paths of modules that calls of the graph name; the others are around these.
+        layers: paths of modules that are called; the others are around these.
         called: paths of those that are called in float, whatever module is there.
     """
 
-    def __init__(self, root: nn.Module, graph: Graph, instructions: Iterable[Instruction]) -> None:
-        self.root, self.graph = root, graph
-        self.layers = {node.target for node in graph.nodes if node.kind is Kind.MODULE and node.target}
-        callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
-        self.called = {one.path for one in callees if isinstance(one, Submodule)}
-        self._known = {path: edge for path in _around(self.layers | _owners(graph)) if (edge := _edge(root, path))}
+    def __init__(self, root: nn.Module, program: Program, floats: Program, int8: Collection[str]) -> None:
+        self.root, self.floats, self.int8 = root, floats, frozenset(int8)
+        self.called = _modules_called(program)
+        self.layers = self.called | _modules_called(floats)
+        named = {path for one in program.instructions for path in one.modules}
+        self._known = {path: edge for path in _around(self.layers | named) if (edge := _edge(root, path))}
         self._edges: dict[tuple[str, ...], list[Edge]] = {}
+        self._calls = {floats.values[one.out].node: one for one in floats.instructions}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
         """The modules that an instruction was built from."""
@@ -73,7 +81,7 @@ class GraphOrigin:
 
     def _missing(self, edges: Collection[Edge]) -> list[Edge]:
         now = {edge.path: _edge(self.root, edge.path) for edge in edges}
-        return [edge for edge in edges if (one := now[edge.path]) is None or not _serves(edge.module, one.module)]
+        return [edge for edge in edges if (one := now[edge.path]) is None or not self._serves(edge, one.module)]
 
     def run(
         self,
@@ -93,22 +101,51 @@ class GraphOrigin:
         for one in instruction.reads:
             held.keep(values[one], registers[one])
 
-        def real(index: int) -> Any:
-            if index in held.reals:
-                return held.reals[index]
-            if index in held.integers:
-                return map_leaves(lambda q: _dequantized(q, *ranges[index], table), held.integers[index])
-            return evaluate(self.graph.nodes[index], self.root, real)
+        def real(node: int) -> Any:
+            if node in held.reals:
+                return held.reals[node]
+            if node in held.integers:
+                return map_leaves(lambda q: _dequantized(q, *ranges[node], table), held.integers[node])
+            return self._computed(node, real)
 
-        result = evaluate(self.graph.nodes[out.node], self.root, real)
+        result = self._computed(out.node, real)
         if out.qparams is None:
             return result
         return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
+    def _computed(self, node: int, real: Callable[[int], Any]) -> Any:
+        """A value of the graph by the user's own call; `real` gives those that it reads."""
+        own, values = self._calls[node], self.floats.values
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, Ref):
+                return real(values[leaf.index].node)
+            return attribute(self.root, leaf.path) if isinstance(leaf, Attr) else leaf
+
+        args, kwargs = map_leaves(filled, own.arguments)
+        if isinstance(own, Guard):
+            return check_guard(args[0], args[1], own.owner, self.root, node)
+        assert isinstance(own, FloatCall)
+        if isinstance(own.callee, Submodule):
+            args, kwargs = settle(args, {}), settle(kwargs, {})
+        return call(own, self.root, args, kwargs)
+
+    def _serves(self, known: Edge, now: nn.Module) -> bool:
+        """Whether a module is, or is a copy of, the one that a program was made of."""
+        before = known.module
+        if now is before:
+            return True
+        if type(now) is not type(before) or ("forward" in vars(now)) != ("forward" in vars(before)):
+            return False
+        if known.path in self.int8 or "forward" in vars(before):
+            return True  # its numbers are its own; a module that was seen through has a forward of its own
+        pairs = zip(before.parameters(), now.parameters(), strict=False)
+        return str(before) == str(now) and all(torch.equal(one, other) for one, other in pairs)
+
     def _check(self, instruction: Instruction) -> None:
         changed = [edge.path for edge in self.changed(instruction)]
         around = [path for path in changed if path not in self.layers]
-        kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and _is_int8(edge.module)]
+        kept = [edge.path for edge in self.edges(instruction) if edge.path not in changed and edge.path in self.int8]
         rounded = isinstance(instruction, RecurrentCall) and instruction.integers
         if around or kept or rounded or instruction.own:
             why = (
@@ -131,8 +168,10 @@ def _edge(root: nn.Module, path: str) -> Edge | None:
     return Edge(children, name, children[name], path) if children.get(name) is not None else None
 
 
-def _owners(graph: Graph) -> set[str]:
-    return {node.owner for node in graph.nodes}
+def _modules_called(program: Program) -> set[str]:
+    """The paths of the modules that a program calls as they are."""
+    callees = [one.callee for one in program.instructions if isinstance(one, FloatCall)]
+    return {one.path for one in callees if isinstance(one, Submodule) and one.path}
 
 
 def _around(paths: Iterable[str]) -> set[str]:
@@ -143,19 +182,3 @@ def _around(paths: Iterable[str]) -> set[str]:
 
 def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:
     return table["dequantize"](q, scale, zero_point).contiguous() if isinstance(q, Tensor) else q
-
-
-def _is_int8(module: nn.Module) -> bool:
-    return isinstance(module, (StaticLayer, QuantModule))
-
-
-def _serves(known: nn.Module, now: nn.Module) -> bool:
-    """Whether a module is, or is a copy of, the one that a program was built from."""
-    if now is known:
-        return True
-    if type(now) is not type(known) or ("forward" in vars(now)) != ("forward" in vars(known)):
-        return False
-    if _is_int8(known) or "forward" in vars(known):
-        return True  # its numbers are its own; a module that was seen through has a forward of its own
-    pairs = zip(known.parameters(), now.parameters(), strict=False)
-    return str(known) == str(now) and all(torch.equal(one, other) for one, other in pairs)

@@ -2,13 +2,14 @@
 
 `run_layers` and `run_cell` take the user's input in any of torch's forms (batch first, unbatched, packed, with or
 without a state) and call `run` once per layer and direction. Calibration shows each layer's states to observers,
-simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`rnn.py`) brings the operator:
-the walk is the same.
+simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`recurrent.py`) brings the
+operator: the walk is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +23,26 @@ Run = Callable[[int, bool, Tensor, Tensor | None, Tensor, Tensor | None], tuple[
 """(layer, reverse, x, batch_sizes, h, c) -> (y, h, c), as `reference_rnn.rnn_layer`; x is time-major."""
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes and options of a sequence, named as torch names them; a cell has the first two."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int = 1
+    batch_first: bool = False
+    bidirectional: bool = False
+    proj_size: int = 0
+    dropout: float = 0.0
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether each direction of a layer is reversed."""
+        return (False, True) if self.bidirectional else (False,)
+
+
 class Shape(Protocol):
-    """What a whole-sequence layer says of itself, in float (`recurrent_layers.Sizes`) and in int8."""
+    """What a whole-sequence layer says of itself, in float (`Sizes`) and in int8."""
 
     @property
     def input_size(self) -> int: ...

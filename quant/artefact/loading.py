@@ -1,9 +1,8 @@
-"""`save` and `load`: a quantised model as one safetensors file with a JSON manifest in its header. No pickle.
+"""`load`: a quantised model from a file of `save` and the float model, whose code is the structure.
 
-The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model. The
-manifest says which float module each dynamically quantised one stands for, and of a static conversion the ranges and
-the calls (`static/description.py`). Nothing packed for a CPU is saved, so what was quantised on one machine loads on
-another. Loading needs the float model: its code is the structure, its weights are not read.
+A static conversion is built from the programs of its file where the float model is the one that was converted, by all
+that its forward could decide by (`static/fingerprint.py`): nothing is captured then. Else, and for files of versions
+that wrote no programs, the model is captured again and its calls are compared with the file's (`rebuild.py`).
 """
 
 from __future__ import annotations
@@ -17,51 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.artefact.file import ArtefactError, read, write
-from quant.artefact.rebuild import rebuild
+from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read
+from quant.artefact.load_programs import build
+from quant.artefact.program_document import VERSION
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
 from quant.nn.attention import leave_fast_paths
-from quant.nn.base import QuantizedWeight, QuantModule, adopt
+from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
-from quant.report import Report, ReportEntry, attach_report, summary
+from quant.report import Report, ReportEntry, attach_report
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
-from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.programs import RESERVED
-from quant.static.description import DESCRIPTION, describe, tables
+from quant.runtime.tree_reader import UnknownClass
 from quant.static.examples import CannotRebuild
-from quant.static.layers import StaticLayer
-from quant.static.runner import runners
+from quant.static.fingerprint import fingerprint
 from quant.static.state import without_ranges
-
-TABLE = "_quant_table/"
-"""Begins the names of look-up tables, which are tensors of the file and of no module's."""
-
-_SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
-"""Attributes of int8 modules that the float module does not tell."""
-
-
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a quantised model to `path`; the file appears only when it is whole.
-
-    Raises:
-        ArtefactError: the model holds nothing quantised, is a part of a converted model or still being calibrated, or
-            has more in its state_dict than tensors.
-    """
-    modules = _int8_modules(model)
-    static = _static_models(model)
-    if not modules and not static:
-        raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
-    report = summary(model)
-    manifest = {
-        "static": {name: describe(part) for name, part in static.items()},
-        "modules": {name: _describe(module) for name, module in modules.items()},
-        "report": report.to_dict()["modules"],
-        "float_bytes": report.float_bytes,
-    }
-    write(Path(path), _state(model, static), manifest)
 
 
 @torch.inference_mode(False)
@@ -78,10 +50,11 @@ def load(
     Args:
         path: what `save` wrote.
         model: the float model that was quantised, of the same structure; its weights are not read and may be random.
-        example_inputs: of a static conversion, as for `quant.prepare`; needed only where those that it was made with
-            have no JSON form, or decide by their values what the model computes.
-        examples: calls of further programs, as for `quant.prepare`; needed only for those with objects (a cache), which
-            a file does not hold. The error says which program wants one, and what its calls are.
+        example_inputs: as for `quant.prepare`, of a static conversion that has to be captured again: its file is of a
+            version without programs, something of them has no text, or code of the model was changed since. Needed only
+            where those that it was made with have no JSON form, or decide by their values what the model computes.
+        examples: calls of further programs, likewise; needed only for those with objects (a cache), which a file does
+            not hold. The error says which program wants one, and what its calls are.
         backend: a name of `quant.kernels.available()`; None takes the one that the model was quantised for, if any.
 
     Raises:
@@ -93,11 +66,15 @@ def load(
             f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
         )
     manifest, tensors = read(Path(path))
-    tables = {name.removeprefix(TABLE): tensors.pop(name) for name in list(tensors) if name.startswith(TABLE)}
+    kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
+    static: Mapping[str, Any] = manifest.get("static", {})
+    if (example_inputs is not None or examples) and set(static) - {""}:
+        raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
     try:
-        result = _rebuild_static(
-            copy_model(model), manifest.get("static", {}), tables, example_inputs, examples, backend
-        )
+        result = copy_model(model)
+        for name in static:
+            source = _Source(name, manifest, kept[TABLE], kept[CONSTANT], tensors, backend)
+            result = _with_static(result, source, example_inputs, examples)
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
         raise ArtefactError(f"{path} does not fit the model: {error}") from error
@@ -151,71 +128,83 @@ def _added_since(result: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, 
     return {} if added.keys() & tensors.keys() else added
 
 
-def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
-    """The int8 modules that stand for a module of the user's, by name; their inner ones go with them."""
-    found: dict[str, QuantModule] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in found):
-            found[name] = module
-    return found
+def _taken(tensors: dict[str, Tensor], begin: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names; they are no module's."""
+    return {name.removeprefix(begin): tensors.pop(name) for name in list(tensors) if name.startswith(begin)}
 
 
-def _static_models(model: nn.Module) -> dict[str, nn.Module]:
-    """What `convert` made, by name: the model itself, or parts that the user put in a model."""
-    if runners(model):
-        raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
-    found = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
-    replaced = [
-        full_name(name, path)
-        for name, module in model.named_modules()
-        if isinstance(module, ProgramRunner) and module.origin is not None
-        for path in module.origin.replaced()
-    ]
-    if replaced:
-        raise ArtefactError(
-            f"{', '.join(name.replace(f'{RESERVED}.', '') for name in replaced[:8])} was replaced after quant.convert, "
-            "and the float model given to quant.load would not have it; replace it in the float model and convert that"
-        )
-    for name, module in model.named_modules(remove_duplicate=False):
-        inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in found)
-        if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:
-            raise ArtefactError(
-                f"{name or '(root)'} is a part of a statically quantised model, and computes only together with the "
-                "rest; save the whole that quant.convert returned"
-            )
-    return found
+class _Source:
+    """What a file has of one static conversion.
+
+    Attributes:
+        name: of the part of the model that was converted, '' for the whole.
+        description, document: `static/description.py`, and `program_document.py` or why there are no programs.
+        tables, constants: the first by the names of units and steps, the others by their numbers.
+        tensors: of the converted part, by their names in it.
+        modules: names of the int8 modules in it that stand for one of the user's.
+        backend: instead of the file's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        manifest: Mapping[str, Any],
+        tables: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        backend: str | None,
+    ) -> None:
+        self.name, self.backend = name, backend
+        self.description: dict[str, Any] = manifest["static"][name]
+        self.document: dict[str, Any] = manifest.get("programs", {}).get(name, {})
+        self.tables = _inside(tables, f"{name}/")
+        numbered = _inside(constants, f"{name}/")
+        self.constants = [numbered[place] for place in sorted(numbered, key=int)]
+        prefix = f"{name}." if name else ""
+        self.tensors = _inside(tensors, prefix)
+        self.modules = list(_inside(manifest["modules"], prefix))
+
+    def built(self, part: nn.Module) -> nn.Module | None:
+        """The converted model by its programs; None where there are none for this float model."""
+        if self.document.get("version") != VERSION:
+            return None
+        if self.document.get("half") is not None:
+            part = copy_model(part).float()
+        if fingerprint(part) != self.description.get("fingerprint"):
+            return None
+        _forget_weights(part, self.modules)
+        try:
+            return build(part, self.description, self.document, self.constants, self.tensors, self.backend)
+        except UnknownClass:  # it was saved by a script that had the class under another module's name
+            return None
 
 
-def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """All that a loaded model needs to have the same numbers."""
-    state = without_ranges(model.state_dict())
-    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise ArtefactError(f"the state_dict holds {', '.join(odd[:8])}, and safetensors holds tensors alone")
-    for name, part in static.items():
-        state.update({f"{TABLE}{name}/{key}": table for key, table in tables(part).items()})
-    return state
+def _inside(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What has a name with this beginning, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
-def _rebuild_static(
-    model: nn.Module,
-    static: Mapping[str, Any],
-    tables: Mapping[str, Tensor],
-    example_inputs: Any,
-    examples: Sequence[Any],
-    backend: str | None,
-) -> nn.Module:
-    """Put a converted model in place of each float one that the file names."""
-    if (example_inputs is not None or examples) and set(static) - {""}:
-        raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
-    for name, description in static.items():
-        part = _submodule(model, name)
-        own = {key.removeprefix(f"{name}/"): table for key, table in tables.items() if key.startswith(f"{name}/")}
-        made = rebuild(part, description, own, example_inputs, backend, examples)
-        if not name:
-            return made
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, made)
+@torch.no_grad()
+def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
+    """Ones for the weights that the file has in int8: those of a model that was made without values may be NaN."""
+    for name in names:
+        for parameter in _submodule(model, name).parameters():
+            if parameter.is_floating_point():
+                parameter.fill_(1.0)
+
+
+def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
+    """Put a converted model in place of a float one that the file names."""
+    part = _submodule(model, source.name)
+    made = source.built(part)
+    if made is None:
+        from quant.artefact.rebuild import rebuild  # which imports all that captures and converts
+
+        made = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
+    if not source.name:
+        return made
+    parent, _, child = source.name.rpartition(".")
+    setattr(model.get_submodule(parent), child, made)
     return model
 
 
@@ -224,17 +213,6 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError as error:
         raise ArtefactError(f"the file quantises {name!r}, which {type(model).__name__} does not have") from error
-
-
-def _describe(module: QuantModule) -> dict[str, Any]:
-    inner = {name: child for name, child in module.named_modules() if isinstance(child, QuantModule)}
-    return {
-        "class": type(module).__name__,
-        "inner": {
-            name: {key: getattr(child, key) for key in (*_SETTINGS, *child.kept_in_files) if hasattr(child, key)}
-            for name, child in inner.items()
-        },
-    }
 
 
 def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
