@@ -22,10 +22,12 @@ from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.as_forward import as_forward
 from quant.runtime.names import attribute, full_name, has_submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.as_forward import as_forward
+from quant.runtime.shown_programs import show_programs
+from quant.runtime.state import keep_ranges
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
@@ -45,9 +47,7 @@ from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
-from quant.static.shown_programs import show_programs
 from quant.static.signature import guards, signature
-from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.weights_to_restore import weights_to_restore
 

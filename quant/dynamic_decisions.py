@@ -164,9 +164,9 @@ def check_something(decisions: list[Decision]) -> None:
     done = [decision.names[0] or "(root)" for decision in decisions if isinstance(decision.module, QuantModule)]
     if done:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
-    counts = Counter(type(decision.module).__name__ for decision in decisions)
-    types = ", ".join(f"{name} ({count})" for name, count in counts.items())
-    reasons = sorted({decision.reason for decision in decisions if base_type(decision.module)})
+    found = Counter(type(decision.module).__name__ for decision in decisions)
+    types = ", ".join(f"{name} ({count})" for name, count in found.items())
+    reasons = sorted({decision.reason for decision in decisions if isinstance(decision.module, tuple(supported()))})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(
         f"no module was quantised. The model holds {types}; quantised dynamically are {_supported_names()}.{why}"

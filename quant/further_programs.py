@@ -24,9 +24,9 @@ from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
 from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
+from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
-from quant.static.as_forward import as_forward
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
 

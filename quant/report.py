@@ -222,7 +222,7 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
 
 def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
     """Names of the modules that the user has put into converted ones (`runtime/user_replacements.py`)."""
-    replaced = set()
+    replaced: set[str] = set()
     for path, module in modules.items():
         origin = getattr(child_of(module, "_quant"), "origin", None)
         replaced |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()

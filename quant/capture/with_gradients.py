@@ -31,11 +31,14 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
     if other is None:
         return {}
     settle_mode(recorder, other)
-    fault = _unlike(recorder, other, "other values", "training")
-    if fault:
-        for name, reason in _unlike_layers(watched, recorder, call).items():
-            watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
-    return fault
+    return _unlike(recorder, other, "other values", "training")
+
+
+def note_unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> None:
+    """Let `watched` know of layers whose ranges from training do not serve eval mode: some module does something else
+    there."""
+    for name, reason in _unlike_layers(watched, recorder, call).items():
+        watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
 
 
 def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:

@@ -20,6 +20,7 @@ from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
 from quant.runtime.arguments import bind
+from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
@@ -29,7 +30,6 @@ from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
-from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.step_simulation import simulated, simulated_recurrent
