@@ -25,8 +25,8 @@ from quant.capture.calls import (
 from quant.capture.outer_objects import Outside
 from quant.capture.recorded_modules import watching
 from quant.half_precision import kinds_of
-from quant.nn.base import HALVES
 from quant.runtime.arguments import Arguments, copied
+from quant.runtime.layers.quant_module import HALVES
 from quant.runtime.trees import leaves
 
 SILENT = METADATA | OF_GRADIENTS | GIVES_BACK | functions("data", "detach")

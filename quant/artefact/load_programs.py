@@ -27,24 +27,23 @@ from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.recurrent import range_names
 from quant.recipe import QConfig
+from quant.runtime.as_forward import as_forward
+from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
+from quant.runtime.shown_programs import show_programs
+from quant.runtime.state import keep_ranges
 from quant.runtime.tree_reader import TextError, UnknownClass
 from quant.runtime.user_replacements import ProgramOrigin
-from quant.static.as_forward import as_forward
 from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild
+from quant.static.int8_recurrent import static_recurrent
 from quant.static.kept_graph import keep_graph
-from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.named_parts import check_names, check_paths
 from quant.static.removed_tensors import remove_parametrizations, remove_tensor
-from quant.static.rnn import static_recurrent
-from quant.static.shown_programs import show_programs
-from quant.static.state import keep_ranges
-from quant.static.weights import QWeight
 
 BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
 """What reading a document may come to that `save_programs.py` did not write."""

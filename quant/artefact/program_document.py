@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import quant.ops  # noqa: F401 - the calls of modules that a schedule may have stand in its files
-from quant.ops.products import Product
+from quant.runtime.layers.products import Product
 from quant.runtime.program import Program
 from quant.runtime.program_reader import parse
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore

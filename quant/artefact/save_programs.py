@@ -22,6 +22,8 @@ from quant.artefact.program_document import (
     read_units,
 )
 from quant.half_precision import OwnOutputs
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import child_of
 from quant.runtime.part import Part
 from quant.runtime.program import Program
@@ -36,9 +38,7 @@ from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.graph_text import graph_text
 from quant.static.kept_graph import graph_of
-from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.named_parts import check_names
-from quant.static.rnn import StaticCell, StaticRecurrent
 
 
 class NoText(ValueError):
@@ -176,4 +176,4 @@ def _part(part: Part, writer: Writer) -> dict[str, Any]:
 
 def _order(tensor: Tensor) -> list[int]:
     """The dimensions in the order of memory, the widest step first."""
-    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, write
 from quant.artefact.save_programs import NoText, write_programs
-from quant.nn.base import QuantModule
 from quant.report import summary
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED, Programs
+from quant.runtime.state import without_ranges
 from quant.static.description import DESCRIPTION, describe, tables
-from quant.static.layers import StaticLayer
-from quant.static.state import without_ranges
 
 _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
 """Attributes of int8 modules that the float module does not tell."""

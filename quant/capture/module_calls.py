@@ -135,7 +135,7 @@ class ModuleCalls:
         """A layer is one call."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         real_args, real_kwargs = plain_numbers((args, kwargs))
-        if name == "":
+        if not name:
             real_args = (module, *real_args)
         value = forward(*real_args, **real_kwargs)
         return self._results(node, module, value, known, args, kwargs)

@@ -75,7 +75,9 @@ class _Reading:
         """Take in a line."""
         if self.ended:
             reader.fail("expected nothing but constants after the output")
-        if reader.take("sizes "):
+        if reader.at("%"):
+            self._instruction(reader)
+        elif reader.take("sizes "):
             while (name := reader.match(NAME)) is not None:
                 reader.expect("=")
                 self.sizes[name] = reader.integer()
@@ -92,7 +94,7 @@ class _Reading:
             self.output, self.ended = reader.value(), True
             self._check(reader, registers_in(self.output))
         else:
-            self._instruction(reader)
+            reader.expect("%")
         reader.end()
 
     def _instruction(self, reader: Reader) -> None:
@@ -108,9 +110,9 @@ class _Reading:
         self.instructions.append(instruction)
 
     def _check(self, reader: Reader, reads: set[int]) -> None:
-        unknown = sorted(reads - set(self.values))
+        unknown = reads - self.values.keys()
         if unknown:
-            reader.fail(f"%{unknown[0]} is not made before")
+            reader.fail(f"%{min(unknown)} is not made before")
 
     def _add(self, reader: Reader, value: Value, node: int) -> None:
         if value.id in self.values:
@@ -148,12 +150,10 @@ class _Reading:
 
     def _call(self, reader: Reader, out: Value) -> tuple[type[Instruction], dict[str, Any]]:
         """The class of an instruction, and what it has besides its origin."""
-        for name, read in _CALLS.items():
-            if reader.at(f"{name}("):
-                reader.take(name)
-                return read(self, reader, out)
-            if reader.take(f"{name} "):
-                return read(self, reader, out)
+        name = reader.peek(NAME)
+        if name in _CALLS:
+            reader.take(name)
+            return _CALLS[name](self, reader, out)
         if reader.take("octet."):
             kernel = reader.word()
             args, kwargs = reader.arguments()

@@ -33,6 +33,7 @@ from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+INTEGER = re.compile(r"\d+")
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -73,19 +74,27 @@ class Reader:
 
     def skip(self) -> None:
         """Go over spaces."""
-        while self.place < len(self.text) and self.text[self.place] == " ":
+        while self.text.startswith(" ", self.place):
             self.place += 1
 
     def at(self, sign: str) -> bool:
         """Whether a sign comes next."""
-        self.skip()
+        if self.text.startswith(" ", self.place):
+            self.skip()
         return self.text.startswith(sign, self.place)
 
     def take(self, sign: str) -> bool:
         """Go over a sign, if it comes next."""
-        found = self.at(sign)
-        self.place += len(sign) * found
-        return found
+        if not self.at(sign):
+            return False
+        self.place += len(sign)
+        return True
+
+    def peek(self, pattern: re.Pattern[str]) -> str:
+        """What a pattern takes, and go over nothing; '' where it takes nothing."""
+        self.skip()
+        found = pattern.match(self.text, self.place)
+        return "" if found is None else found.group()
 
     def expect(self, sign: str) -> None:
         """Go over a sign.
@@ -113,7 +122,7 @@ class Reader:
 
     def integer(self) -> int:
         """A number without a point."""
-        found = self.match(re.compile(r"\d+"))
+        found = self.match(INTEGER)
         if found is None:
             self.fail(f"expected a number at column {self.place + 1}")
         return int(found)
@@ -171,16 +180,15 @@ class Reader:
 
     def value(self) -> Any:
         """Any nested value."""
-        for sign, read in _READERS.items():
-            if self.at(sign):
-                return read(self)
-        text = self.match(STRING)
-        if text is not None:
-            return ast.literal_eval(text)
+        self.skip()
+        read = _READERS.get(self.text[self.place : self.place + 1])
+        if read is not None:
+            return read(self)
         number = self.match(NUMBER)
         if number is not None:
             return int(number) if number.lstrip("-").isdigit() else float(number)
-        return self._named()
+        text = self.match(STRING)
+        return self._named() if text is None else ast.literal_eval(text)
 
     def _named(self) -> Any:
         name = self.match(NAME)
@@ -325,7 +333,7 @@ _READERS: dict[str, Callable[[Reader], Any]] = {
     "?": Reader.opaque,
     "&": Reader.function,
     "!": Reader.class_or_object,
-    "...": Reader.ellipsis,
+    ".": Reader.ellipsis,
     "(": Reader._tuple,
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
@@ -348,6 +356,8 @@ _REFUSED = frozenset(
      "__setstate__", "__deepcopy__", "__array__", "__array_wrap__", "__format__", "__dlpack__", "__dlpack_device__")
 )  # fmt: skip
 """Functions of tensors that take functions or files, or that make something else of a tensor."""
+_PRIVATE = frozenset({"_weight_norm", "_pack_padded_sequence", "_pad_packed_sequence"})
+"""Of torch's private functions those that its own modules call."""
 _OPERATIONS = frozenset({"aten", "torchvision"})
 """Whose operations a text may name."""
 
@@ -355,7 +365,7 @@ _OPERATIONS = frozenset({"aten", "torchvision"})
 def _is_allowed(module: str, name: str, found: Any) -> bool:
     """Whether a text may name a function: one that computes, and touches no files."""
     last = name.rpartition(".")[2]
-    if last in _REFUSED or (last.startswith("_") and not last.startswith("__")):
+    if last in _REFUSED or (last.startswith("_") and not last.startswith("__") and last not in _PRIVATE):
         return False
     if module == "operator":
         return name in _OPERATORS
@@ -365,6 +375,8 @@ def _is_allowed(module: str, name: str, found: Any) -> bool:
         return callable(found)
     if module.startswith("torch.ops."):
         return module.split(".")[2] in _OPERATIONS and isinstance(found, (OpOverload, OpOverloadPacket))
+    if module == torch._C._nn.__name__:
+        return isinstance(found, types.BuiltinFunctionType)
     return module.partition(".")[0] == "torch" and id(found) in of_tensors()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.kernels import QParams
+from quant.ops.lookup import Lookup
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
@@ -32,13 +33,15 @@ def describe(converted: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: the model is not from `convert`.
     """
-    found = converted.__dict__.get(DESCRIPTION)
-    if not isinstance(found, dict):
+    description = converted.__dict__.get(DESCRIPTION)
+    if not isinstance(description, dict):
         raise ValueError(
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
-    tuned = {unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != found["backend"]}
-    return {**found, "backends": tuned} if tuned else found
+    tuned = {
+        unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != description["backend"]
+    }
+    return {**description, "backends": tuned} if tuned else description
 
 
 def make_description(
@@ -95,7 +98,7 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if isinstance(one, KernelCall) and one.kernel == "lookup":
+                if isinstance(one, KernelCall) and one.kernel == Lookup.kernel:
                     yield unit, one.step, one.args[1]
 
 

@@ -58,20 +58,20 @@ def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunn
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
-    found: list[object] = [one.constant for one in operator.affine]
+    sources: list[object] = [one.constant for one in operator.affine]
     norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind is Kind.FUNCTION:
-        found += [value for name, value in norm_arguments(norm).items() if name != "input"]
-    return _paths(found, fused)
+        sources += [value for name, value in norm_arguments(norm).items() if name != "input"]
+    return _paths(sources, fused)
 
 
 def _paths(tree: object, fused: FusedGraph) -> set[str]:
     """The parameters that a weight is, or is computed from."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for leaf in leaves(tree):
         if isinstance(leaf, Attr):
-            found.add(leaf.path)
+            paths.add(leaf.path)
         elif isinstance(leaf, Ref):
             node = fused.graph.nodes[leaf.index]
-            found |= _paths((node.args, node.kwargs), fused)
-    return found
+            paths |= _paths((node.args, node.kwargs), fused)
+    return paths

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
 
-from quant.nn.base import QuantModule
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, IntegerMove, LayerCall, RecurrentCall
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.tree_reader import TextError
 from quant.runtime.trees import Attr, leaves
-from quant.static.layers import StaticLayer
+from quant.runtime.values import Value
+
+BYTES = range(256)
 
 
 def check_names(program: Program, runner: ProgramRunner) -> None:
@@ -28,6 +32,9 @@ def check_names(program: Program, runner: ProgramRunner) -> None:
         TextError: with the name.
     """
     root = runner.root
+    check_paths(program)
+    for value in program.values:
+        _check_numbers(value)
     for one in program.instructions:
         if isinstance(one, LayerCall):
             _check_layer(one, runner)
@@ -52,17 +59,27 @@ def check_paths(program: Program) -> None:
     Raises:
         TextError: with the name.
     """
+    calls = [one for one in program.instructions if isinstance(one, FloatCall)]
+    names = [one.owner for one in calls] + [one.callee.path for one in calls if isinstance(one.callee, Submodule)]
     for tree in _trees(program):
-        names = [leaf.path for leaf in leaves(tree) if isinstance(leaf, Attr)]
+        names += [leaf.path for leaf in leaves(tree) if isinstance(leaf, Attr)]
         names += [part.target for part in walk(tree) if type(part) is Write and isinstance(part.target, str)]
         names += [str(key) for part in walk(tree) if type(part) is Given for _, key in part.path]
-        for name in names:
-            if any(part.startswith("__") for part in name.split(".")):
-                raise TextError(f"{name!r} leads through a private attribute")
+    for name in names:
+        if any(part.startswith("__") for part in name.split(".")):
+            raise TextError(f"{name!r} leads through a private attribute")
 
 
 def _trees(program: Program) -> list[Any]:
     return [*(one.arguments for one in program.instructions), program.output]
+
+
+def _check_numbers(value: Value) -> None:
+    if value.qparams is None:
+        return
+    scale, zero_point = value.qparams
+    if type(scale) is not float or not 0 < scale < math.inf or type(zero_point) is not int or zero_point not in BYTES:
+        raise TextError(f"%{value.id}: {scale} and {zero_point} are no scale and zero point of uint8")
 
 
 def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
