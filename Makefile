@@ -138,11 +138,12 @@ core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library
 
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"
-	@$(in_venv) PYTHONSAFEPATH=1 sphinx-build -q -W --keep-going -d build/docs-cache docs build/docs $(ARGS)
+	@# -a: a page's navigation names pages that are newer than itself.
+	@$(in_venv) PYTHONSAFEPATH=1 sphinx-build -q -a -W --keep-going -c docs/site -d build/docs-cache docs build/docs $(ARGS)
 	@echo "open build/docs/index.html"
 
-drawings: install ## The pictures of the documentation, anew from docs/drawings.py
-	@$(in_venv) python docs/drawings.py
+drawings: install ## The pictures of the documentation, anew from docs/site/drawings.py
+	@$(in_venv) python docs/site/drawings.py
 
 architecture: ## The packages, their sizes, who imports whom, and what is against the order
 	@$(PYTHON) tests/architecture/run.py $(ARGS)

@@ -64,7 +64,7 @@ class Backend:
 
     @property
     def _product(self) -> Product:
-        """`product`, as an operator where a graph is made."""
+        """`product`; an operator of torch while a graph is traced."""
         return functools.partial(torch.ops.octet.product, backend=self.name) if in_graphs.is_made() else self.product
 
     def route(self, q_weight: Tensor) -> str:

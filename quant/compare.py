@@ -33,6 +33,7 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.products import LinearProduct
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
@@ -117,7 +118,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
 
     Args:
-        model: the float model that `converted` was made from; run in eval mode, and left as it was.
+        model: the float model of `converted`; it is run in eval mode, and left as it was.
         converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
@@ -184,7 +185,7 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
 @contextlib.contextmanager
 def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
     """The calls of the named submodules while the context lasts."""
-    found: dict[str, list[Call]] = {}
+    calls: dict[str, list[Call]] = {}
     handles = []
 
     def watch(path: str) -> None:
@@ -194,8 +195,8 @@ def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[
             begun.append(copied((args, kwargs)))
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            taken, named = begun.pop()
-            found.setdefault(path, []).append(Call(taken, named, copied(output)))
+            args, kwargs = begun.pop()
+            calls.setdefault(path, []).append(Call(args, kwargs, copied(output)))
 
         module = model.get_submodule(path)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -204,7 +205,7 @@ def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[
     try:
         for path in paths:
             watch(path)
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -244,10 +245,10 @@ def _add_unit(
     """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        found = runner.held_by(other.args, other.kwargs)
-        if found is None:
+        known = runner.held_by(other.args, other.kwargs)
+        if known is None:
             return False
-        _add_program(path, model, *found, one, sums, settings)
+        _add_program(path, model, *known, one, sums, settings)
         return True
     _add_layer(path, model, unit, one, other, sums, settings)
     return True
@@ -260,11 +261,11 @@ def _add_layer(
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
-    known, expected, found = None, _first(one.output), _first(other.output)
-    if expected is None or own is None or found is None or expected.shape != found.shape:
+    known, expected, output = None, _first(one.output), _first(other.output)
+    if expected is None or own is None or output is None or expected.shape != output.shape:
         return
-    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path)))
-    total.add(expected, own, found, known)
+    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path), _is_linear(unit)))
+    total.add(expected, own, output, known)
 
 
 def _first(tree: Any) -> Tensor | None:
@@ -289,7 +290,7 @@ def _add_program(
             continue
         value = runner.program.values[instruction.out]
         known = None if value.qparams is None else Range(*value.qparams)
-        found = held.of(value) if known is None else known.real(held.of(value))
+        output = held.of(value) if known is None else known.real(held.of(value))
         kind, weighted = _kind(instruction, runner)
         node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
@@ -297,8 +298,13 @@ def _add_program(
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
-        total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
-        total.add(values[value.node], own, found, known)
+        linear = isinstance(instruction, LayerCall) and _is_linear(runner.layer(instruction.layer))
+        total = sums.setdefault(name, StepSums(kind, module, settings.get(module), linear))
+        total.add(values[value.node], own, output, known)
+
+
+def _is_linear(layer: object) -> bool:
+    return isinstance(layer, StaticLayer) and isinstance(layer.product, LinearProduct)
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:

@@ -58,6 +58,6 @@ def last_uses(graph: Graph) -> dict[int, list[int]]:
 
 
 def _refs(tree: Any) -> list[Ref]:
-    found: list[Ref] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, tree)
-    return found
+    refs: list[Ref] = []
+    map_leaves(lambda leaf: refs.append(leaf) if isinstance(leaf, Ref) else None, tree)
+    return refs

@@ -1,7 +1,7 @@
 """Cross-layer equalisation: a float model that gives the same answers, with channels of like size (Nagel et al. 2019,
 arXiv:1906.04721, section 4.1).
 
-Between two layers a channel can be made smaller in the first and larger in the second: for s > 0, relu(x / s) s is
+Between two layers a channel can be scaled down in the first and up in the second: for s > 0, relu(x / s) s is
 relu(x). With R1 and R2 the largest weights of channel i in the first layer (its output) and in the second (its input),
 batch norms folded in,
 
@@ -99,7 +99,7 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
 
     Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
-    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
+    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are scaled so as not to reach 6, where it
     acts as a ReLU, which a value that it did clamp will notice. Layers with forward hooks stay as they are. The copy
     has the user's classes and names; quantise it, or train it by `prepare_qat`, as any float model.
 
@@ -116,16 +116,16 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
     equalized = copy_model(model)
-    found = list(_pairs(equalized, example_inputs))
-    if not found:
+    pairs = list(_pairs(equalized, example_inputs))
+    if not pairs:
         raise ValueError(
             "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
             "batch norm and a ReLU between, so there is nothing to equalise; use a scale per channel"
         )
     for _ in range(ROUNDS):
-        if max(map(_equalize_pair, found)) < CONVERGED:
+        if max(map(_equalize_pair, pairs)) < CONVERGED:
             break
-    for pair in found:
+    for pair in pairs:
         excess = pair.excess()
         if excess > 1.0:
             first, _ = pair.ranges()
@@ -151,9 +151,10 @@ def _by_input(weight: Tensor, step: Step) -> Tensor:
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     modules = dict(model.named_modules())
-    found = capture(model, example_inputs)
-    uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
-    for path, graph in found.graphs.items():
+    captured = capture(model, example_inputs)
+    graphs, islands = captured.graphs, captured.islands
+    uses = Counter(id(p) for path, graph in graphs.items() for p in _uses(graph, modules[path], islands))
+    for path, graph in graphs.items():
         root = modules[path]
         fused, users = fuse(graph, root, Recipe()), graph.users()
         makers = {step.output: step for step in fused.steps}
@@ -177,7 +178,7 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 
 
 def _scalable(pair: Pair) -> bool:
-    """Whether a channel may be made smaller in the first layer and larger in the second."""
+    """Whether a channel may be scaled down in the first layer and up in the second."""
     first, second = pair.first.operator, pair.second.operator
     if type(first) is not type(second) or not isinstance(first, (Linear, Conv)) or isinstance(first, ConvTranspose):
         return False
@@ -204,7 +205,7 @@ def _parameters(pair: Pair) -> list[Any]:
     if pair.norm is None:
         bias = pair.first.weighted.bias
         sources += [bias] * (bias is not None)
-    found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
+    parameters = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
     if pair.norm is not None:
-        found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
-    return found
+        parameters += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
+    return parameters

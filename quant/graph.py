@@ -49,7 +49,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class _Named:
-    """A function by where it is found."""
+    """A function by its module and name."""
 
     module: str
     name: str
@@ -86,7 +86,7 @@ class Node:
     other_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
+        # Some functions of torch.nn.functional (max_pool2d) are defined inside another one, and pickle refuses them.
         module, name = getattr(self.target, "__module__", None), getattr(self.target, "__name__", None)
         if (
             self.kind is Kind.FUNCTION

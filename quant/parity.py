@@ -154,19 +154,19 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
         TypeError: `batches` is a single batch.
     """
     prepared = unwrapped(prepared)
-    found = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
-    if not found:
-        raise ValueError("quant.parity: expected a model from quant.prepare and what quant.convert made of it")
+    units = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
+    if not units:
+        raise ValueError("quant.parity: expected a model from quant.prepare and its conversion by quant.convert")
     check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
     outside: set[str] = set()
-    with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, found) as calls:
+    with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, units) as calls:
         for batch in batches:
             args, kwargs = copied(caller.arguments(batch))  # a forward may write into them
             calls.clear()
             converted(*args, **kwargs)
-            for path, runner in found.items():
+            for path, runner in units.items():
                 for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
                     one = _observed(path, runner, converted.get_submodule(path), call)
                     if one is None:
@@ -201,11 +201,11 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         held = _held_by_layer(unit, first, *call.args, **call.kwargs)
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
-    found = program.held_by(call.args, call.kwargs)
-    runner = None if found is None else _prepared_as(first, graph_of(found[0]))
-    if found is None or runner is None:
+    known = program.held_by(call.args, call.kwargs)
+    runner = None if known is None else _prepared_as(first, graph_of(known[0]))
+    if known is None or runner is None:
         return None
-    one, held = found
+    one, held = known
     steps = [part for part in one.program.instructions if not (part.own or isinstance(part, Conversion))]
     computed = {one.program.values[part.out].node for part in steps}
     with runner.settled():
@@ -243,16 +243,16 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
     """The values of a captured module that was nothing but one layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        given = bound_values(runner.expected, runner.root, args, kwargs)
-        found = layer(*args, **kwargs)
-        value = step.inputs[0]
-        q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
-        output = found[0] if step.output != step.nodes[0] else found
-        return Held({**given, step.output: output}, {value: q_x})
-    [value] = step.inputs
-    q_x = runner.qparams(runner.fused.slot_of[value]).quantize(*args, **kwargs)
+        values = bound_values(runner.expected, runner.root, args, kwargs)
+        result = layer(*args, **kwargs)
+        read = step.inputs[0]
+        q_x = runner.qparams(runner.fused.slot_of[read]).quantize(values[read])
+        output = result[0] if step.output != step.nodes[0] else result
+        return Held({**values, step.output: output}, {read: q_x})
+    [read] = step.inputs
+    q_x = runner.qparams(runner.fused.slot_of[read]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}
-    return Held({}, {value: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {value: q_x})
+    return Held({}, {read: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {read: q_x})
 
 
 def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
@@ -281,27 +281,27 @@ def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | Embedd
     return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
 
 
-def _integers(name: str, found: Tensor, expected: Tensor) -> StepParity:
-    apart = (found.int() - expected.int()).abs()
+def _integers(name: str, q_values: Tensor, expected: Tensor) -> StepParity:
+    apart = (q_values.int() - expected.int()).abs()
     if not apart.numel():
         return StepParity(name, 0.0, 0.0, 0)
     return StepParity(name, float(apart.max()), float((apart > 0).double().mean()), apart.numel())
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(values: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value; inf where one of them is not finite."""
     if not expected.numel():
         return 0.0
-    apart = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+    apart = (values - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
     return float(apart.nan_to_num(nan=torch.inf))
 
 
 def _recurrent_layer(unit: nn.Module, step: Step, runner: GraphRunner) -> StaticRecurrent | StaticCell:
     if isinstance(unit, (StaticRecurrent, StaticCell)):
         return unit
-    found = unit.get_submodule(runner.graph.nodes[step.nodes[0]].target)
-    assert isinstance(found, (StaticRecurrent, StaticCell))
-    return found
+    layer = unit.get_submodule(runner.graph.nodes[step.nodes[0]].target)
+    assert isinstance(layer, (StaticRecurrent, StaticCell))
+    return layer
 
 
 def _recurrent(
@@ -319,38 +319,38 @@ def _recurrent(
         return (held.integers if index in step.inputs else held.reals)[index]
 
     args, kwargs = arguments_of(node, runner.root, given_to)
-    made, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
-    for one in made:
+    steps, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
+    for one in steps:
         projected = product_range(one.layer) in known
         yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)
     emits, last, name = fused.emits_integers(step), states[-1], f"{name}.{names[-1]}"
-    given = _first((held.integers if emits else held.reals)[step.output])
-    q_given = given if emits else last.quantize(given)
+    result = _first((held.integers if emits else held.reals)[step.output])
+    q_given = result if emits else last.quantize(result)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
     if isinstance(step.operator, Sequence):
         whole = _first(runner.simulated(step, _reals(runner, held))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 
 
-def _states(name: str, made: TimeSteps, qparams: QParams, *, projected: bool) -> StepParity:
+def _states(name: str, step: TimeSteps, qparams: QParams, *, projected: bool) -> StepParity:
     """The states of one layer and direction.
 
     What a projection reads is rounded too, and may fall to either side; the states after it differ by more than float
     sums do, and are compared as integers alone.
     """
-    unrounded = [_relative(made.cells, made.expected_cells)]
-    unrounded += [] if projected else [_relative(made.states, made.expected)]
-    return replace(_integers(name, made.q_states, qparams.quantize(made.expected)), unrounded=max(unrounded))
+    unrounded = [_relative(step.cells, step.expected_cells)]
+    unrounded += [] if projected else [_relative(step.states, step.expected)]
+    return replace(_integers(name, step.q_states, qparams.quantize(step.expected)), unrounded=max(unrounded))
 
 
 def _first(tree: Any) -> Tensor:
-    found: Tensor = next(leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
-    return found
+    first: Tensor = next(leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+    return first
 
 
-def _real(qparams: QParams, found: Tensor) -> Tensor:
+def _real(qparams: QParams, integers: Tensor) -> Tensor:
     """Contiguous: integers may lie in channels last where the user's own values could be viewed."""
-    return qparams.dequantize(found).contiguous()
+    return qparams.dequantize(integers).contiguous()
 
 
 def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
@@ -360,14 +360,14 @@ def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
     """
 
     def value(index: int) -> Any:
-        found = held.integers.get(index)
-        if found is None and index not in held.reals:
+        integers = held.integers.get(index)
+        if integers is None and index not in held.reals:
             return evaluate(runner.graph.nodes[index], runner.root, value)
-        if found is None:
+        if integers is None:
             return held.reals[index]
         qparams = runner.qparams(runner.fused.slot_of[index])
-        if isinstance(found, (tuple, list)):
-            return type(found)(_real(qparams, part) for part in found)
-        return _real(qparams, found)
+        if isinstance(integers, (tuple, list)):
+            return type(integers)(_real(qparams, part) for part in integers)
+        return _real(qparams, integers)
 
     return value

@@ -111,11 +111,11 @@ def _class_of(module: nn.Module) -> RecurrentClass | None:
 
 
 def _known_class(module: nn.Module) -> RecurrentClass:
-    found = _class_of(module)
-    if found is None:
+    known = _class_of(module)
+    if known is None:
         names = ", ".join(one.__name__ for one in _CLASSES)
         raise TypeError(f"{type(module).__name__}: expected a recurrent layer, one of {names}")
-    return found
+    return known
 
 
 def sizes_of(module: nn.Module) -> Sizes:
@@ -124,14 +124,14 @@ def sizes_of(module: nn.Module) -> Sizes:
     Raises:
         ValueError: it has no input_size or hidden_size.
     """
-    found: Any = module
+    layer: Any = module
     missing = [name for name in ("input_size", "hidden_size") if not hasattr(module, name)]
     if missing:
         raise ValueError(
             f"{type(module).__name__} is registered as a recurrent layer and has no {missing[0]}; expected what the "
             "documentation of quant.recurrent_layers lists"
         )
-    sizes = Sizes(found.input_size, found.hidden_size)
+    sizes = Sizes(layer.input_size, layer.hidden_size)
     if is_cell(module):
         return sizes
     return replace(sizes, **{name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)})

@@ -38,20 +38,20 @@ def shared_layers(
             node = fused.graph.nodes[step.nodes[0]]
             if step.integer and node.kind is Kind.MODULE and which(step):
                 names.setdefault(id(attribute(roots[path], node.target)), {})[path] = node.target
-    found: Calls = {path: {} for path in graphs}
+    shared: Calls = {path: {} for path in graphs}
     for same in names.values():
         for path, name in same.items():
             others = [full_name(*other) for other in same.items() if other[0] != path]
             if others:
-                found[path][name] = others
-    return found
+                shared[path][name] = others
+    return shared
 
 
 def one_range_each(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
     """By unit, the recurrent layers that cannot be static, and why."""
-    found = shared_layers(graphs, roots, is_recurrent)
+    shared = shared_layers(graphs, roots, is_recurrent)
     return {
-        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in found.items() if one
+        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in shared.items() if one
     }
 
 

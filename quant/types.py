@@ -1,4 +1,4 @@
-"""The types of what the verbs return and raise, for annotations and `except`; none is made by hand.
+"""The types of what the verbs return and raise, for annotations and `except`; users construct none of them.
 
 from quant.types import Comparison, Report
 

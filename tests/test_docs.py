@@ -16,7 +16,7 @@ MODULES = ("quant", "quant.calibrate", "quant.kernels", "quant.nn", "quant.obser
 
 
 def drawings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drawings", DOCS / "drawings.py")
+    spec = importlib.util.spec_from_file_location("drawings", DOCS / "site" / "drawings.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -27,6 +27,7 @@ from quant.kernels import ACTIVATION_U8, QParams
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.recurrent_layers import directions_of, is_cell, kind_of, sizes_of
+from quant.runtime.as_forward import as_forward
 from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Tensors
 from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
@@ -35,16 +36,15 @@ from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
+from quant.runtime.shown_programs import show_programs
+from quant.runtime.state import keep_ranges
 from quant.runtime.tree_reader import TextError, UnknownClass
 from quant.runtime.user_replacements import ProgramOrigin
-from quant.static.as_forward import as_forward
 from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild
 from quant.static.kept_graph import keep_graph
 from quant.static.named_parts import check_names, check_paths
 from quant.static.removed_tensors import remove_parametrizations, remove_tensor
-from quant.static.shown_programs import show_programs
-from quant.static.state import keep_ranges
 
 BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
 """What reading a document may come to that `save_programs.py` did not write."""

@@ -176,4 +176,4 @@ def _part(part: Part, writer: Writer) -> dict[str, Any]:
 
 def _order(tensor: Tensor) -> list[int]:
     """The dimensions in the order of memory, the widest step first."""
-    return sorted(range(tensor.dim()), key=lambda dim: -int(tensor.stride(dim)))
+    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])

@@ -23,8 +23,8 @@ from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED, Programs
+from quant.runtime.state import without_ranges
 from quant.static.description import DESCRIPTION, describe, tables
-from quant.static.state import without_ranges
 
 _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
 """Attributes of int8 modules that the float module does not tell."""

@@ -74,8 +74,8 @@ class Writes:
         for tensor in changed:
             place = self.tape.where.get(id(tensor))
             own = place.index if tensor is keep and isinstance(place, Ref) else None
-            found = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
-            for index in found:
+            indices = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+            for index in indices:
                 # Whoever holds the tensor itself finds its new node, by identity.
                 if index != own and self.tape.value(index) is not keep:
                     self.tape.overwritten.add(index)

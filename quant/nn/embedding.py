@@ -38,7 +38,7 @@ class _Table(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (num_embeddings, embedding_dim): what the packed rows stand for, made anew at each read."""
+        """`dtype` (num_embeddings, embedding_dim): the packed rows dequantised, computed at each read."""
         return unpack_rows(self.rows, self.bits, self.embedding_dim).to(self.dtype)
 
     def extra_repr(self) -> str:
@@ -155,7 +155,7 @@ class TiedEmbedding(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (num_embeddings, embedding_dim): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (num_embeddings, embedding_dim): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:

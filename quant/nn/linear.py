@@ -42,7 +42,7 @@ class Linear(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (out_features, in_features): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (out_features, in_features): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def _scripted(self, input: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ class Conv1D(Linear):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (in_features, out_features): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (in_features, out_features): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype).t()

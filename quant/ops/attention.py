@@ -44,15 +44,15 @@ def attention_in_reals(call: PlanCall) -> Lines:
 
 
 def _mask(call: PlanCall) -> tuple[Lines, Register | None]:
-    """What makes reals of the mask, and the mask as it is given; it may be of booleans, true where a key is seen."""
-    given = call.argument(3, "attn_mask")
-    if given is None:
+    """Lines that turn the mask into float32, and the mask's register; booleans are true where a key is seen."""
+    mask = call.argument(3, "attn_mask")
+    if mask is None:
         return [], None
-    if not isinstance(given, Ref) or call.values.dtype(Register(given.index)) != torch.bool:
+    if not isinstance(mask, Ref) or call.values.dtype(Register(mask.index)) != torch.bool:
         return [], call.tensor(3, "attn_mask")
-    # A boolean's byte as an integer: 0 or FARTHEST, and twice that is -inf, which no scale gives where 0 is to stay 0.
-    reals = ("dequantize", {"q": Register(given.index), "scale": -FARTHEST, "zero_point": 1})
-    return [reals, ("add_f32", {"a": BEFORE, "b": BEFORE})], Register(given.index)
+    # A boolean's byte becomes 0 or FARTHEST, and twice FARTHEST is -inf; no scale alone maps 1 to -inf and 0 to 0.
+    reals = ("dequantize", {"q": Register(mask.index), "scale": -FARTHEST, "zero_point": 1})
+    return [reals, ("add_f32", {"a": BEFORE, "b": BEFORE})], Register(mask.index)
 
 
 FARTHEST = torch.finfo(torch.float32).min

@@ -17,7 +17,7 @@ from quant.runtime.module_calls import IDLE, IdleCall
 
 @dataclass(frozen=True)
 class Copy(View):
-    """A tensor of its own with the same values."""
+    """A copy."""
 
     def plan(self, call: PlanCall) -> Lines:
         return [("same", {"x": call.tensor()})]
@@ -25,7 +25,7 @@ class Copy(View):
 
 @dataclass(frozen=True)
 class Idle(Copy):
-    """The input itself, as a dropout gives it in eval mode."""
+    """The input itself, as from a dropout in eval mode."""
 
     idle: ClassVar[bool] = True
 
@@ -37,20 +37,20 @@ class Identity(Idle):
 
 @dataclass(frozen=True)
 class Contiguous(Idle):
-    """The input in an order of memory, which no kernel asks for."""
+    """`contiguous`, which no kernel needs."""
 
     planned_in_reals: ClassVar[bool] = True
 
 
 @recognises(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, "detach")
 def idle(call: Call) -> Recognised:
-    """Layers that drop in training mode, and calls that only training sees."""
+    """Layers that drop values in training mode, and `detach`."""
     return view_of(Idle(), call)
 
 
 @recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def dropout(call: Call) -> Recognised:
-    """Functions that are told whether to drop; layers ask their mode."""
+    """Dropout functions, whose `training` argument decides; layers follow their mode."""
     if call.get(2, "training", True) is True:
         raise StaysFloat("it drops values in eval mode too")
     return view_of(Idle(), call)
@@ -58,13 +58,13 @@ def dropout(call: Call) -> Recognised:
 
 @recognises(nn.Identity)
 def identity(call: Call) -> Recognised:
-    """Nothing in any mode."""
+    """`nn.Identity`."""
     return view_of(Identity(), call)
 
 
 @recognises("contiguous")
 def contiguous(call: Call) -> Recognised:
-    """An order of memory."""
+    """`contiguous`."""
     return view_of(Contiguous(), call)
 
 

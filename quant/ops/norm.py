@@ -1,4 +1,4 @@
-"""Layer norms, which stay float32: their kernel adds in another order than torch, so that their last bits differ."""
+"""Layer norms, which stay float32; their kernel sums in another order than torch, so that the last bits differ."""
 
 from __future__ import annotations
 

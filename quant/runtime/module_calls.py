@@ -53,7 +53,7 @@ class NormCall(ModuleCall):
 
 @dataclass(frozen=True)
 class AttentionCall(ModuleCall):
-    """What a `MultiheadAttention` computes between its projections, which drops weights in training mode.
+    """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
 
     Attributes:
         whole: its line.
@@ -70,5 +70,5 @@ class AttentionCall(ModuleCall):
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a call of the module is a call of its class's forward."""
+    """Whether calling the module calls its class's forward, without hooks."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

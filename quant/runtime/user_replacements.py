@@ -1,6 +1,6 @@
 """Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
 
-A program is made of the modules that the model had when it was converted. Where a path leads to another one, the step
+A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
 runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
 with it. What cannot be done so is an error. The float calls that steps of integers stand for are a program of their
 own for that, of which single values are computed.
@@ -49,16 +49,16 @@ class ProgramOrigin:
         self._calls = {floats.values[one.out].node: one for one in floats.instructions}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
-        """What an instruction was made of."""
+        """The modules that an instruction was built from."""
         key = instruction.modules
-        found = self._edges.get(key)
-        if found is None:  # another thread may clear the rest meanwhile
+        edges = self._edges.get(key)
+        if edges is None:  # another thread may clear the rest meanwhile
             known, paths = self._known, _around(key) - self.called
-            found = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
-        return found
+            edges = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
+        return edges
 
     def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
-        """What some instructions were made of, each module once."""
+        """The modules that some instructions were built from, each once."""
         return list({edge.path: edge for one in instructions for edge in self.edges(one)}.values())
 
     def changed(self, instruction: Instruction) -> list[Edge]:
@@ -108,10 +108,10 @@ class ProgramOrigin:
                 return map_leaves(lambda q: _dequantized(q, *ranges[node], table), held.integers[node])
             return self._computed(node, real)
 
-        found = self._computed(out.node, real)
+        result = self._computed(out.node, real)
         if out.qparams is None:
-            return found
-        return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, found)
+            return result
+        return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
     def _computed(self, node: int, real: Callable[[int], Any]) -> Any:
         """A value of the graph by the user's own call; `real` gives those that it reads."""

@@ -32,13 +32,15 @@ def describe(converted: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: the model is not from `convert`.
     """
-    found = converted.__dict__.get(DESCRIPTION)
-    if not isinstance(found, dict):
+    description = converted.__dict__.get(DESCRIPTION)
+    if not isinstance(description, dict):
         raise ValueError(
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
-    tuned = {unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != found["backend"]}
-    return {**found, "backends": tuned} if tuned else found
+    tuned = {
+        unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != description["backend"]
+    }
+    return {**description, "backends": tuned} if tuned else description
 
 
 def make_description(

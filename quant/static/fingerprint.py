@@ -39,7 +39,7 @@ LONGEST = 4096
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The fingerprint of a float model; a prepared one has that of the model that it was made from."""
+    """The fingerprint of a float model; a prepared model has that of the model that it was prepared from."""
     seen = _Seen()
     for name, module in model.named_modules(remove_duplicate=False):
         if RESERVED not in name.split("."):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
-from quant.runtime.names import attribute
+from quant.runtime.names import attribute, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
@@ -42,10 +42,15 @@ def remove_folded(
             replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
-def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner]) -> set[str]:
+def remove_unread(
+    fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner], called: Container[nn.Module]
+) -> set[str]:
     """Take away the float parameters of functional layers where nothing in float reads them; returns their names.
 
     Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
+
+    Args:
+        called: modules that are called themselves, and so keep what they hold: a weight may be read beside its layer.
     """
     wanted = set().union(*(program.float_parameters() for program in programs))
     gone: set[str] = set()
@@ -53,25 +58,26 @@ def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunn
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
             layer = _paths((step.operator.weight, step.operator.bias), fused)
             gone |= layer - wanted - folded_parameters(step.operator, fused)
-    return {path for path in sorted(gone) if remove_tensor(root, path)}
+    own = {path for path in gone if submodule(root, path.rpartition(".")[0]) not in called}
+    return {path for path in sorted(own) if remove_tensor(root, path)}
 
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
-    found: list[object] = [one.constant for one in operator.affine]
+    sources: list[object] = [one.constant for one in operator.affine]
     norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind is Kind.FUNCTION:
-        found += [value for name, value in norm_arguments(norm).items() if name != "input"]
-    return _paths(found, fused)
+        sources += [value for name, value in norm_arguments(norm).items() if name != "input"]
+    return _paths(sources, fused)
 
 
 def _paths(tree: object, fused: FusedGraph) -> set[str]:
     """The parameters that a weight is, or is computed from."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for leaf in leaves(tree):
         if isinstance(leaf, Attr):
-            found.add(leaf.path)
+            paths.add(leaf.path)
         elif isinstance(leaf, Ref):
             node = fused.graph.nodes[leaf.index]
-            found |= _paths((node.args, node.kwargs), fused)
-    return found
+            paths |= _paths((node.args, node.kwargs), fused)
+    return paths

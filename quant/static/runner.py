@@ -20,6 +20,7 @@ from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
 from quant.runtime.arguments import bind
+from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
@@ -29,14 +30,13 @@ from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
-from quant.static.as_forward import as_forward
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.step_simulation import simulated, simulated_recurrent
 
 
 class Extend(Protocol):
-    """Makes one more program for a call, added to the others of the first one; None where none can be had.
+    """Adds a program for a call to those of a module; None where the call can have none.
 
     Attributes:
         refused: by module, why calls of it have no program.
@@ -57,8 +57,8 @@ class GraphRunner(Ranges, Programs):
         extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulation.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
-        dropped: in a simulation, whether convert would drop this program, to which no data came.
-        tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
+        dropped: in a simulation, whether convert would drop this program, which saw no data.
+        tables: look-up tables for convert to use instead of computing them, by step; of a loaded model.
     """
 
     def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -98,7 +98,7 @@ class GraphRunner(Ranges, Programs):
             return self._simulate(values)
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By a new program, or by the user's own forward."""
+        """Run a call without a program: by a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
         if self.extend is not None and not self.simulate and len(self.others) + len(refused) < MOST_PROGRAMS - 1:
             added = self.extend(self, args, kwargs)
@@ -110,17 +110,17 @@ class GraphRunner(Ranges, Programs):
         return output
 
     def follow(self, first: GraphRunner) -> None:
-        """Take the switches of the module's first program, and what belongs to its weights."""
+        """Share the switches of the module's first program, and its observers of weights."""
 
     def has_seen(self) -> bool:
-        """Whether data came to all of its observers."""
+        """Whether all of its observers saw data."""
         try:
             return all(self.qparams(name) is not None for name in self.fused.slots)
         except NoDataSeen:
             return False
 
     def _replay(self, values: dict[int, Any]) -> Any:
-        """The graph in float, shown to no observer."""
+        """Run the graph in float, without observers."""
         for node in self.graph.nodes:
             if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
@@ -155,7 +155,7 @@ class GraphRunner(Ranges, Programs):
             observe(module, args, kwargs, values[node.index], lambda name, x: self.observer(slots[name])(x))
 
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
-        """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
+        """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
             known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
             if self.adds_exactly:
@@ -163,11 +163,11 @@ class GraphRunner(Ranges, Programs):
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
-        found = simulated_recurrent(step, self.graph, self.root, value, inner)
-        return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
+        result = simulated_recurrent(step, self.graph, self.root, value, inner)
+        return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
 
     def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
+        """Simulate a direct call of a part that the graph sees through: its span, with float inputs and output.
 
         Raises:
             CaptureMismatch: the part was not called so when it was captured.
@@ -178,9 +178,9 @@ class GraphRunner(Ranges, Programs):
             match_arguments(expected, bound[name], f"{span.path}: argument '{name}'", values.__setitem__)
         inside = range(span.start, span.end)
         steps = [step for step in self.fused.steps if all(index in inside for index in step.nodes)]
-        # Integer steps round what is given; float ones read it as it is.
-        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), given)
-                   for value, given in values.items() if value in self.fused.slot_of}  # fmt: skip
+        # Integer steps round the inputs; float ones read them as they are.
+        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), real)
+                   for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(output, bound)
@@ -207,24 +207,24 @@ def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict
 
 
 def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
-    """What a value becomes that goes through integers."""
+    """A function that rounds a value as quantising and dequantising it does."""
     return lambda x: qparams.dequantize(qparams.quantize(x))
 
 
 MOST_PROGRAMS = 8
-"""Of one module, as compilers bound how often they compile a function again; calls beyond run as they are."""
+"""The largest number of programs of one module, as compilers limit recompilations; further calls run as they are."""
 
 _replaying: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_replaying", default=False)
 
 
 def is_replaying() -> bool:
-    """Whether prepared modules are to compute in float, unobserved."""
+    """Whether prepared modules compute in float and observe nothing."""
     return not torch.compiler.is_compiling() and _replaying.get()
 
 
 @contextlib.contextmanager
 def replaying() -> Iterator[None]:
-    """Let prepared modules compute in float what was captured, and observe nothing."""
+    """Let prepared modules run their graphs in float and observe nothing."""
     token = _replaying.set(True)
     try:
         yield
@@ -233,12 +233,17 @@ def replaying() -> Iterator[None]:
 
 
 def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
-    """As `runners`, and those of further programs of a module, as "name@2", "name@3", ..."""
-    found: dict[str, GraphRunner] = {}
-    for name, runner in runners(model).items():
-        for place, one in enumerate(runner.programs(), 1):
-            found[name if place == 1 else f"{name}@{place}"] = one
-    return found
+    """As `runners`, with further programs of a module as "name@2", "name@3", ..."""
+    return {
+        name if place == 1 else f"{name}@{place}": one
+        for name, runner in runners(model).items()
+        for place, one in enumerate(runner.programs(), 1)
+    }
+
+
+def first_programs(model: nn.Module) -> dict[int, GraphRunner]:
+    """The first program of the same module, for each of `all_runners` by its id."""
+    return {id(one): runner for runner in runners(model).values() for one in runner.programs()}
 
 
 def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
@@ -254,12 +259,12 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
-    found = {}
+    by_name = {}
     for name, module in model.named_modules():
         runner = child_of(module, RESERVED)
         if isinstance(runner, GraphRunner):
-            found[name] = runner
-    return found
+            by_name[name] = runner
+    return by_name
 
 
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
@@ -268,7 +273,7 @@ def output_of(graph: Graph, values: dict[int, Any]) -> Any:
 
 
 def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
-    """A float checkpoint knows no observers, and may be loaded all the same."""
+    """Let a float checkpoint load, although it has no observers."""
     keys = set(runner.state_dict())
     missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]
     if len(missing) >= len(keys):
@@ -276,7 +281,7 @@ def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The prepared model in what averages or distributes it, which calls it and nothing else; others as they are."""
+    """The prepared model inside a wrapper that averages or distributes it; other models as they are."""
     while RESERVED + "_prepared" not in model.__dict__ and isinstance(model, _wrappers()):
         inner = model.module
         assert isinstance(inner, nn.Module)

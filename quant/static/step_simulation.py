@@ -1,4 +1,4 @@
-"""A step in float, on values that integers can hold, with the weights that integers hold."""
+"""Simulation of a step in float, on values and weights that integers can represent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quant.static.recurrent_float import float_run, run_float
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
+    """The layer of a weighted step with another weight and bias, with its clamp but without its batch norm."""
     return step.weighted.clamped(step.weighted.product(x, weight, bias))
 
 
@@ -39,7 +39,7 @@ def simulated(
     output: QParams | None = None,
     exact: bool = False,
 ) -> Any:
-    """The value of a step, before it is rounded to its own range.
+    """The value of a step before it is rounded to its range.
 
     Args:
         value: gives what a node gave, already rounded where integers hold it.
@@ -109,7 +109,7 @@ def simulated_recurrent(
 
 
 def simulated_layer(step: Step, graph: Graph, root: nn.Module, inner: Mapping[str, Callable[[Tensor], Tensor]]) -> Run:
-    """What `simulated_recurrent` takes for each layer and direction of a recurrent step, to be called by itself."""
+    """The function that `simulated_recurrent` runs for each layer and direction, for direct calls."""
     assert step.qconfig is not None
     module = attribute(root, graph.nodes[step.nodes[0]].target)
     return float_run(module, lambda name, x: inner[name](x), rounded(module, step.qconfig))

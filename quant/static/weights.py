@@ -164,7 +164,7 @@ def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
 
 
 def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
-    if qconfig.weight_observer == "minmax":
+    if not qconfig.clips_weights:
         return weight_scale(rows, bits=qconfig.weight_bits)
     observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
     observer(rows)

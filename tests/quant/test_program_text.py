@@ -21,10 +21,10 @@ from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
+from quant.runtime.shown_programs import ProgramsByModule, programs_of
 from quant.runtime.tree_reader import Reader, TextError
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
-from quant.static.shown_programs import ProgramsByModule, programs_of
 
 EVERY_KIND = """\
 octet-program 1

@@ -33,10 +33,10 @@ from quant.runtime.instructions import FloatCall
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.program_reader import parse
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.shown_programs import programs_of
 from quant.runtime.single_steps import call
 from quant.runtime.trees import leaves, map_leaves
 from quant.static.kept_graph import graph_of
-from quant.static.shown_programs import programs_of
 from quant.static.simulation import simulating
 
 from .random_blocks import Draw

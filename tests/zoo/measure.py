@@ -28,7 +28,7 @@ import quant
 from . import reasons
 from .entry import Batch, Entry
 from .reasons import MOST, OTHER_RANGES, SLACK, reached, shortfall
-from .simulation import DYNAMIC, WEIGHTED, all_integers_rounded, is_conv1d, is_layer, layers_rounded
+from .simulation import WEIGHTED, all_integers_rounded, has_dynamic_form, is_layer, layers_rounded
 from .trees import Likeness, difference, likeness, matched_boxes, tensors_of
 
 MODES = ("static", "qat", "dynamic")
@@ -166,7 +166,7 @@ def _dynamic(entry: Entry, row: Row, speed: bool) -> None:
     try:
         _post_training(entry, row, speed, quantize, has_ranges=False)
     except quant.NothingQuantized as error:
-        if any(isinstance(module, DYNAMIC) or is_conv1d(module) for module in entry.build().modules()):
+        if any(has_dynamic_form(module) for module in entry.build().modules()):
             raise
         row["verdict"], row["reason"] = "ok", f"no layer has a dynamic form: {_head(str(error))}"
 

@@ -203,11 +203,17 @@ def test_new_values_are_those_that_calibration_did_not_bring() -> None:
     assert reasons.new_values((at(32.6), at(33.0)), short, simulation, path) == ""
 
 
-def test_a_model_without_dynamic_layers_is_named() -> None:
-    def conv() -> nn.Module:
-        return nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3))
+class OwnForward(nn.Linear):
+    """A linear layer of another library's, as timm's."""
 
-    row = measuring.measure(Entry("own_test", conv, lambda n: torch.randn(n, 3, 9)), "dynamic")
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("last", [nn.Conv1d(4, 4, 3), OwnForward(7, 2)], ids=["convolution", "forward of its own"])
+def test_a_model_without_dynamic_layers_is_named(last: nn.Module) -> None:
+    make = lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), last)  # noqa: E731
+    row = measuring.measure(Entry("own_test", make, lambda n: torch.randn(n, 3, 9)), "dynamic")
     assert row["verdict"] == "ok"
     assert "no layer has a dynamic form" in row["reason"]
 

@@ -139,18 +139,18 @@ def _states(
     if kind.has_cell:
         sizes["c_0"] = shape.hidden_size
     if hx is None:
-        made = [torch.zeros(count, batch, size, device=device) for size in sizes.values()]
+        states = [torch.zeros(count, batch, size, device=device) for size in sizes.values()]
     else:
-        made = list(hx) if kind.has_cell else [hx]
-    for (name, size), state in zip(sizes.items(), made, strict=True):
+        states = list(hx) if kind.has_cell else [hx]
+    for (name, size), state in zip(sizes.items(), states, strict=True):
         if list(state.shape) != [count, batch, size]:
             raise ValueError(
                 f"{name} has shape {list(state.shape)}, expected {[count, batch, size]} (layers * directions, batch, "
                 "size)"
             )
     if order is not None and hx is not None:
-        made = [state.index_select(1, order) for state in made]
-    return made[0], made[1] if len(made) > 1 else None
+        states = [state.index_select(1, order) for state in states]
+    return states[0], states[1] if len(states) > 1 else None
 
 
 def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tensor, hx: Any, run: Run) -> Any:
@@ -164,8 +164,8 @@ def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tens
     batched = input.dim() == 2
     x = input if batched else input.unsqueeze(0)
     states = [None, None] if hx is None else list(hx) if kind.has_cell else [hx]
-    made = [_cell_state(state, x, hidden_size, batched) for state in states]
-    _, h, c = run(0, False, x.unsqueeze(0), None, made[0], made[1] if kind.has_cell else None)
+    checked = [_cell_state(state, x, hidden_size, batched) for state in states]
+    _, h, c = run(0, False, x.unsqueeze(0), None, checked[0], checked[1] if kind.has_cell else None)
     h, c = (h, c) if batched else (h.squeeze(0), c.squeeze(0))
     return (h, c) if kind.has_cell else h
 

@@ -232,13 +232,13 @@ def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 class _Derived:
     """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
 
-    def __init__(self, layer: StaticLayer, site: int, given: tuple[Tensor, int] | None = None) -> None:
+    def __init__(self, layer: StaticLayer, site: int, input_range: tuple[Tensor, int] | None = None) -> None:
         scale = layer.input_scale[site]
         self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
         self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
-        self.alone = given is not None
-        if given is not None:
-            scale, self.input_zero_point = given
+        self.alone = input_range is not None
+        if input_range is not None:
+            scale, self.input_zero_point = input_range
             self.input_scale, self.output_scale = float(scale), 0.0
         product = scale * layer.weight_scale
         self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)

@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation: docs/drawings/*.svg. Run it after a change here; a test compares.
 
 Every drawing is 360 units wide, so that a phone shows it at its own size. Colours are CSS variables of
-docs/_static/site.css, light and dark; the values here are what a viewer without that file shows. Numbers are computed,
+static/site.css, light and dark; the values here are what a viewer without that file shows. Numbers are computed,
 by the equations of kernels/README.md or by the observers themselves.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from quant.observers import make_observer
 
-OUT = Path(__file__).parent / "drawings"
+OUT = Path(__file__).parents[1] / "drawings"
 WIDTH = 360
 COLOURS = {
     "ink": "#1f2430", "soft": "#5d6675", "line": "#9aa3b2", "paper": "#f3f5f9", "blue": "#1f5fbf",
@@ -319,7 +319,7 @@ def trouble() -> Sheet:
             ["weight_bits=8, per_channel,", 'weight_observer="mse"'],
             "green",
         ),
-        (["Cause: outliers or", "range spread?"], "yes", ["None: leave it float;", "or quant.equalize first"], "green"),
+        (["Cause: outliers or", "range spread?"], "yes", ["None: leave it float;", "or scale channels alike"], "green"),
     ]
     for row, (question, answer, action, kind) in enumerate(rows):
         y = 4 + 78 * row

@@ -10,21 +10,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import quant
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from quant.cli import make_parser
 from sphinx.application import Sphinx
 
-import quant
-
-FOLDER = Path(__file__).parent
+DRAWINGS = Path(__file__).parents[1] / "drawings"
 
 project = "Octet"
 author = "The authors of Octet"
 version = release = quant.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["drawings/*"]
+exclude_patterns = ["drawings/*", "site/*"]
 default_role = "py:obj"
-suppress_warnings = ["config.cache"]
+smartquotes_action = "D"  # dashes alone: two apostrophes are an empty string
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -41,13 +42,12 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 72
 napoleon_numpy_docstring = False
 napoleon_use_param = False
-napoleon_use_ivar = False
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Buffers", "params_style"), ("Parameters", "params_style")]
+napoleon_custom_sections = [(name, "params_style") for name in ("Attributes", "Buffers", "Parameters")]
 
 html_theme = "furo"
 html_title = f"Octet {release}"
-html_static_path = ["_static"]
+html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
@@ -101,7 +101,7 @@ def keep_inside(app: Sphinx, document: str, source: list[str]) -> None:
 
 
 class Drawing(Directive):
-    """An SVG of docs/drawings.py, put into the page, so that its colours follow the page's light or dark theme.
+    """An SVG of drawings.py, put into the page, so that its colours follow the page's light or dark theme.
 
     The argument is the drawing's name; the content is the caption.
     """
@@ -110,13 +110,35 @@ class Drawing(Directive):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        path = FOLDER / "drawings" / f"{self.arguments[0]}.svg"
+        path = DRAWINGS / f"{self.arguments[0]}.svg"
         self.state.document.settings.record_dependencies.add(str(path))
         figure = nodes.container(classes=["drawing"])
         figure += nodes.raw("", path.read_text(encoding="utf-8"), format="html")
         caption = nodes.container(classes=["drawing-caption"])
         self.state.nested_parse(self.content, self.content_offset, caption)
         return [figure, caption]
+
+
+class Options(Directive):
+    """The arguments of a command of `quant`, from the parser itself. The argument is the command's name."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        [verbs] = [action for action in make_parser()._actions if isinstance(action.choices, dict)]
+        parser = verbs.choices[self.arguments[0]]
+        formatter = parser._get_formatter()
+        lines: list[str] = []
+        for action in parser._actions:
+            if action.dest != "help":
+                lines += [
+                    f"`{formatter._format_action_invocation(action)}`",
+                    f": {formatter._expand_help(action)}",
+                    "",
+                ]
+        part = nodes.container(classes=["options"])
+        self.state.nested_parse(StringList(lines), self.content_offset, part)
+        return [part]
 
 
 def setup(app: Sphinx) -> None:
@@ -127,3 +149,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", show_property, priority=550)
     app.connect("source-read", keep_inside)
     app.add_directive("drawing", Drawing)
+    app.add_directive("options", Options)
