@@ -229,7 +229,8 @@ def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> n
 
 
 def _direction(name: str, tensors: Mapping[str, Tensor]) -> Int8Tensors:
-    return Int8Tensors(**{item.name: tensors.get(full_name(name, item.name)) for item in fields(Int8Tensors)})
+    own: dict[str, Any] = {item.name: tensors.get(full_name(name, item.name)) for item in fields(Int8Tensors)}
+    return Int8Tensors(**own)
 
 
 def _ranges(name: str, tensors: Mapping[str, Tensor]) -> list[QParams]:
