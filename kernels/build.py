@@ -256,7 +256,7 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
             _archive(
                 [compiled[path] for path in core_sources(target.arch)], core, core_fingerprint(target.cxx, target.arch)
             )
-        objects = [made for source, made in compiled.items() if source.name != STANDALONE]
+        objects = [compiled_file for source, compiled_file in compiled.items() if source.name != STANDALONE]
         # Beside the output, so that the rename that publishes it is atomic.
         whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
         _run(_link_command(target, objects, whole))
@@ -284,9 +284,9 @@ def _compile_all(
     """The object of each file, in their order."""
 
     def compile_one(source: Path) -> Path:
-        made = folder / f"{source.stem}.o"
-        _run([cxx, *flags_of(source, torch_dir), "-c", str(source), "-o", str(made)])
-        return made
+        compiled_file = folder / f"{source.stem}.o"
+        _run([cxx, *flags_of(source, torch_dir), "-c", str(source), "-o", str(compiled_file)])
+        return compiled_file
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         return dict(zip(files, pool.map(compile_one, files), strict=True))

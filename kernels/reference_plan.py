@@ -110,7 +110,7 @@ def parse(text: str) -> PlanText:
     lines = []
     for row in rows[2:-1]:
         with _named(row):
-            line, read = _parse_line(row)
+            line, read = parse_line(row)
             for index in read:
                 if index not in written:
                     raise ValueError(f"%{index} is not there yet")
@@ -143,8 +143,12 @@ def _registers(row: str, word: str) -> tuple[int, ...]:
         return tuple(plan_check.index(one, "%") for one in rest)
 
 
-def _parse_line(row: str) -> tuple[Line, list[int]]:
-    """A line, and the registers it reads."""
+def parse_line(row: str) -> tuple[Line, list[int]]:
+    """A line, and the registers it reads.
+
+    Raises:
+        ValueError: the text is no line, or not as the table of settings has it.
+    """
     words = row.split(" ")
     if "" in words:
         raise ValueError("expected words with one space between them")
@@ -275,8 +279,8 @@ def run_plan(
         if isinstance(value, tuple):
             return tuple(map(filled, value))
         if isinstance(value, Register):
-            found = registers[value.index]
-            return found if value.dim is None else found.shape[value.dim]
+            register = registers[value.index]
+            return register if value.dim is None else register.shape[value.dim]
         if not isinstance(value, Constant):
             return value
         if value.index >= len(constants):

@@ -1,20 +1,35 @@
-"""Octet: int8 for PyTorch models on the CPUs people really have."""
+"""Octet: int8 for PyTorch models on the CPUs people really have.
 
-from quant import calibrate, kernels, observers, types
-from quant.artefact import ArtefactError, load, save
-from quant.compare import compare
-from quant.convert import NotCalibrated, convert
-from quant.dynamic import quantize_dynamic
-from quant.dynamic_decisions import NothingQuantized
-from quant.equalize import equalize
-from quant.leaves import register_leaf
-from quant.page import report_html
-from quant.parity import parity
-from quant.post_training import quantize_static
-from quant.prepare import prepare
-from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
-from quant.recipe import QConfig, Recipe, RecipeError
-from quant.report import Report, summary
+A name is imported when it is first asked for: a process that runs a converted model imports no capture and no
+conversion. The kernels come at once, since scripted and exported models call their operators by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from quant import kernels
+
+if TYPE_CHECKING:
+    from quant import calibrate, observers, types
+    from quant.artefact import ArtefactError, load, save
+    from quant.compare import compare
+    from quant.convert import NotCalibrated, convert
+    from quant.dynamic import quantize_dynamic
+    from quant.dynamic_decisions import NothingQuantized
+    from quant.equalize import equalize
+    from quant.leaves import register_leaf
+    from quant.page import report_html
+    from quant.parity import parity
+    from quant.post_training import quantize_static
+    from quant.prepare import prepare
+    from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
+    from quant.recipe import QConfig, Recipe, RecipeError
+    from quant.report import Report, summary
 
 __all__ = [
     "ArtefactError",
@@ -47,3 +62,49 @@ __all__ = [
 ]
 
 __version__ = "0.1.0.dev0"
+
+_MODULES = {
+    "artefact": ("ArtefactError", "load", "save"),
+    "compare": ("compare",),
+    "convert": ("NotCalibrated", "convert"),
+    "dynamic": ("quantize_dynamic",),
+    "dynamic_decisions": ("NothingQuantized",),
+    "equalize": ("equalize",),
+    "leaves": ("register_leaf",),
+    "page": ("report_html",),
+    "parity": ("parity",),
+    "post_training": ("quantize_static",),
+    "prepare": ("prepare",),
+    "qat": ("QATSchedule", "check_optimizer", "distill_loss", "prepare_qat"),
+    "recipe": ("QConfig", "Recipe", "RecipeError"),
+    "report": ("Report", "summary"),
+}
+"""Where the names above stand that are no modules."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        found = getattr(importlib.import_module(f"quant.{_MODULE_OF[name]}"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"quant.{name}") is not None:
+        found = importlib.import_module(f"quant.{name}")
+    else:
+        raise AttributeError(f"module 'quant' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, in which a verb is not hidden by the module of the same name when that is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _MODULE_OF):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from quant.graph import CaptureMismatch
-from quant.names import full_name
+from quant.graph import Kind
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import full_name
 from quant.runtime.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
 
@@ -38,8 +39,8 @@ class CalledAlone:
         if self.runner.simulate and not is_falling_back():
             return self._simulated(args, kwargs)
         waits = not (self._refused or is_falling_back() or is_replaying())
-        made = self.add_program(args, kwargs) if waits else None
-        return self._as_it_is(args, kwargs) if made is None else made.run(*args, **kwargs)
+        program = self.add_program(args, kwargs) if waits else None
+        return self._as_it_is(args, kwargs) if program is None else program.run(*args, **kwargs)
 
     def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a converted model computes a part for which there is no program of its own (`static/part_calls.py`)."""
@@ -57,9 +58,9 @@ class CalledAlone:
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """Capture a call; the program runs in place of this from then on."""
-        made = self.make(self.runner, self.path, args, kwargs)
-        self._refused = made is None
-        return made
+        runner = self.make(self.runner, self.path, args, kwargs)
+        self._refused = runner is None
+        return runner
 
 
 def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
@@ -83,26 +84,26 @@ def alone(module: nn.Module) -> CalledAlone | None:
 
 def stop_waiting(model: nn.Module) -> dict[nn.Module, CalledAlone]:
     """Let all parts of a model run the user's own forwards; returns what waited for their calls."""
-    found = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
-    for module, waiting in found.items():
+    stopped = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
+    for module, waiting in stopped.items():
         del module.__dict__["forward"]
         if waiting.own_forward is not None:
             module.__dict__["forward"] = waiting.own_forward
-    return found
+    return stopped
 
 
 @contextlib.contextmanager
 def not_waiting(model: nn.Module) -> Iterator[None]:
     """As `stop_waiting`, for the time of a context."""
-    found = stop_waiting(model)
+    stopped = stop_waiting(model)
     try:
         yield
     finally:
-        for module, waiting in found.items():
+        for module, waiting in stopped.items():
             module.__dict__["forward"] = waiting.run
 
 
 def layers_of(runner: GraphRunner) -> frozenset[str]:
     """The full names of the modules whose integer steps a program has."""
-    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.plan.steps if step.integer]
-    return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind == "module")
+    nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if step.integer]
+    return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind is Kind.MODULE)

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.diagnosis import Range, StepError, StepSums, percent
-from quant.graph import Graph, Node, evaluate, leaves, map_leaves
+from quant.graph import Graph, Kind, Node, evaluate, expected_call
 from quant.half_precision import like
-from quant.names import child_of, full_name
-from quant.nn.base import QuantModule
 from quant.recipe import QConfig
+from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import (
     Dequantize,
@@ -35,11 +33,16 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.products import LinearProduct
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
-from quant.static.layers import StaticLayer
-from quant.static.runner import RESERVED
+from quant.static.kept_graph import graph_of
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
 """Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
@@ -115,7 +118,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
 
     Args:
-        model: the float model that `converted` was made from; run in eval mode, and left as it was.
+        model: the float model of `converted`; it is run in eval mode, and left as it was.
         converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
@@ -182,7 +185,7 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
 @contextlib.contextmanager
 def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
     """The calls of the named submodules while the context lasts."""
-    found: dict[str, list[Call]] = {}
+    calls: dict[str, list[Call]] = {}
     handles = []
 
     def watch(path: str) -> None:
@@ -192,8 +195,8 @@ def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[
             begun.append(copied((args, kwargs)))
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            taken, named = begun.pop()
-            found.setdefault(path, []).append(Call(taken, named, copied(output)))
+            args, kwargs = begun.pop()
+            calls.setdefault(path, []).append(Call(args, kwargs, copied(output)))
 
         module = model.get_submodule(path)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -202,7 +205,7 @@ def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[
     try:
         for path in paths:
             watch(path)
-        yield found
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
@@ -242,10 +245,10 @@ def _add_unit(
     """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        found = runner.held_by(other.args, other.kwargs)
-        if found is None:
+        known = runner.held_by(other.args, other.kwargs)
+        if known is None:
             return False
-        _add_program(path, model, *found, one, sums, settings)
+        _add_program(path, model, *known, one, sums, settings)
         return True
     _add_layer(path, model, unit, one, other, sums, settings)
     return True
@@ -258,11 +261,11 @@ def _add_layer(
     # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
-    known, expected, found = None, _first(one.output), _first(other.output)
-    if expected is None or own is None or found is None or expected.shape != found.shape:
+    known, expected, output = None, _first(one.output), _first(other.output)
+    if expected is None or own is None or output is None or expected.shape != output.shape:
         return
-    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path)))
-    total.add(expected, own, found, known)
+    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path), _is_linear(unit)))
+    total.add(expected, own, output, known)
 
 
 def _first(tree: Any) -> Tensor | None:
@@ -279,23 +282,29 @@ def _add_program(
     settings: dict[str, QConfig],
 ) -> None:
     """Add a call of a captured module whose program is known."""
-    values = _float_values(runner.graph, model, one)
+    graph = graph_of(runner)
+    values = _float_values(graph, model, one)
     for instruction in runner.program.instructions:
         rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
         if isinstance(instruction, UNCOMPARED) and not rescales:
             continue
         value = runner.program.values[instruction.out]
         known = None if value.qparams is None else Range(*value.qparams)
-        found = held.of(value) if known is None else known.real(held.of(value))
+        output = held.of(value) if known is None else known.real(held.of(value))
         kind, weighted = _kind(instruction, runner)
-        node = runner.graph.nodes[value.node]
+        node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = held.reals[value.node] if rounds else _own(node, runner, model, held)
+        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
-        total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
-        total.add(values[value.node], own, found, known)
+        linear = isinstance(instruction, LayerCall) and _is_linear(runner.layer(instruction.layer))
+        total = sums.setdefault(name, StepSums(kind, module, settings.get(module), linear))
+        total.add(values[value.node], own, output, known)
+
+
+def _is_linear(layer: object) -> bool:
+    return isinstance(layer, StaticLayer) and isinstance(layer.product, LinearProduct)
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
@@ -314,16 +323,16 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
-    values = bound_values(graph, model, *copied((call.args, call.kwargs)))
+    values = bound_values(expected_call(graph), model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
-        if node.kind != "input":
+        if node.kind is not Kind.INPUT:
             values[node.index] = evaluate(node, model, values.__getitem__)
             seen[node.index] = copied(values[node.index])
     return seen
 
 
-def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
+def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
     """The value of a step in float, on the inputs that the int8 step got.
 
     Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
@@ -336,7 +345,7 @@ def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Ten
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
         if index in held.reals:
             return copied(held.reals[index])  # the call may change it in place
-        return evaluate(runner.graph.nodes[index], model, value)
+        return evaluate(graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)
     return own

@@ -15,37 +15,41 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import attribute
+from quant.graph import Kind, expected_call
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
-from quant.names import full_name, has_submodule
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.as_forward import as_forward
+from quant.runtime.names import attribute, full_name, has_submodule
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.as_forward import as_forward
+from quant.runtime.programs import RESERVED
+from quant.runtime.shown_programs import show_programs
+from quant.runtime.state import keep_ranges
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
-from quant.static.fallback import WeightsToRestore
+from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
-from quant.static.int8_layers import Made, int8_layers, is_layer
-from quant.static.module_replacement import remove_folded, remove_parametrizations, remove_unread, replace_module
+from quant.static.int8_layers import Built, int8_layers, is_layer
+from quant.static.kept_graph import graph_of, keep_graph
+from quant.static.module_replacement import remove_folded, remove_unread, replace_module
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
 from quant.static.outlier_check import float_norms, leave_float
 from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
+from quant.static.removed_tensors import remove_parametrizations
+from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import RESERVED, GraphRunner, all_runners, keep_programs, runners, unwrapped
-from quant.static.shown_programs import show_programs
+from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
-from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.user_replacements import GraphOrigin
+from quant.static.weights_to_restore import weights_to_restore
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -68,7 +72,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         a copy; its attribute `program` prints what it computes, call by call.
 
     Raises:
-        ValueError: `prepared` was not made by `prepare`, or holds a part that was.
+        ValueError: `prepared` does not come from `prepare`, or only a part of it does.
         NotCalibrated: some observers saw no data; all are listed.
 
     Warns:
@@ -93,43 +97,48 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
+    float_model = fingerprint(model)
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
-    found = all_runners(model)
-    hooked = silenced(found)
-    calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
-    made = Made(found, ranges)
+    programs = all_runners(model)
+    hooked = silenced(programs)
+    calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
+    built = Built(programs, ranges)
     entries: Entries = {}
-    odd = {path for path, one in found.items() if "@" in path and not agree(one, found[path.partition("@")[0]])}
+    firsts = first_programs(model)
+    added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
+    odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
+    removed: list[str] = []
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
-        for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
+        for path, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
-        for path, runner in found.items():
-            if "@" not in path:
-                _remove_unread(runner, entries)
-    for made_layer in made.layers.values():
-        made_layer.derive()  # type: ignore[operator]
-    layers, rules = _settings(found), next(iter(found.values())).plan.rules
-    dynamic = {**_shared(model, found), **dynamic}
+            model = _convert_unit(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+        for path, runner in programs.items():
+            if path not in added:
+                removed += _remove_unread(runner, entries)
+    for layer in built.layers.values():
+        layer.derive()  # type: ignore[operator]
+    layers, rules = _settings(programs), next(iter(programs.values())).fused.rules
+    dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = dict(info.islands)
-    description["norms"] = {path: float_norms(one) for path, one in found.items()}
-    further = {path: one for path, one in found.items() if "@" in path or one.promoted}
+    description["norms"] = {path: float_norms(one) for path, one in programs.items()}
+    further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
     description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
-    description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
-    model.__dict__[DESCRIPTION] = {**description, "dynamic": dynamic}
+    description["alone"] = {path: one.example for path, one in programs.items() if one.alone and path not in added}
+    description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
+    model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
+            module.origin = origin_of(module, graph_of(module))
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
@@ -168,7 +177,7 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     for path, runner in all_runners(prepared).items():
         ranges[path] = {}
         with runner.settled():
-            for name in runner.plan.slots:
+            for name in runner.fused.slots:
                 try:
                     ranges[path][name] = runner.qparams(name)
                 except NoDataSeen:
@@ -181,19 +190,19 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     return ranges
 
 
-def _shared(model: nn.Module, found: dict[str, GraphRunner]) -> dict[str, str]:
-    """Why plans leave layers float that several units call, by the first names of the modules."""
+def _shared(model: nn.Module, programs: dict[str, GraphRunner]) -> dict[str, str]:
+    """Why layers stay float that several units call, by the first names of the modules."""
     first = {id(module): name for name, module in model.named_modules()}
     return {
         first[id(attribute(runner.root, name))]: reason
-        for runner in found.values()
-        for name, reason in runner.plan.floats.items()
+        for runner in programs.values()
+        for name, reason in runner.fused.floats.items()
         if has_submodule(runner.root, name) and id(attribute(runner.root, name)) in first
     }
 
 
 def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
-    """Plan anew without the layers that 8 bits cannot hold, and say which.
+    """Fuse again with the layers in float that 8 bits cannot hold, and say which.
 
     Returns:
         the recurrent ones among them, by full name, and why: dynamic quantisation takes those.
@@ -215,23 +224,30 @@ def _convert_unit(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: Made,
+    built: Built,
     entries: Entries,
+    *,
+    further: bool,
 ) -> nn.Module:
-    """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
-    plan, root = runner.plan, runner.root
-    further = "@" in path  # a further program of a module whose first one is in place
-    by_value = {value: ranges[slot] for value, slot in plan.slot_of.items()}
-    emitted = {step.output for step in plan.steps if plan.emits_integers(step)}
-    shapes = SymbolicShapes(plan.graph)
-    context = AssemblyContext(plan.graph, root, by_value, emitted, runner.tables, shapes=shapes)
+    """Put the integers of one program of a captured module in place.
+
+    Args:
+        further: whether the module's first program is in place.
+
+    Returns:
+        the model; another one where it was a layer itself.
+    """
+    fused, root = runner.fused, runner.root
+    by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
+    emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
+    shapes = SymbolicShapes(fused.graph)
+    context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the layers are those of the first program
-    layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
-    note_floats(plan, shown, path)
-    steps = plan.steps
-    given = {node.index for node in plan.graph.nodes if node.kind == "input"}
-    assembled = assemble(plan, steps, given, plan.graph.output, context, sites)
-    remove_folded(plan, root, layers, sites)
+    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
+    note_floats(fused, shown, path)
+    steps = fused.steps
+    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
+    remove_folded(fused, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
         del root.__dict__["forward"]
@@ -244,19 +260,21 @@ def _convert_unit(
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
-            replace_module(root, made.originals[path, name], layer)
-    numbers = {value: (context.scale(value), context.zero_point(value)) for value in plan.slot_of}
-    program_runner = ProgramRunner(root, plan.graph, assembled.program, numbers, backend)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, WeightsToRestore(plan)
+            carry(built.originals[path, name], layer)
+            replace_module(root, built.originals[path, name], layer)
+    numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
+    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
+    keep_graph(program_runner, fused.graph)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
     program_runner.eval()
     for name, layer in layers.items():
         if name.startswith("/"):
             program_runner.layers[name[1:]] = layer
-    planned = schedule(assembled.program, Planner(assembled, plan.graph, root, program_runner.layer))
+    planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
     assembled.program.schedule = planned
     if planned.regions or planned.reasons:
         name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
-        entries[full_name(plan.graph.path, name)] = ("int8", planned.describe())
+        entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
     if further:
         first = root._modules.get(RESERVED)
         if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
@@ -264,30 +282,30 @@ def _convert_unit(
         return model
     root._modules[RESERVED] = program_runner
     root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
-    add_parts(root, plan, context, sites, program_runner)
+    add_parts(root, fused, context, sites, program_runner)
     return model
 
 
-def _remove_unread(runner: GraphRunner, entries: Entries) -> None:
-    """Take away what no program of a module reads any more, now that all have been made."""
+def _remove_unread(runner: GraphRunner, entries: Entries) -> list[str]:
+    """Remove what no program of a module reads, once all are built; returns the removed tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
-        return
+        return []
     programs = first.programs()
-    for one in runner.programs():
-        remove_unread(one.plan, root, programs)
+    gone = set().union(*(remove_unread(one.fused, root, programs) for one in runner.programs()))
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")
+    return [full_name(path, name) for name in sorted(gone)]
 
 
-def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:
+def _settings(programs: dict[str, GraphRunner]) -> dict[str, QConfig]:
     """The QConfig of every weighted module, or owner of functional layers, by its full name."""
     settings: dict[str, QConfig] = {}
-    for runner in found.values():
-        for step in runner.plan.steps:
+    for runner in programs.values():
+        for step in runner.fused.steps:
             if step.integer and step.qconfig is not None:
                 node = runner.graph.nodes[step.nodes[0]]
-                name = node.target if node.kind == "module" else node.owner
+                name = node.target if node.kind is Kind.MODULE else node.owner
                 settings[full_name(runner.graph.path, name)] = step.qconfig
     return settings

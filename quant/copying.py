@@ -18,9 +18,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
 
-from quant.names import child_of
 from quant.rebinding import rebind
 from quant.recurrent_layers import is_recurrent_layer
+from quant.runtime.names import child_of
 from quant.uncompiled import is_compiled, stand_in_of
 
 
@@ -61,8 +61,8 @@ def _begin_by_hand(model: nn.Module, memo: dict[int, Any]) -> None:
         if begun is not None:
             memo[id(module)] = begun[0]
             states.append(begun)
-    for made, state in states:  # when all are known: one may hold another
-        made.__setstate__(copy.deepcopy(state, memo))
+    for copied, state in states:  # when all are known: one may hold another
+        copied.__setstate__(copy.deepcopy(state, memo))
 
 
 def _begun(module: nn.Module) -> tuple[Any, Any] | None:
@@ -83,9 +83,9 @@ def _begun(module: nn.Module) -> tuple[Any, Any] | None:
 
 def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
     """Let the parameters of copied scripted modules require a gradient where those of the model do."""
-    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+    for module, duplicate in zip(model.modules(), copied.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):
-            for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+            for one, other in zip(module.parameters(), duplicate.parameters(), strict=True):
                 other.requires_grad_(one.requires_grad)
 
 
@@ -165,8 +165,8 @@ def _computed(module: nn.Module, hook: Any) -> Tensor:
         value = hook.compute_weight(module, do_power_iteration=False)
     else:
         value = hook.apply_mask(module)
-    found: Tensor = value.detach().clone()
-    return found
+    computed: Tensor = value.detach().clone()
+    return computed
 
 
 def _forget(module: nn.Module, hook: Any) -> None:
@@ -222,7 +222,7 @@ def _parametrize(module: nn.Module, hook: Any) -> None:
 
 
 def _originals(module: nn.Module, name: str, **tensors: Any) -> None:
-    """Put the user's own parameters where the parametrization made its own."""
+    """Put the user's own parameters in place of those that the parametrization created."""
     holder: Any = module.parametrizations[name]  # type: ignore[index]
     for key, tensor in tensors.items():
         holder._parameters[key] = tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from quant.graph import Graph, Ref, map_leaves
+from quant.graph import Graph, Kind
+from quant.runtime.trees import Ref, map_leaves
 
 
 def needed_places(graph: Graph) -> list[int]:
@@ -15,7 +16,7 @@ def needed_places(graph: Graph) -> list[int]:
     spans = {leaf.index for span in graph.spans for leaf in _refs((span.arguments, span.output))}
     for node in reversed(graph.nodes):
         needed = any(user == len(graph.nodes) or user in keep for user in users[node.index]) or node.index in spans
-        if needed or node.writes or node.kind in ("input", "guard", "module"):
+        if needed or node.writes or node.kind in (Kind.INPUT, Kind.GUARD, Kind.MODULE):
             keep.add(node.index)
     return sorted(keep)
 
@@ -57,6 +58,6 @@ def last_uses(graph: Graph) -> dict[int, list[int]]:
 
 
 def _refs(tree: Any) -> list[Ref]:
-    found: list[Ref] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, tree)
-    return found
+    refs: list[Ref] = []
+    map_leaves(lambda leaf: refs.append(leaf) if isinstance(leaf, Ref) else None, tree)
+    return refs

@@ -130,19 +130,19 @@ class Parts:
     rounding: float = 0.0
     weights: float = 0.0
 
-    def add(self, expected: Tensor, found: Tensor, known: Range | None, kind: str) -> None:
+    def add(self, expected: Tensor, output: Tensor, known: Range | None, *, channels_last: bool) -> None:
         """Add one output, float64: f and y."""
-        error = found - expected
+        error = output - expected
         self.signal += power(expected)
         self.noise += power(error)
-        error, others = _but_channels(error, kind)
+        error, others = _but_channels(error, channels_last)
         means = error.mean(others)
         self.shift += power(means) * expected.numel() / max(means.numel(), 1)
         if known is None:
             self.weights += power(error)
             return
         rounded = known.rounded(expected.to(torch.float32)).double()
-        self.weights += power(found - rounded)
+        self.weights += power(output - rounded)
         outside, lost = _outside(expected, known), rounded.sub_(expected)
         self.clipping += power(lost[outside])
         self.rounding += power(lost.masked_fill_(outside, 0.0))
@@ -155,11 +155,13 @@ class StepSums:
     Attributes:
         module: whose rule in a recipe decides on the step; "" where there is none.
         qconfig: of the step's weight; None where it has none.
+        channels_last: whether its channels are the last dimension, as a linear layer's are, and not the second.
     """
 
     kind: str
     module: str = ""
     qconfig: QConfig | None = None
+    channels_last: bool = False
     known: Range | None = None
     own: Parts = field(default_factory=Parts)
     signal: float = 0.0
@@ -172,20 +174,20 @@ class StepSums:
     squares: Tensor = field(default_factory=lambda: torch.zeros(0))
     seen: HistogramObserver = field(default_factory=HistogramObserver)
 
-    def add(self, of_float: Tensor, own: Tensor, found: Tensor, known: Range | None) -> None:
+    def add(self, of_float: Tensor, own: Tensor, output: Tensor, known: Range | None) -> None:
         """Add one output.
 
         Args:
             of_float: the float model's.
             own: the float computation on the inputs that the int8 step got.
-            found: the int8 step's, in real values.
+            output: the int8 step's, in real values.
             known: its range; None where it is float.
         """
-        a, b = of_float.detach().double(), found.detach().double()
+        a, b = of_float.detach().double(), output.detach().double()
         if not a.numel():
             return
         self.known = known
-        self.own.add(own.detach().double(), b, known, self.kind)
+        self.own.add(own.detach().double(), b, known, channels_last=self.channels_last)
         self.signal += power(a)
         self.other += power(b)
         self.product += float((a * b).sum())
@@ -194,7 +196,7 @@ class StepSums:
         if known is not None:
             self.clipped += float(_outside(a, known).sum())
         self.seen(of_float.detach().float())
-        a, others = _but_channels(a, self.kind)
+        a, others = _but_channels(a, self.channels_last)
         peaks, squares = vector_norm(a, math.inf, others), vector_norm(a, 2, others).square()
         fits = self.peaks.shape == peaks.shape  # not where the last dimension is a length that changes
         self.peaks = torch.maximum(self.peaks, peaks) if fits else peaks
@@ -242,11 +244,11 @@ class StepSums:
         assert self.qconfig is not None
         bits = self.qconfig.weight_bits
         if bits < 8:
-            found = f"rounding of the weights to {bits} bits"
-            return Finding(cause or found, "give its weights 8 bits", {"weight_bits": 8})
+            default = f"rounding of the weights to {bits} bits"
+            return Finding(cause or default, "give its weights 8 bits", {"weight_bits": 8})
         if not self.qconfig.per_channel:
-            found = "one weight scale for all channels"
-            return Finding(cause or found, "give each channel a scale", {"per_channel": True})
+            default = "one weight scale for all channels"
+            return Finding(cause or default, "give each channel a scale", {"per_channel": True})
         return Finding(cause or "rounding of the weights", "leave it float", None)
 
     def _of_rounding(self) -> Finding:
@@ -324,12 +326,12 @@ def _outside(x: Tensor, known: Range) -> Tensor:
     return (x < known.low - half) | (x > known.high + half)
 
 
-def _but_channels(x: Tensor, kind: str) -> tuple[Tensor, tuple[int, ...]]:
-    """Values, and their dimensions but the channels: the last of what a linear layer gives, else the second.
+def _but_channels(x: Tensor, channels_last: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """Values, and all their dimensions but that of the channels, the last or the second.
 
     A single row of values is a channel each.
     """
     if x.dim() < 2:
         return x.reshape(1, -1), (0,)
-    channels = x.dim() - 1 if kind == "linear" else 1
+    channels = x.dim() - 1 if channels_last else 1
     return x, tuple(dim for dim in range(x.dim()) if dim != channels)

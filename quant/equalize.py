@@ -1,7 +1,7 @@
 """Cross-layer equalisation: a float model that gives the same answers, with channels of like size (Nagel et al. 2019,
 arXiv:1906.04721, section 4.1).
 
-Between two layers a channel can be made smaller in the first and larger in the second: for s > 0, relu(x / s) s is
+Between two layers a channel can be scaled down in the first and up in the second: for s > 0, relu(x / s) s is
 relu(x). With R1 and R2 the largest weights of channel i in the first layer (its output) and in the second (its input),
 batch norms folded in,
 
@@ -26,13 +26,15 @@ from torch import Tensor, nn
 from quant.capture import capture
 from quant.copying import copy_model
 from quant.folding import norm_of
-from quant.fuse import Plan, make_plan
-from quant.graph import Attr, Graph, attribute, leaves
-from quant.names import full_name
+from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Graph, Kind
 from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
 from quant.ops.step import Step
 from quant.recipe import Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Attr, leaves
 from quant.static.runner import runners
 from quant.static.weights import folded
 
@@ -49,13 +51,13 @@ class Pair:
 
     first: Step
     second: Step
-    plan: Plan
+    fused: FusedGraph
     root: nn.Module
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """R1 and R2: the largest magnitude per channel between the layers, float32 (channels,)."""
-        rows = folded(self.first, self.plan.graph, self.root)[0].flatten(1)
-        columns = _by_input(folded(self.second, self.plan.graph, self.root)[0], self.second)
+        rows = folded(self.first, self.fused.graph, self.root)[0].flatten(1)
+        columns = _by_input(folded(self.second, self.fused.graph, self.root)[0], self.second)
         return rows.abs().amax(1), columns.abs().amax([d for d in range(columns.dim()) if d not in (0, 2)]).flatten()
 
     def rescale(self, s: Tensor) -> None:
@@ -84,7 +86,7 @@ class Pair:
     def norm(self) -> Any:
         """The batch norm of the first layer, or None."""
         place = self.first.weighted.batch_norm
-        return None if place is None else norm_of(place, self.plan.graph, self.root)
+        return None if place is None else norm_of(place, self.fused.graph, self.root)
 
     def _own(self, step: Step, name: str) -> Any:
         source = getattr(step.weighted, name)
@@ -97,7 +99,7 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
 
     Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
-    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
+    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are scaled so as not to reach 6, where it
     acts as a ReLU, which a value that it did clamp will notice. Layers with forward hooks stay as they are. The copy
     has the user's classes and names; quantise it, or train it by `prepare_qat`, as any float model.
 
@@ -114,16 +116,16 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
     equalized = copy_model(model)
-    found = list(_pairs(equalized, example_inputs))
-    if not found:
+    pairs = list(_pairs(equalized, example_inputs))
+    if not pairs:
         raise ValueError(
             "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
             "batch norm and a ReLU between, so there is nothing to equalise; use a scale per channel"
         )
     for _ in range(ROUNDS):
-        if max(map(_equalize_pair, found)) < CONVERGED:
+        if max(map(_equalize_pair, pairs)) < CONVERGED:
             break
-    for pair in found:
+    for pair in pairs:
         excess = pair.excess()
         if excess > 1.0:
             first, _ = pair.ranges()
@@ -149,17 +151,18 @@ def _by_input(weight: Tensor, step: Step) -> Tensor:
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     modules = dict(model.named_modules())
-    found = capture(model, example_inputs)
-    uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
-    for path, graph in found.graphs.items():
+    captured = capture(model, example_inputs)
+    graphs, islands = captured.graphs, captured.islands
+    uses = Counter(id(p) for path, graph in graphs.items() for p in _uses(graph, modules[path], islands))
+    for path, graph in graphs.items():
         root = modules[path]
-        plan, users = make_plan(graph, root, Recipe()), graph.users()
-        makers = {step.output: step for step in plan.steps}
-        for second in plan.steps:
+        fused, users = fuse(graph, root, Recipe()), graph.users()
+        makers = {step.output: step for step in fused.steps}
+        for second in fused.steps:
             first = makers.get(second.inputs[0]) if second.inputs else None
             if first is None or users[first.output] != [second.nodes[0]]:
                 continue
-            pair = Pair(first, second, plan, root)
+            pair = Pair(first, second, fused, root)
             if _scalable(pair) and not _hooked(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
                 yield pair
 
@@ -167,7 +170,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
     """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
     for node in graph.nodes:
-        if node.kind == "module" and full_name(graph.path, node.target) not in islands:
+        if node.kind is Kind.MODULE and full_name(graph.path, node.target) not in islands:
             yield from attribute(root, node.target).parameters()
         for leaf in leaves((node.args, node.kwargs)):
             if isinstance(leaf, Attr):
@@ -175,7 +178,7 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 
 
 def _scalable(pair: Pair) -> bool:
-    """Whether a channel may be made smaller in the first layer and larger in the second."""
+    """Whether a channel may be scaled down in the first layer and up in the second."""
     first, second = pair.first.operator, pair.second.operator
     if type(first) is not type(second) or not isinstance(first, (Linear, Conv)) or isinstance(first, ConvTranspose):
         return False
@@ -189,8 +192,8 @@ def _scalable(pair: Pair) -> bool:
 
 def _hooked(pair: Pair) -> bool:
     """Whether modules of the pair, or what they stand in, have forward hooks, which may change what is between them."""
-    nodes = [pair.plan.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
-    paths = {node.target if node.kind == "module" else node.owner for node in nodes}
+    nodes = [pair.fused.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
+    paths = {node.target if node.kind is Kind.MODULE else node.owner for node in nodes}
     names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
     modules = [pair.root.get_submodule(name) for name in names]
     return any(module._forward_hooks or module._forward_pre_hooks for module in modules if module is not pair.root)
@@ -202,7 +205,7 @@ def _parameters(pair: Pair) -> list[Any]:
     if pair.norm is None:
         bias = pair.first.weighted.bias
         sources += [bias] * (bias is not None)
-    found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
+    parameters = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
     if pair.norm is not None:
-        found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
-    return found
+        parameters += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
+    return parameters

@@ -1,4 +1,4 @@
-"""What is folded into a weight, and the parameters that it is made of: batch norms in whatever way they are written.
+"""Folding into weights, and the parameters involved: batch norms in every form in which they are written.
 
 A batch norm is a module of torch.nn; or a call of `F.batch_norm` (timm's `BatchNormAct2d`), which `FunctionalNorm`
 shows as such a module; or it is written out, x * scale + bias (torchvision's `FrozenBatchNorm2d`): that is two
@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute, evaluate, leaves
-from quant.objects import Result
+from quant.graph import Graph, Kind, Node, evaluate
+from quant.runtime.names import attribute
+from quant.runtime.objects import Result
+from quant.runtime.trees import Attr, Ref, leaves
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """Of F.batch_norm, in order."""
@@ -95,8 +97,8 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
     if source is None or isinstance(source, Tensor):
         return source
     if isinstance(source, Attr):
-        found: Tensor = attribute(root, source.path)
-        return found
+        tensor: Tensor = attribute(root, source.path)
+        return tensor
     if isinstance(source, Transposed):
         kept = parameter(source.source, graph, root)
         assert kept is not None
@@ -109,7 +111,7 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
 def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
     """Whether a node is a batch norm, as a module or a call, by statistics that are the model's own."""
     node = graph.nodes[place]
-    if node.kind != "module":
+    if node.kind is not Kind.MODULE:
         return is_own_norm(node, graph)
     module = attribute(root, node.target)
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
@@ -118,7 +120,7 @@ def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
 def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
     """The batch norm of a node: the module, or a `FunctionalNorm` of the call."""
     node = graph.nodes[place]
-    return attribute(root, node.target) if node.kind == "module" else FunctionalNorm(node, graph, root)
+    return attribute(root, node.target) if node.kind is Kind.MODULE else FunctionalNorm(node, graph, root)
 
 
 def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
@@ -139,11 +141,11 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
     """Whether a node is a call of F.batch_norm with statistics that are the model's own."""
     if node.target is not F.batch_norm or not node.args or not isinstance(node.args[0], Ref):
         return False
-    given = norm_arguments(node)
-    own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
-    kept = given.get("running_mean") is not None and given.get("running_var") is not None
+    arguments = norm_arguments(node)
+    own = [arguments.get(name) for name in NORM_ARGUMENTS[1:5]]
+    kept = arguments.get("running_mean") is not None and arguments.get("running_var") is not None
     settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
-    return kept and not given.get("training") and settled
+    return kept and not arguments.get("training") and settled
 
 
 def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
@@ -171,12 +173,12 @@ def _is_written(graph: Graph, source: Any) -> bool:
 def _written_paths(graph: Graph) -> set[str]:
     """The attributes of the model that the forward sets, or changes in place."""
     writes = graph.output.writes if isinstance(graph.output, Result) else ()
-    found = {write.target for write in writes if isinstance(write.target, str)}
+    paths = {write.target for write in writes if isinstance(write.target, str)}
     for node in graph.nodes:
-        in_place = node.kind == "method" and node.target.endswith("_") and not node.target.endswith("__")
+        in_place = node.kind is Kind.METHOD and node.target.endswith("_") and not node.target.endswith("__")
         if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
-            found.add(node.args[0].path)
-    return found
+            paths.add(node.args[0].path)
+    return paths
 
 
 def _paths(graph: Graph, source: Any) -> set[str]:
@@ -190,14 +192,14 @@ def _paths(graph: Graph, source: Any) -> set[str]:
 
 def _behind(graph: Graph, source: Any) -> set[int]:
     """The nodes that an argument is, or is computed from; each once, for it may lie on very many paths."""
-    found: set[int] = set()
+    behind: set[int] = set()
     rest = [source.index] if isinstance(source, Ref) else []
     while rest:
         index = rest.pop()
-        if index not in found:
-            found.add(index)
+        if index not in behind:
+            behind.add(index)
             rest.extend(graph.nodes[index].refs)
-    return found
+    return behind
 
 
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
@@ -207,7 +209,7 @@ def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:
     """Whether an argument follows from parameters and constants alone."""
-    return all(graph.nodes[index].kind not in ("input", "guard") for index in _behind(graph, source))
+    return all(graph.nodes[index].kind not in (Kind.INPUT, Kind.GUARD) for index in _behind(graph, source))
 
 
 class FunctionalNorm:
@@ -220,14 +222,14 @@ class FunctionalNorm:
     """
 
     def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
-        given = norm_arguments(node)
+        arguments = norm_arguments(node)
         self.owner: Any = attribute(root, node.owner)
-        self.running_mean: Any = parameter(given["running_mean"], graph, root)
-        self.running_var: Any = parameter(given["running_var"], graph, root)
-        self.weight = parameter(given.get("weight"), graph, root)
-        self.bias = parameter(given.get("bias"), graph, root)
-        self.eps: float = given["eps"]
-        self.momentum: float | None = given["momentum"]
+        self.running_mean: Any = parameter(arguments["running_mean"], graph, root)
+        self.running_var: Any = parameter(arguments["running_var"], graph, root)
+        self.weight = parameter(arguments.get("weight"), graph, root)
+        self.bias = parameter(arguments.get("bias"), graph, root)
+        self.eps: float = arguments["eps"]
+        self.momentum: float | None = arguments["momentum"]
         self.track_running_stats = True
         self.num_batches_tracked = torch.zeros((), dtype=torch.long)
         is_frozen = node.frozen or (self.weight is not None and not isinstance(self.weight, nn.Parameter))

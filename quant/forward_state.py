@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copyable
 from quant.copying import copy_value
-from quant.names import full_name
-from quant.static.runner import RESERVED
+from quant.runtime.arguments import copyable
+from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 
 State = dict[str, Any]
 """Values by dotted name within the model; a submodule is itself, as observers are in it."""
@@ -58,10 +58,14 @@ def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
 def keeping_children(model: nn.Module) -> Iterator[None]:
     """Put back the modules that forwards take out of a model or put into it: a fresh model has not got so far.
 
-    What calls of another structure add under the reserved name stays.
+    What calls of another structure add stays: it is under the reserved name, and in what is there already.
     """
-    found = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    before = [(module, dict(module._modules)) for module in found]
+    modules = [
+        module
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule) and RESERVED not in name.split(".")
+    ]
+    before = [(module, dict(module._modules)) for module in modules]
     yield
     for module, children in before:
         added = {name: child for name, child in module._modules.items() if name == RESERVED}

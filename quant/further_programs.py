@@ -1,7 +1,7 @@
 """Further programs of a captured module: for calls of another structure than those that were captured before.
 
 A mask that is there or not, a cache that is empty or filled, another branch on a size: each such call is captured by
-itself, up to `MOST_PROGRAMS` of a module, when it comes. Values that are made at the same place share their observers,
+itself, up to `MOST_PROGRAMS` of a module, when it comes. Values computed at the same place share observers,
 so that a layer has the same ranges in all programs.
 """
 
@@ -16,21 +16,22 @@ from typing import Any
 from torch import nn
 
 from quant import forward_state
-from quant.arguments import copied, share_memory
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
-from quant.capture.called import tensors_in
 from quant.capture.unlike_in_training import within
-from quant.fuse import Plan, Slot, make_plan
-from quant.graph import Graph
-from quant.names import full_name
+from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.graph import Graph, Kind
 from quant.recipe import Recipe
-from quant.static.as_forward import as_forward
+from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
+from quant.runtime.as_forward import as_forward
+from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 from quant.static.examples import encode
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 
-MakeRunner = Callable[[nn.Module, Plan], GraphRunner]
-"""Makes the runner of a plan, for calibration or for training."""
+MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
+"""Makes the runner of a fused graph, for calibration or for training."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Extender:
     """Makes one more program of a module for a call; the `extend` of a `GraphRunner`.
 
     Attributes:
-        recipe, islands, called, training: of the prepared model; islands and calls that are found are added.
+        recipe, islands, called, training: of the prepared model; new islands and calls are added.
         state: what forwards change of the model, as it was before any data; what a new program changes is added.
         make: makes the runner.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
@@ -58,22 +59,22 @@ class Extender:
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
             return None  # a program takes each argument by itself
         with _own_forwards(root):
-            found = capture_call(root, path, copied((args, kwargs)), self.islands, training=self.training)
-        self.called |= found.called
-        new = [name for name in found.islands if name not in self.islands]
-        forward_state.note(self.state, root, path, {*found.state, *forward_state.kept_by_islands(root, path, new)})
-        floats = {**first.plan.floats, **within(found.unlike_in_training, path)}
-        for name, graph in found.graphs.items():
+            captured = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
+        self.called |= captured.called
+        new = [name for name in captured.islands if name not in self.islands]
+        forward_state.note(self.state, root, path, {*captured.state, *forward_state.kept_by_islands(root, path, new)})
+        floats = {**first.fused.floats, **within(captured.unlike_in_training, path)}
+        for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, make_plan(graph, module, self.recipe, within(found.unlike_in_training, name)))
-        self.islands.update({name: why for name, why in found.islands.items() if name != path})
-        if path not in found.graphs:
-            self.refused.setdefault(path, []).append(found.islands.get(path, "it gives no graph"))
+                self.install(module, fuse(graph, module, self.recipe, within(captured.unlike_in_training, name)))
+        self.islands.update({name: why for name, why in captured.islands.items() if name != path})
+        if path not in captured.graphs:
+            self.refused.setdefault(path, []).append(captured.islands.get(path, "it gives no graph"))
             return None
-        plan = make_plan(found.graphs[path], root, self.recipe, floats)
-        plan.shared = first.plan.shared
-        added = self.add(first, plan)
+        fused = fuse(captured.graphs[path], root, self.recipe, floats)
+        fused.shared = first.fused.shared
+        added = self.add(first, fused)
         added.example = encode((args, kwargs))
         self._watch_parts(added)
         return added
@@ -87,33 +88,33 @@ class Extender:
         """
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
         with _own_forwards(module):
-            found = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
-        if path not in found.graphs:
+            captured = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
+        if path not in captured.graphs:
             return None
-        self.called |= found.called
-        self.islands.update(found.islands)
-        made = self.install(module, make_plan(found.graphs[path], module, self.recipe, _inside(name, around.plan)))
-        made.alone, made.example = True, encode((args, kwargs))
-        _share(around, made)
-        _note_layers(around, made)
-        return made
+        self.called |= captured.called
+        self.islands.update(captured.islands)
+        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, _inside(name, around.fused)))
+        added.alone, added.example = True, encode((args, kwargs))
+        _share(around, added)
+        _note_layers(around, added)
+        return added
 
     def _watch_parts(self, runner: GraphRunner) -> None:
         if not self.training:
             watch_parts(runner, self.part)
 
-    def add(self, first: GraphRunner, plan: Plan) -> GraphRunner:
-        """One more program of the module of `first`, by its plan."""
-        added = self.make(first.root, plan)
+    def add(self, first: GraphRunner, fused: FusedGraph) -> GraphRunner:
+        """One more program of the module of `first`, by its fused graph."""
+        added = self.make(first.root, fused)
         added.train(first.training)
         _share(first, added)
         added.follow(first)
         first.others.append(added)
         return added
 
-    def install(self, module: nn.Module, plan: Plan) -> GraphRunner:
-        """Let a module run a plan."""
-        runner = self.make(module, plan)
+    def install(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
+        """Let a module run a fused graph."""
+        runner = self.make(module, fused)
         runner.train(module.training)
         waiting = alone(module)
         runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
@@ -127,8 +128,8 @@ class Extender:
 @contextlib.contextmanager
 def _own_forwards(root: nn.Module) -> Iterator[None]:
     """Let the user's forwards run in place of captured ones, in a module and all that is in it."""
-    found = list(runners(root).values())
-    for runner in found:
+    programs = list(runners(root).values())
+    for runner in programs:
         del runner.root.__dict__["forward"]
         if runner.own_forward is not None:
             runner.root.__dict__["forward"] = runner.own_forward
@@ -136,23 +137,23 @@ def _own_forwards(root: nn.Module) -> Iterator[None]:
         with not_waiting(root):
             yield
     finally:
-        for runner in found:
+        for runner in programs:
             runner.root.__dict__["forward"] = as_forward(runner.run, runner.root, runner.own_forward)
 
 
-def _inside(name: str, plan: Plan) -> dict[str, str]:
-    """The layers of a part that a plan of the module around it leaves float, by their names in the part, and why."""
-    return {layer.removeprefix(f"{name}."): why for layer, why in plan.floats.items() if layer.startswith(f"{name}.")}
+def _inside(name: str, fused: FusedGraph) -> dict[str, str]:
+    """The layers of a part that the module around it leaves float, by their names in the part, and why."""
+    return {layer.removeprefix(f"{name}."): why for layer, why in fused.floats.items() if layer.startswith(f"{name}.")}
 
 
-def _note_layers(around: GraphRunner, made: GraphRunner) -> None:
+def _note_layers(around: GraphRunner, added: GraphRunner) -> None:
     """Note the layers that a part's program and those around it both call, which have one bias and two inputs."""
-    programs = [*around.programs(), made]
+    programs = [*around.programs(), added]
     for one in programs:
         others = frozenset().union(*(layers_of(other) for other in programs if other.graph.path != one.graph.path))
         path = one.graph.path
         both = (layer for layer in layers_of(one) if layer in others)
-        one.plan.shared |= {layer.removeprefix(f"{path}.") if path else layer for layer in both}
+        one.fused.shared |= {layer.removeprefix(f"{path}.") if path else layer for layer in both}
 
 
 def _share(first: GraphRunner, added: GraphRunner) -> None:
@@ -160,15 +161,15 @@ def _share(first: GraphRunner, added: GraphRunner) -> None:
     known: dict[Any, nn.Module] = {}
     for runner in first.programs():
         places = _places(runner.graph)
-        for slot in runner.plan.slots.values():
-            known.setdefault(_place(slot, places, runner.graph), runner.point(slot.name))
+        for slot in runner.fused.slots.values():
+            known.setdefault(_place(slot, places, runner.graph), runner.observer(slot.name))
         for name, mean in runner.means.items():
             known.setdefault(("mean", runner.graph.path, name), mean)
     places = _places(added.graph)
-    for slot in added.plan.slots.values():
-        point = known.get(_place(slot, places, added.graph))
-        if point is not None:
-            added.set_point(slot.name, point)
+    for slot in added.fused.slots.values():
+        observer = known.get(_place(slot, places, added.graph))
+        if observer is not None:
+            added.set_observer(slot.name, observer)
     for name in added.means:
         if ("mean", added.graph.path, name) in known:
             added.means[name] = known["mean", added.graph.path, name]
@@ -182,12 +183,12 @@ def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:
 def _places(graph: Graph) -> list[Any]:
     """Of each node what tells it from the others of a module's programs: who calls what, and which such call it is."""
     counts: Counter[Any] = Counter()
-    found = []
+    places = []
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         # By full names, so that a part's program and those of the module around it have the same places.
-        what = full_name(graph.path, what) if node.kind == "module" else what
+        what = full_name(graph.path, what) if node.kind is Kind.MODULE else what
         key = (node.kind, full_name(graph.path, node.owner), what)
-        found.append((*key, counts[key]))
+        places.append((*key, counts[key]))
         counts[key] += 1
-    return found
+    return places

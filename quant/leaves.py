@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from quant.kernels.registry import ClassRegistry, described, full_name_of
 from quant.recurrent_layers import is_recurrent_class
@@ -60,7 +61,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.nn.modules") or is_recurrent_class(kind):
             return kind
-        if kind.__module__ == "torch.nn.utils.parametrize":
+        if kind.__module__ == parametrize.__name__:
             return None
         if not _harmless(kind):
             return None
@@ -92,7 +93,7 @@ def is_dynamic(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether capture goes through the module as through the projections that it is made of (`attention.py`)."""
+    """Whether capture sees the module's projections one by one (`attention.py`)."""
     if base_layer(module) is not nn.MultiheadAttention or is_registered(module):
         return False
     known: Any = module
@@ -108,6 +109,4 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if base is nn.MultiheadAttention and is_attention(module):
         return False
-    if "parametrizations" in module._modules:
-        return False
-    return not base.__name__.startswith("Parametrized")
+    return "parametrizations" not in module._modules

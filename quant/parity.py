@@ -9,26 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import copied
 from quant.calibrate.batches import Caller, check_batches
 from quant.compare import Call, calls_of, evaluating
-from quant.fuse import is_recurrent
-from quant.graph import Graph, arguments_of, attribute, evaluate, leaves
+from quant.graph import Graph, Kind, arguments_of, evaluate
 from quant.kernels import QParams
-from quant.names import child_of, full_name
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.recurrent import Sequence, product_range, state_range
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
+from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import call_of
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import attribute, child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import leaves
 from quant.runtime.values import Held
-from quant.static.layers import StaticLayer
-from quant.static.recurrent import call_of
-from quant.static.rnn import StaticCell, StaticRecurrent
-from quant.static.runner import RESERVED, GraphRunner, rounding, runners, unwrapped
+from quant.static.kept_graph import graph_of
+from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.signature import outline
 from quant.static.step_simulation import simulated_layer
 from quant.time_steps import TimeSteps, time_steps
@@ -152,19 +154,19 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
         TypeError: `batches` is a single batch.
     """
     prepared = unwrapped(prepared)
-    found = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
-    if not found:
-        raise ValueError("quant.parity: expected a model from quant.prepare and what quant.convert made of it")
+    units = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
+    if not units:
+        raise ValueError("quant.parity: expected a model from quant.prepare and its conversion by quant.convert")
     check_batches(batches, "quant.parity")
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
     outside: set[str] = set()
-    with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, found) as calls:
+    with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, units) as calls:
         for batch in batches:
             args, kwargs = copied(caller.arguments(batch))  # a forward may write into them
             calls.clear()
             converted(*args, **kwargs)
-            for path, runner in found.items():
+            for path, runner in units.items():
                 for call in tuple(calls.get(path, ())):  # a layer that is called for its registers adds to them
                     one = _observed(path, runner, converted.get_submodule(path), call)
                     if one is None:
@@ -199,11 +201,11 @@ def _observed(path: str, first: GraphRunner, unit: nn.Module, call: Call) -> lis
         held = _held_by_layer(unit, first, *call.args, **call.kwargs)
         with first.settled():
             return list(_steps(path, first, unit, held, {*held.reals, *held.integers}))
-    found = program.held_by(call.args, call.kwargs)
-    runner = None if found is None else _prepared_as(first, found[0].graph)
-    if found is None or runner is None:
+    known = program.held_by(call.args, call.kwargs)
+    runner = None if known is None else _prepared_as(first, graph_of(known[0]))
+    if known is None or runner is None:
         return None
-    one, held = found
+    one, held = known
     steps = [part for part in one.program.instructions if not (part.own or isinstance(part, Conversion))]
     computed = {one.program.values[part.out].node for part in steps}
     with runner.settled():
@@ -225,7 +227,7 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
     Args:
         computed: values of the graph that steps of integers give.
     """
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         name = full_name(path, step.name)
         # What nobody reads is not computed, and convert leaves layers in float that 8 bits cannot hold.
         if step.integer and step.output in computed:
@@ -239,18 +241,18 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
 
 def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> Held:
     """The values of a captured module that was nothing but one layer."""
-    [step] = [step for step in runner.plan.steps if step.integer]
+    [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        given = bound_values(runner.graph, runner.root, args, kwargs)
+        given = bound_values(runner.expected, runner.root, args, kwargs)
         found = layer(*args, **kwargs)
         value = step.inputs[0]
-        q_x = runner.qparams(runner.plan.slot_of[value]).quantize(given[value])
+        q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
         output = found[0] if step.output != step.nodes[0] else found
         return Held({**given, step.output: output}, {value: q_x})
-    [value] = step.inputs
-    q_x = runner.qparams(runner.plan.slot_of[value]).quantize(*args, **kwargs)
+    [read] = step.inputs
+    q_x = runner.qparams(runner.fused.slot_of[read]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}
-    return Held({}, {value: q_x, **output}) if runner.plan.emits_integers(step) else Held(output, {value: q_x})
+    return Held({}, {read: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {read: q_x})
 
 
 def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
@@ -258,16 +260,16 @@ def _step(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     # Convert may have left float what reads a step in integers here.
-    if not runner.plan.emits_integers(step) or step.output not in held.integers:
+    if not runner.fused.emits_integers(step) or step.output not in held.integers:
         return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
-    q_expected = runner.qparams(runner.plan.slot_of[step.output]).quantize(expected)
+    q_expected = runner.qparams(runner.fused.slot_of[step.output]).quantize(expected)
     return _integers(name, held.integers[step.output], q_expected)
 
 
 def _called(step: Step, graph: Graph, unit: nn.Module) -> nn.Module | None:
     """The module of the converted unit that a step calls."""
     node = graph.nodes[step.nodes[0]]
-    return unit.get_submodule(node.target) if node.kind == "module" and node.target else None
+    return unit.get_submodule(node.target) if node.kind is Kind.MODULE and node.target else None
 
 
 def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | EmbeddingBag, held: Held) -> StepParity:
@@ -279,76 +281,76 @@ def _table(name: str, step: Step, runner: GraphRunner, table: Embedding | Embedd
     return StepParity(name, _relative(held.reals[step.output], expected), 0.0, expected.numel(), False)
 
 
-def _integers(name: str, found: Tensor, expected: Tensor) -> StepParity:
-    apart = (found.int() - expected.int()).abs()
+def _integers(name: str, q_values: Tensor, expected: Tensor) -> StepParity:
+    apart = (q_values.int() - expected.int()).abs()
     if not apart.numel():
         return StepParity(name, 0.0, 0.0, 0)
     return StepParity(name, float(apart.max()), float((apart > 0).double().mean()), apart.numel())
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
+def _relative(values: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest value; inf where one of them is not finite."""
     if not expected.numel():
         return 0.0
-    apart = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+    apart = (values - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
     return float(apart.nan_to_num(nan=torch.inf))
 
 
 def _recurrent_layer(unit: nn.Module, step: Step, runner: GraphRunner) -> StaticRecurrent | StaticCell:
     if isinstance(unit, (StaticRecurrent, StaticCell)):
         return unit
-    found = unit.get_submodule(runner.graph.nodes[step.nodes[0]].target)
-    assert isinstance(found, (StaticRecurrent, StaticCell))
-    return found
+    layer = unit.get_submodule(runner.graph.nodes[step.nodes[0]].target)
+    assert isinstance(layer, (StaticRecurrent, StaticCell))
+    return layer
 
 
 def _recurrent(
     name: str, step: Step, runner: GraphRunner, layer: StaticRecurrent | StaticCell, held: Held
 ) -> Iterator[StepParity]:
     """The states of every layer inside, at every time step, and what the last layer gave in the model's own call."""
-    plan, node = runner.plan, runner.graph.nodes[step.nodes[0]]
-    known = {one: runner.qparams(slot) for one, slot in plan.inner_slots(step).items()}
+    fused, node = runner.fused, runner.graph.nodes[step.nodes[0]]
+    known = {one: runner.qparams(slot) for one, slot in fused.inner_slots(step).items()}
     names = [state_range(index) for index in range(layer.num_layers if isinstance(layer, StaticRecurrent) else 1)]
     states = [known[one] for one in names]
     simulate = simulated_layer(step, runner.graph, runner.root, {one: rounding(known[one]) for one in known})
-    reads = [runner.qparams(plan.slot_of[step.inputs[0]]), *states]
+    reads = [runner.qparams(fused.slot_of[step.inputs[0]]), *states]
 
     def given_to(index: int) -> Any:
         return (held.integers if index in step.inputs else held.reals)[index]
 
     args, kwargs = arguments_of(node, runner.root, given_to)
-    made, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
-    for one in made:
+    steps, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
+    for one in steps:
         projected = product_range(one.layer) in known
         yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)
-    emits, last, name = plan.emits_integers(step), states[-1], f"{name}.{names[-1]}"
-    given = _first((held.integers if emits else held.reals)[step.output])
-    q_given = given if emits else last.quantize(given)
+    emits, last, name = fused.emits_integers(step), states[-1], f"{name}.{names[-1]}"
+    result = _first((held.integers if emits else held.reals)[step.output])
+    q_given = result if emits else last.quantize(result)
     yield replace(_integers(name, q_given, last.quantize(_first(output))), values=0)
     if isinstance(step.operator, Sequence):
         whole = _first(runner.simulated(step, _reals(runner, held))[step.output])
         yield StepParity(name, 0.0, 0.0, 0, whole=_integers("", q_given, last.quantize(whole)).worst)
 
 
-def _states(name: str, made: TimeSteps, qparams: QParams, *, projected: bool) -> StepParity:
+def _states(name: str, step: TimeSteps, qparams: QParams, *, projected: bool) -> StepParity:
     """The states of one layer and direction.
 
     What a projection reads is rounded too, and may fall to either side; the states after it differ by more than float
     sums do, and are compared as integers alone.
     """
-    unrounded = [_relative(made.cells, made.expected_cells)]
-    unrounded += [] if projected else [_relative(made.states, made.expected)]
-    return replace(_integers(name, made.q_states, qparams.quantize(made.expected)), unrounded=max(unrounded))
+    unrounded = [_relative(step.cells, step.expected_cells)]
+    unrounded += [] if projected else [_relative(step.states, step.expected)]
+    return replace(_integers(name, step.q_states, qparams.quantize(step.expected)), unrounded=max(unrounded))
 
 
 def _first(tree: Any) -> Tensor:
-    found: Tensor = next(leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
-    return found
+    first: Tensor = next(leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+    return first
 
 
-def _real(qparams: QParams, found: Tensor) -> Tensor:
+def _real(qparams: QParams, integers: Tensor) -> Tensor:
     """Contiguous: integers may lie in channels last where the user's own values could be viewed."""
-    return qparams.dequantize(found).contiguous()
+    return qparams.dequantize(integers).contiguous()
 
 
 def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
@@ -358,14 +360,14 @@ def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
     """
 
     def value(index: int) -> Any:
-        found = held.integers.get(index)
-        if found is None and index not in held.reals:
+        integers = held.integers.get(index)
+        if integers is None and index not in held.reals:
             return evaluate(runner.graph.nodes[index], runner.root, value)
-        if found is None:
+        if integers is None:
             return held.reals[index]
-        qparams = runner.qparams(runner.plan.slot_of[index])
-        if isinstance(found, (tuple, list)):
-            return type(found)(_real(qparams, part) for part in found)
-        return _real(qparams, found)
+        qparams = runner.qparams(runner.fused.slot_of[index])
+        if isinstance(integers, (tuple, list)):
+            return type(integers)(_real(qparams, part) for part in integers)
+        return _real(qparams, integers)
 
     return value

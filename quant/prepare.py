@@ -14,29 +14,34 @@ import torch
 from torch import nn
 
 from quant import forward_state
-from quant.arguments import copied
 from quant.calibrate import CalibrationWarning
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
-from quant.capture.unlike_in_training import REASON
+from quant.capture.unlike_in_training import REASONS
 from quant.capture.unlike_in_training import within as unlike_in_training
 from quant.copying import copy_model
 from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
-from quant.fuse import Plan, Slot, make_plan
-from quant.half_precision import widen, widened
+from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.graph import Graph, Kind
+from quant.half_precision import widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
-from quant.names import full_name, has_attribute
 from quant.observers import Observer, make_observer
+from quant.ops.step import Step
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
+from quant.runtime.arguments import copied
+from quant.runtime.names import full_name, has_attribute
+from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, replaying, runners
+from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
+from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -89,7 +94,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule) or is_compiled(model):
         raise TypeError(
-            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
+            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that was compiled, and "
             "compile the result"
         )
     if runners(model):
@@ -137,7 +142,7 @@ def planned(
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
     Args:
-        make: makes the runner of a plan of a captured module.
+        make: makes the runner of a captured module.
         verb: how errors call what the user called.
         training: whether gradients will be taken through the graphs.
         examples: inputs of calls of other structures, as for `prepare`.
@@ -148,37 +153,38 @@ def planned(
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
         )
-    taken = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
-    if taken:
+    clashing = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
+    if clashing:
         raise ValueError(
-            f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
+            f"{verb}: {', '.join(name or '(root)' for name in clashing)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
-    if widen(prepared, *as_arguments(example_inputs)):
+    if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
-    found = capture(prepared, example_inputs, training=training, islands=islands)
-    _restore_parameters(prepared, model, found.state)
+    captured = capture(prepared, example_inputs, training=training, islands=islands)
+    _restore_parameters(prepared, model, captured.state)
     modules = dict(prepared.named_modules())
-    floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}
-    plans = {path: make_plan(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
-    for path, reasons in one_range_each(plans, modules).items():
-        plans[path] = make_plan(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
-    note_shared(plans, modules)
+    floats = {path: unlike_in_training(captured.unlike_in_training, path) for path in captured.graphs}
+    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in captured.graphs.items()}
+    for path, reasons in one_range_each(fused_graphs, modules).items():
+        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+    note_shared(fused_graphs, modules)
     state: forward_state.State = {}
-    forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
-    extender = Extender(recipe, found.islands, found.called, state, training, make)
-    for path, plan in plans.items():
-        extender.install(modules[path], plan)
+    kept = forward_state.kept_by_islands(prepared, "", captured.islands)
+    forward_state.note(state, prepared, "", {*captured.state, *kept})
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make)
+    for path, fused in fused_graphs.items():
+        extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
-    refuse_nothing(prepared, found.islands, verb)
-    if found.unlike_in_training:
+    refuse_nothing(prepared, captured.islands, verb)
+    if captured.unlike_in_training:
         _say_unlike(prepared, verb)
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, captured.islands, captured.called, example, state)
     return prepared
 
 
@@ -191,21 +197,28 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
             parameter.copy_(values[name])
 
 
+def _full_name(graph: Graph, step: Step) -> str:
+    node = graph.nodes[step.nodes[0]]
+    return full_name(graph.path, node.target if node.kind is Kind.MODULE else step.name)
+
+
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
-    left = sorted(
-        full_name(path, "" if step.name == "(root)" else step.name)
-        for path, one in runners(prepared).items()
-        for step in one.plan.steps
-        if step.reason == REASON
-    )
-    if left:
-        warnings.warn(
-            f"{verb}: {', '.join(left[:8])}{f' and {len(left) - 8} more' if len(left) > 8 else ''}: the forward around "
-            f"does something else in training or with gradients; {REASON}, so these layers stay float. A forward that "
-            "gives them the same values in both modes lets them be int8",
-            CalibrationWarning,
-            stacklevel=4,
+    for reason in REASONS:
+        left = sorted(
+            _full_name(one.graph, step)
+            for one in runners(prepared).values()
+            for step in one.fused.steps
+            if step.reason == reason
         )
+        if left:
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            warnings.warn(
+                f"{verb}: {', '.join(left[:8])}{more}: the forward around does something else in training or with "
+                f"gradients; {reason}, so these layers stay float. A forward that gives them the same values in both "
+                "modes lets them be int8",
+                CalibrationWarning,
+                stacklevel=4,
+            )
 
 
 def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_state.State) -> None:
@@ -218,19 +231,19 @@ def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_s
         forward_state.put_back(state, prepared)
 
 
-def make_runner(module: nn.Module, plan: Plan) -> GraphRunner:
-    """What observes the values of a plan; by channel too where a weight only fits inputs of many decades."""
-    points = {slot.name: make_point(slot) for slot in plan.slots.values()}
-    for name, point in points.items():
-        point.name = full_name(plan.graph.path, name)
-    runner = GraphRunner(module, plan, points)
+def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
+    """The observers of a fused graph; by channel too where a weight only fits inputs of many decades."""
+    observers = {slot.name: slot_observer(slot) for slot in fused.slots.values()}
+    for name, observer in observers.items():
+        observer.name = full_name(fused.graph.path, name)
+    runner = GraphRunner(module, fused, observers)
     for step, observer in suspects(runner):
-        observer.name = full_name(plan.graph.path, f"{step.name} (input by channel)")
+        observer.name = full_name(fused.graph.path, f"{step.name} (input by channel)")
         runner.watch_columns(step.inputs[0], observer)
     return runner
 
 
-def make_point(slot: Slot) -> Observer:
+def slot_observer(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
     return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
@@ -243,14 +256,14 @@ def scheme_of(slot: Slot) -> QScheme:
 
 def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
-    found = runners(prepared)
-    if any(step.integer for runner in found.values() for step in runner.plan.steps):
+    units = runners(prepared)
+    if any(step.integer for runner in units.values() for step in runner.fused.steps):
         return
-    if found and any(map(is_dynamic, prepared.modules())):
+    if units and any(map(is_dynamic, prepared.modules())):
         return
     reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
-    for path, runner in found.items():
-        for step in runner.plan.steps:
+    for path, runner in units.items():
+        for step in runner.fused.steps:
             if step.reason:
                 reasons.append(f"{full_name(path, step.name)}: {step.reason}")
     raise NothingQuantized(f"{verb}: no layer can be quantised; " + "; ".join(reasons[:20]))

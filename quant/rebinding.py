@@ -80,11 +80,12 @@ class _Rebinder:
             cell if value is content else types.CellType(value)
             for cell, content, value in zip(function.__closure__ or (), held, cells, strict=True)
         )
-        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
-        made.__kwdefaults__, made.__qualname__, made.__module__ = named, function.__qualname__, function.__module__
-        vars(made).update(attributes)
-        self.functions[id(function)] = made
-        return made
+        rebound = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+        rebound.__kwdefaults__ = named
+        rebound.__qualname__, rebound.__module__ = function.__qualname__, function.__module__
+        vars(rebound).update(attributes)
+        self.functions[id(function)] = rebound
+        return rebound
 
 
 def _content(cell: Any) -> Any:

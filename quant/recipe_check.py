@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from quant.fuse import Plan, is_recurrent
-from quant.graph import attribute
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.leaves import is_dynamic
-from quant.names import full_name
 from quant.observers import AUTO, LEARNED, OBSERVERS, trains
+from quant.ops.step import is_recurrent
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
+from quant.runtime.names import attribute, full_name
 from quant.static.runner import runners
 
 
@@ -55,9 +56,9 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
         called: dotted names of the modules that ran on the example inputs.
         verb: as for `check_observers`.
     """
-    found = _decided(prepared, recipe, called)
+    decided = _decided(prepared, recipe, called)
     for rule, qconfig in _configs(recipe):
-        layers, asks = found.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
+        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
         for setting in qconfig.changed():
             value = getattr(qconfig, setting)
             if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:
@@ -80,8 +81,8 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
                 "names that quant.calibrate.ranges(prepared) lists"
             )
     for path, runner in runners(prepared).items():
-        _check_shared(runner.plan, path, verb)
-        _check_recurrent(runner.plan, path, verb)
+        _check_shared(runner.fused, path, verb)
+        _check_recurrent(runner.fused, path, verb)
 
 
 @dataclass
@@ -103,31 +104,31 @@ def _configs(recipe: Recipe) -> Iterator[tuple[int, QConfig]]:
 
 
 def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int, _Layers]:
-    found: dict[int, _Layers] = {}
+    decided: dict[int, _Layers] = {}
     static: set[str] = set()
     for path, runner in runners(prepared).items():
-        plan = runner.plan
-        for step in plan.steps:
+        fused = runner.fused
+        for step in fused.steps:
             if not step.integer or step.qconfig is None:
                 continue
-            node = plan.graph.nodes[step.nodes[0]]
-            inner = node.target if node.kind == "module" else node.owner
+            node = fused.graph.nodes[step.nodes[0]]
+            inner = node.target if node.kind is Kind.MODULE else node.owner
             name, module = full_name(path, inner), attribute(runner.root, inner)
-            layers = found.setdefault(recipe.resolve(name, module)[1], _Layers())
+            layers = decided.setdefault(recipe.resolve(name, module)[1], _Layers())
             static.add(name)
             layers.static.append(name)
-            if plan.emits_integers(step) or inner in {layer for layer, _ in plan.inner}:
+            if fused.emits_integers(step) or inner in {layer for layer, _ in fused.inner}:
                 layers.with_range.append(name)
     for name, module in prepared.named_modules():
         if name in called and name not in static and is_dynamic(module):
-            found.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
-    return found
+            decided.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
+    return decided
 
 
-def _check_shared(plan: Plan, path: str, verb: str) -> None:
+def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
     """A range by hand must be that of all who write values with it."""
-    makers = {step.output: step for step in plan.steps}
-    for slot in plan.slots.values():
+    makers = {step.output: step for step in fused.steps}
+    for slot in fused.slots.values():
         writers = [makers[value] for value in slot.observed]
         ranges = {_by_hand(step.qconfig) for step in writers}
         if len(ranges) > 1:
@@ -139,9 +140,9 @@ def _check_shared(plan: Plan, path: str, verb: str) -> None:
             )
 
 
-def _check_recurrent(plan: Plan, path: str, verb: str) -> None:
+def _check_recurrent(fused: FusedGraph, path: str, verb: str) -> None:
     """Weights of recurrent layers have no learned scale."""
-    for step in filter(is_recurrent, plan.steps):
+    for step in filter(is_recurrent, fused.steps):
         if step.qconfig is not None and step.qconfig.weight_observer in LEARNED:
             raise RecipeError(
                 f"{verb}: layer {full_name(path, step.name)!r}: weight_observer is {step.qconfig.weight_observer!r}, "

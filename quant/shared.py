@@ -1,4 +1,4 @@
-"""Layers that several captured units call: each unit has a plan of its own, and what one layer has once must fit all.
+"""Layers that several captured units call: units are fused apart, and what a layer has once must suit all of them.
 
 An int8 Linear or convolution has input and output ranges per call, so it fits. Its bias is one, so it is not corrected
 by the mean of one call; a weight scale that is learned would be two, so it is refused; and a recurrent layer has one
@@ -11,45 +11,47 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from quant.fuse import Plan, is_recurrent
-from quant.graph import attribute
-from quant.names import full_name
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.observers import LEARNED
 from quant.ops.operator import Weighted
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.recipe import RecipeError
+from quant.runtime.names import attribute, full_name
 
 Calls = dict[str, dict[str, list[str]]]
 """By unit and layer, the full names of the same layer in other units."""
 
 
-def shared_layers(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module], which: Callable[[Step], bool]) -> Calls:
+def shared_layers(
+    graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module], which: Callable[[Step], bool]
+) -> Calls:
     """The modules of some integer steps that other units call too.
 
     Args:
-        plans: by unit. roots: the captured modules.
+        graphs: by unit. roots: the captured modules.
         which: of the integer steps.
     """
     names: dict[int, dict[str, str]] = {}
-    for path, plan in plans.items():
-        for step in plan.steps:
-            node = plan.graph.nodes[step.nodes[0]]
-            if step.integer and node.kind == "module" and which(step):
+    for path, fused in graphs.items():
+        for step in fused.steps:
+            node = fused.graph.nodes[step.nodes[0]]
+            if step.integer and node.kind is Kind.MODULE and which(step):
                 names.setdefault(id(attribute(roots[path], node.target)), {})[path] = node.target
-    found: Calls = {path: {} for path in plans}
+    shared: Calls = {path: {} for path in graphs}
     for same in names.values():
         for path, name in same.items():
             others = [full_name(*other) for other in same.items() if other[0] != path]
             if others:
-                found[path][name] = others
-    return found
+                shared[path][name] = others
+    return shared
 
 
-def one_range_each(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
+def one_range_each(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
     """By unit, the recurrent layers that cannot be static, and why."""
-    found = shared_layers(plans, roots, is_recurrent)
+    shared = shared_layers(graphs, roots, is_recurrent)
     return {
-        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in found.items() if one
+        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in shared.items() if one
     }
 
 
@@ -58,13 +60,13 @@ def _why(path: str, name: str, others: list[str]) -> str:
     return f"{same} are one layer, captured apart, with ranges of their own"
 
 
-def note_shared(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> None:
-    """Set `Plan.shared` to the weighted layers that other units call too.
+def note_shared(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]) -> None:
+    """Set `FusedGraph.shared` to the weighted layers that other units call too.
 
     Raises:
         RecipeError: one of them would learn its weight's scale in each unit, and has one.
     """
-    learning = shared_layers(plans, roots, _learns)
+    learning = shared_layers(graphs, roots, _learns)
     for path, layers in learning.items():
         for name, others in layers.items():
             raise RecipeError(
@@ -72,8 +74,8 @@ def note_shared(plans: Mapping[str, Plan], roots: Mapping[str, nn.Module]) -> No
                 "training would learn two scales for one weight; give it a weight_observer that follows the weight "
                 "('minmax')"
             )
-    for path, layers in shared_layers(plans, roots, lambda step: isinstance(step.operator, Weighted)).items():
-        plans[path].shared = frozenset(layers)
+    for path, layers in shared_layers(graphs, roots, lambda step: isinstance(step.operator, Weighted)).items():
+        graphs[path].shared = frozenset(layers)
 
 
 def _learns(step: Step) -> bool:

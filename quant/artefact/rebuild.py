@@ -18,15 +18,18 @@ from torch import Tensor, nn
 
 from quant.artefact.rebuild_programs import match_programs
 from quant.convert import convert
-from quant.fuse import RULES, Plan
+from quant.fusion.fuse import fuse_again
+from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
-from quant.names import has_attribute
-from quant.prepare import make_point, make_runner, planned
+from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import has_attribute
+from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
+from quant.static.dynamic_fallback import without_runner
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
 
@@ -56,21 +59,24 @@ def rebuild(
         raise CannotRebuild(f"description has version {description.get('version')!r}, expected {VERSION}")
     if not 1 <= description.get("rules", 1) <= RULES:
         raise CannotRebuild(
-            f"it was planned by rules {description['rules']!r}, this version knows 1 to {RULES}; use the version of "
-            "octet-quant that wrote it, or a later one"
+            f"its graphs were fused by rules {description['rules']!r}, this version knows 1 to {RULES}; use the "
+            "version of octet-quant that wrote it, or a later one"
         )
     prepared = _fitting(model, description, example_inputs, examples)
     found = all_runners(prepared)
     _forget_weights(prepared)
     for unit, slots in description["ranges"].items():
         for name, (scale, zero_point) in slots.items():
-            found[unit].set_point(name, Known(scale, zero_point))
+            found[unit].set_observer(name, Known(scale, zero_point))
     for name, table in tables.items():
         unit, _, step = name.partition("/")
         if unit in found:
             found[unit].tables[step] = table
     result = convert(prepared, backend or description["backend"])
-    result.__dict__[DESCRIPTION] = {**description, "backend": backend or description["backend"]}
+    found = result.__dict__[DESCRIPTION]
+    # What was seen of the float model is of this one: the file's may have had other code, or none noted.
+    seen = {name: found[name] for name in ("removed", "fingerprint")}
+    result.__dict__[DESCRIPTION] = {**description, **seen, "backend": backend or description["backend"]}
     result.__dict__[DESCRIPTION].pop("backends", None)
     if backend is None:
         _retune(result, description.get("backends", {}))
@@ -127,34 +133,35 @@ def _prepared(
 
 
 def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
-    """Plan without the recurrent layers that convert left dynamic by what it saw of the data."""
+    """Leave the recurrent layers float that convert left dynamic because of its data."""
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     for runner in all_runners(prepared).values():
         path = runner.graph.path
         inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
         if inside:
             floats = inside if path not in inside else {"": inside[path]}
-            _replan(runner, runner.plan.again(runner.root, info.recipe, floats))
+            _fuse_again(runner, info.recipe, floats)
 
 
 def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) -> None:
-    """Plan without the batch norms, by unit, that convert left float by what it saw of the data."""
+    """Leave the batch norms float, by unit, that convert left float because of its data."""
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     for path, runner in all_runners(prepared).items():
         if norms.get(path):
-            _replan(runner, runner.plan.again(runner.root, info.recipe, norms[path]))
+            _fuse_again(runner, info.recipe, norms[path])
 
 
 def _follow(prepared: nn.Module, rules: int) -> None:
-    """Plan as the model was planned that the description is of."""
+    """Fuse by the rules that the described model was fused by."""
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     for runner in all_runners(prepared).values():
-        if runner.plan.rules != rules:
-            _replan(runner, runner.plan.again(runner.root, info.recipe, {}, rules))
+        if runner.fused.rules != rules:
+            _fuse_again(runner, info.recipe, {}, rules)
 
 
-def _replan(runner: GraphRunner, plan: Plan) -> None:
-    runner.replan(plan, {name: make_point(slot) for name, slot in plan.slots.items()})
+def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> None:
+    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats, rules)
+    runner.use(fused, {name: slot_observer(slot) for name, slot in fused.slots.items()})
 
 
 def _is_in(name: str, path: str) -> bool:
@@ -173,7 +180,7 @@ def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description
         for index, (expected, got) in enumerate(pairs):
             if not same_call(expected, got):
                 raise CannotRebuild(f"{where}: call {index} is {got}, expected {expected}; {hint}")
-        have, slots = set(runner.plan.slots), set(description["ranges"][unit])
+        have, slots = set(runner.fused.slots), set(description["ranges"][unit])
         if have != slots:
             raise CannotRebuild(f"{where}: ranges differ from the description's in {sorted(have ^ slots)}; {hint}")
 
@@ -191,8 +198,8 @@ class Known(nn.Module):
 
     def __init__(self, scale: float, zero_point: int) -> None:
         super().__init__()
-        scales, points = torch.tensor(scale, dtype=torch.float32), torch.tensor(zero_point, dtype=torch.int32)
-        self.known = QParams(scales, points, ACTIVATION_U8)
+        scales, zero_points = torch.tensor(scale, dtype=torch.float32), torch.tensor(zero_point, dtype=torch.int32)
+        self.known = QParams(scales, zero_points, ACTIVATION_U8)
 
     def forward(self, x: Tensor) -> Tensor:
         """x itself."""

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.capture.calls import COUNTED, GIVES_BACK, called_name
+from quant.capture.calls import COUNTED, GIVES_BACK, called
 from quant.capture.numbers import recorded
 from quant.capture.tape import GIVEN, Tape
-from quant.graph import Node, Ref
-from quant.objects import Instance
+from quant.graph import Kind, Node
+from quant.runtime.objects import Instance
+from quant.runtime.trees import Ref
 
 
 class CallResults:
@@ -22,17 +23,33 @@ class CallResults:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
 
-    def note(self, node: Node, value: Any, follows: int, *, sized_by_values: bool = False) -> Any:
-        """Note a call with its results, each part of which is a value of its own."""
+    def note(
+        self,
+        node: Node,
+        value: Any,
+        follows: int,
+        *,
+        sized_by_values: bool = False,
+        hold: Callable[[], None] | None = None,
+    ) -> Any:
+        """Note a call with its results, each part of which is a value of its own.
+
+        Args:
+            hold: what else is noted of the call, before anything is read of its value.
+        """
         if isinstance(value, Tensor):
             if id(value) in self.tape.where or id(value) in self.tape.attributes:
-                if node.kind != "module" and called_name(node.target, node.args) in GIVES_BACK:
+                if called(node) in GIVES_BACK:
                     return self._same_tensor(node, value, follows, sized_by_values)
                 value = value.view_as(value) if value.layout == torch.strided else value.clone()
             self.tape.append(node, value, follows, sized_by_values=sized_by_values)
+            if hold is not None:
+                hold()
             return value
         index = self.tape.append(node, value, follows)
-        if called_name(node.target, node.args) in COUNTED:
+        if hold is not None:
+            hold()
+        if called(node) in COUNTED:
             self._hold_count(node, len(value), sized_by_values)
         return self._parts(value, index, node.owner, follows, sized_by_values)
 
@@ -50,7 +67,7 @@ class CallResults:
         """The forward goes on with so many parts, which follows from a size."""
         if sized_by_values:
             self.tape.problem(node.owner, "counts by a tensor's values")
-        length = Node(len(self.tape.nodes), "function", len, (Ref(node.index),), owner=node.owner)
+        length = Node(len(self.tape.nodes), Kind.FUNCTION, len, (Ref(node.index),), owner=node.owner)
         self.tape.guard(Ref(self.tape.append(length, count, GIVEN)), count)
 
     def _parts(
@@ -68,7 +85,7 @@ class CallResults:
                 return item
             if id(item) in inside:  # objects that hold each other
                 return item
-            node = Node(len(self.tape.nodes), "function", function, (Ref(index), key), owner=owner)
+            node = Node(len(self.tape.nodes), Kind.FUNCTION, function, (Ref(index), key), owner=owner)
             if isinstance(item, Tensor):
                 self.tape.append(node, item, follows, sized_by_values=sized_by_values)
                 return item
@@ -80,6 +97,8 @@ class CallResults:
 
         if type(value) in (tuple, list):
             return type(value)(part(item, operator.getitem, place) for place, item in enumerate(value))
+        if type(value) is dict:
+            return {key: part(item, operator.getitem, key) for key, item in value.items()}
         if isinstance(value, (tuple, list)):
             for place, item in enumerate(value):
                 part(item, operator.getitem, place)

@@ -1,82 +1,124 @@
-"""What torch's functions are called in a graph, and which of them say nothing of values or give none."""
+"""How a call of torch's stands in a graph, and which functions of torch give no values, sizes, or random ones.
+
+The tables hold the functions, methods and attributes themselves: a function of someone else's with the name of one of
+torch's is another function.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from types import MethodWrapperType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverloadPacket
 
-METADATA = {
-    "dtype", "device", "layout", "is_cuda", "is_sparse", "names", "is_nested",
-    "is_quantized", "is_mkldnn", "is_meta", "is_cpu", "is_floating_point", "is_complex", "is_signed",
-    "is_contiguous", "element_size", "get_device", "is_inference", "is_conj", "is_neg", "is_pinned", "is_set_to",
-    "is_same_size", "storage_offset", "__repr__", "__str__",
-    "__format__", "__hash__", "__dir__", "itemsize", "nbytes", "output_nr", "_version", "_is_view", "_base",
+from quant.graph import Kind, Node
+
+_NAMESPACES = (torch, torch._C._VariableFunctions, Tensor, F, nn.init)
+
+
+def functions(*names: str) -> frozenset[Any]:
+    """What torch has under some names: functions, and methods and attributes of tensors.
+
+    Names that this version of torch does not have are none.
+    """
+    return frozenset(getattr(place, name) for place in _NAMESPACES for name in names if hasattr(place, name))
+
+
+METADATA = functions(
+    "dtype", "device", "layout", "is_cuda", "is_sparse", "names", "is_nested", "is_quantized", "is_mkldnn", "is_meta",
+    "is_cpu", "is_floating_point", "is_complex", "is_signed", "is_contiguous", "element_size", "get_device",
+    "is_inference", "is_conj", "is_neg", "is_pinned", "is_set_to", "is_same_size", "storage_offset", "__repr__",
+    "__str__", "__format__", "__hash__", "__dir__", "itemsize", "nbytes", "output_nr", "_version", "_is_view", "_base",
     "has_names", "is_shared", "is_tensor", "is_storage", "result_type", "promote_types", "can_cast",
     "get_default_dtype",
-}  # fmt: skip
+)  # fmt: skip
 """Attributes and calls that no values of the same kind change, and texts for people: used as they are."""
 
-OF_GRADIENTS = {"requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "retain_grad", "register_hook",
-                "requires_grad_", "register_post_accumulate_grad_hook"}  # fmt: skip
+OF_GRADIENTS = functions(
+    "requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "retain_grad", "register_hook", "requires_grad_",
+    "register_post_accumulate_grad_hook",
+)  # fmt: skip
 """Attributes and calls about the gradients of a tensor: captures and converted models have none, training has."""
 
-GIVES_BACK = {
+GIVES_BACK = functions(
     "contiguous", "to", "float", "double", "half", "bfloat16", "bool", "int", "long", "short", "char", "byte", "type",
     "type_as", "cpu", "flatten", "ravel", "real", "conj", "resolve_conj", "resolve_neg", "positive", "__pos__",
     "atleast_1d", "atleast_2d", "atleast_3d", "as_tensor", "asarray",
-}  # fmt: skip
+)  # fmt: skip
 """Calls that give their tensor itself where it is of the wanted kind, and one of the same values where it is not."""
 
-SIZES = {"shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__"}
+SIZES = functions("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__")
 """Attributes and calls whose result follows from the sizes of a tensor."""
 
-COUNTED = {"split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
-           "meshgrid", "broadcast_tensors"}  # fmt: skip
+COUNTED = functions(
+    "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
+    "meshgrid", "broadcast_tensors",
+)  # fmt: skip
 """Calls whose number of results follows from a size."""
 
-RANDOM = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like",
-          "randn_like", "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_",
-          "cauchy_", "log_normal_", "dropout", "alpha_dropout", "feature_dropout", "rrelu", "empty", "empty_like",
-          "new_empty", "empty_strided"}  # fmt: skip
+RANDOM = functions(
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
+    "randint_like", "uniform_", "normal_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_",
+    "log_normal_", "dropout", "alpha_dropout", "feature_dropout", "rrelu", "empty", "empty_like", "new_empty",
+    "empty_strided",
+)  # fmt: skip
 """Calls whose values follow from nothing that they are given."""
 
-SIZED_BY_VALUES = {
+SIZED_BY_VALUES = functions(
     "nonzero", "argwhere", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "bincount",
-    "histc", "nms", "repeat_interleave", "combinations", "to_sparse", "coalesce", "indices", "one_hot", "batched_nms",
-    "_batched_nms_coordinate_trick", "_batched_nms_vanilla",
-}  # fmt: skip
+    "histc", "repeat_interleave", "combinations", "to_sparse", "coalesce", "indices", "one_hot",
+)  # fmt: skip
 """Calls whose number of results follows from values."""
 
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
-    "matmul": operator.matmul, "neg": operator.neg, "__getitem__": operator.getitem,
-    "__radd__": operator.add, "__rsub__": operator.sub, "__rmul__": operator.mul, "__rdiv__": operator.truediv,
-    "__rmatmul__": operator.matmul, "__rpow__": operator.pow, "__rtruediv__": operator.truediv,
-    "__rfloordiv__": operator.floordiv, "__rmod__": operator.mod,
+UNTAGGED = {"torchvision::nms"}
+"""Operators whose number of results follows from values, although torch's tag does not say so."""
+
+ASKS_DTYPE = functions("dtype", "is_floating_point", "is_complex", "type")
+"""Attributes and calls whose result is a dtype or follows from one."""
+
+BRANCHES = functions("__bool__", "is_nonzero", "equal", "allclose")
+"""Calls whose result a forward branches on."""
+
+LENGTH, WHERE, SET_ITEM = functions("__len__"), functions("where"), functions("__setitem__")
+
+OPERATORS: dict[Any, Callable[..., Any]] = {
+    Tensor.add: operator.add, Tensor.sub: operator.sub, Tensor.mul: operator.mul, Tensor.div: operator.truediv,
+    Tensor.matmul: operator.matmul, Tensor.neg: operator.neg, Tensor.__getitem__: operator.getitem,
 }  # fmt: skip
-"""Methods behind Python's operators, as the operators; the reflected ones change the order."""
+"""Methods behind Python's operators, as the operators."""
+
+REFLECTED: dict[Any, Callable[..., Any]] = {
+    Tensor.__radd__: operator.add, Tensor.__rsub__: operator.sub, Tensor.__rmul__: operator.mul,
+    Tensor.__rdiv__: operator.truediv, Tensor.__rtruediv__: operator.truediv, Tensor.__rmatmul__: operator.matmul,
+    Tensor.__rpow__: operator.pow, Tensor.__rfloordiv__: operator.floordiv, Tensor.__rmod__: operator.mod,
+}  # fmt: skip
+"""The same with their operands in the other order."""
 
 
 def canonical(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, Any, tuple[Any, ...], dict[str, Any]]:
+) -> tuple[Kind, Any, tuple[Any, ...], dict[str, Any]]:
     """Kind, target, args and kwargs of the node that a call of torch's becomes.
 
     A function mode is told of the C function or the descriptor of `Tensor`. In a graph an operator is Python's
     (`operator.add`), another method is its name, and an attribute is `getattr`.
     """
+    if isinstance(function, MethodWrapperType) and function == getattr(function.__self__, "__get__", None):
+        return Kind.FUNCTION, getattr, (args[0], attribute_name(function)), {}
+    if not kwargs and len(args) <= 2 and isinstance(function, Hashable):
+        if function in OPERATORS:
+            return Kind.FUNCTION, OPERATORS[function], args, {}
+        if function in REFLECTED:
+            return Kind.FUNCTION, REFLECTED[function], args[::-1], {}
     name = getattr(function, "__name__", "")
-    if name == "__get__" and not kwargs:
-        return "function", getattr, (args[0], attribute_name(function)), {}
-    if name in OPERATORS and function is getattr(Tensor, name, None) and not kwargs and len(args) <= 2:
-        return "function", OPERATORS[name], args[::-1] if name.startswith("__r") else args, {}
     if function is getattr(Tensor, name, None) and args:
-        return "method", name, args, kwargs
-    return "function", function, args, kwargs
+        return Kind.METHOD, name, args, kwargs
+    return Kind.FUNCTION, function, args, kwargs
 
 
 def attribute_name(getter: Any) -> str:
@@ -86,16 +128,32 @@ def attribute_name(getter: Any) -> str:
     )
 
 
-def called_name(target: Any, args: tuple[Any, ...]) -> str:
-    """The bare name of what is called or read."""
+def called(node: Node) -> Any:
+    """What a node of a graph calls or reads, as `functions` gives it; None for a module."""
+    return called_at(node.kind, node.target, node.args)
+
+
+def called_at(kind: Kind, target: Any, args: tuple[Any, ...]) -> Any:
+    """The same of a node that is not built yet."""
+    if kind is Kind.METHOD:
+        return getattr(Tensor, target, None)
     if target is getattr:
-        return str(args[1])
-    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+        return getattr(Tensor, args[1], None)
+    return target if kind is Kind.FUNCTION and isinstance(target, Hashable) else None
 
 
-def says_it_writes(kind: str, target: Any, kwargs: dict[str, Any], module: nn.Module | None = None) -> bool:
+def is_sized_by_values(target: Any) -> bool:
+    """Whether the sizes of a call's result follow from values, by torch's tables or by the tag of an operator."""
+    if isinstance(target, OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]
+        tagged = any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
+        return tagged or target._qualified_op_name in UNTAGGED
+    return target in SIZED_BY_VALUES
+
+
+def says_it_writes(kind: Kind, target: Any, kwargs: dict[str, Any], module: nn.Module | None = None) -> bool:
     """Whether a call changes its first argument, and gives it back, by its name or its settings."""
-    if kind == "module":
+    if kind is Kind.MODULE:
         return bool(getattr(module, "inplace", False))
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return kwargs.get("inplace") is True or (name.endswith("_") and not name.endswith("__"))

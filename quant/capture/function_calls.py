@@ -14,22 +14,28 @@ from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
 from quant.capture.calls import (
+    ASKS_DTYPE,
+    BRANCHES,
+    LENGTH,
     METADATA,
     OF_GRADIENTS,
     RANDOM,
-    SIZED_BY_VALUES,
+    SET_ITEM,
     SIZES,
-    called_name,
+    WHERE,
+    called,
+    called_at,
     canonical,
     inside_autograd_function,
+    is_sized_by_values,
     says_it_writes,
 )
 from quant.capture.numbers import recorded
 from quant.capture.tape import CONSTANT, GIVEN, STORED, Tape
 from quant.capture.writes import Writes, version_of
-from quant.graph import Attr, Node, Ref, attribute, leaves
-
-ASKS_DTYPE = {"dtype", "is_floating_point", "is_complex", "type"}
+from quant.graph import Kind, Node
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, leaves
 
 
 class FunctionCalls:
@@ -54,69 +60,69 @@ class FunctionCalls:
             known: the tensors among its arguments, with their versions before it.
         """
         kind, target, args, kwargs = canonical(func, args, kwargs)
-        name = called_name(target, args)
+        function = called_at(kind, target, args)
         self.tape.typed = self.tape.typed or (
-            name in ASKS_DTYPE and self.tape.follows_from(self.tape.places(args)) == GIVEN
+            function in ASKS_DTYPE and self.tape.follows_from(self.tape.places(args)) == GIVEN
         )
-        if name in OF_GRADIENTS:
+        if function in OF_GRADIENTS:
             if self.tape.follows_from(self.tape.places(args)) != CONSTANT:
                 self.tape.problem(self.tape.owner, "asks about the gradients of a tensor, which a graph does not know")
             return value
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, kwargs))):
             self.tape.problem(self.tape.owner, "draws from a generator of its own")
-        if name in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        if function in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         if self.training and inside_autograd_function(sys._getframe(2), self.until):
             self.tape.problem(self.tape.owner, "calls a torch.autograd.Function, whose backward no graph has")
         places: tuple[Any, Any] = (self.tape.places(args), self.tape.places(kwargs))
-        follows = GIVEN if name in RANDOM else self.tape.follows_from(places)
-        if name in SIZES and isinstance(value, (int, tuple)):
+        follows = GIVEN if function in RANDOM else self.tape.follows_from(places)
+        if function in SIZES and isinstance(value, (int, tuple)):
             return self._sized(kind, target, places, value, follows)
         tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
-        if name == "__setitem__":
+        if function in SET_ITEM:
             return self.writes.set_items(args, places)
         if (value is None and not changed) or not (places[0] or places[1] or tensors):
             return value
         if not tensors and not changed:
-            return self._read(name, kind, target, places, value, follows)
-        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
-        sized = name in SIZED_BY_VALUES or (target is operator.getitem and _by_mask(args[1]))
-        sized = sized or (name == "where" and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
+            return self._read(function, kind, target, places, value, follows)
+        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
+        sized = is_sized_by_values(function) or (target is operator.getitem and _by_mask(args[1]))
+        sized = sized or (function in WHERE and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
         if changed:
             return self.writes.written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
         return self.results.note(node, value, follows, sized_by_values=sized)
 
-    def _sized(self, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
-        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
+    def _sized(self, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+        node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
         static = not self.tape.is_sized_by_values(places)
         if not isinstance(value, tuple):
-            name = called_name(target, places[0])
-            if name == "__len__":  # `len` makes a number of its own of whatever it is given
-                node.kind, node.target, node.args = "method", "size", (places[0][0], 0)
+            is_length = called(node) in LENGTH
+            if is_length:  # `len` makes a number of its own of whatever it is given
+                node.kind, node.target, node.args = Kind.METHOD, "size", (places[0][0], 0)
             number = recorded(int(value), self.tape, self.tape.append(node, value, follows), static)
-            if name == "__len__":
+            if is_length:
                 self.tape.hold(number, "counts by")
             return self.tape.held_for_texts(number)
         self.tape.ranked = self.tape.ranked or follows == GIVEN  # how many sizes there are is not noted
         index = self.tape.append(node, value, follows)
         items = []
         for place, size in enumerate(value):
-            item = Node(len(self.tape.nodes), "function", operator.getitem, (Ref(index), place), owner=node.owner)
+            item = Node(len(self.tape.nodes), Kind.FUNCTION, operator.getitem, (Ref(index), place), owner=node.owner)
             items.append(recorded(int(size), self.tape, self.tape.append(item, int(size), follows), static))
         return self.tape.held_for_texts(type(value)(items))
 
-    def _read(self, name: str, kind: str, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
+    def _read(self, function: Any, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
         """A call that gives something that is no tensor: values leave torch, unless they are the same in every call."""
         if follows == CONSTANT:
             return value
         stored = [leaf for leaf in leaves(places) if isinstance(leaf, Attr)]
         buffers = not any(isinstance(attribute(self.tape.root, one.path), nn.Parameter) for one in stored)
         if follows == STORED and buffers and isinstance(value, (bool, int, float)) and math.isfinite(value):
-            node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)  # type: ignore[arg-type]
+            node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
             self.tape.guard(Ref(self.tape.append(node, value, follows)), value)
             return value
-        what = "branches on" if name in ("__bool__", "is_nonzero", "equal", "allclose") else "computes in Python with"
+        what = "branches on" if function in BRANCHES else "computes in Python with"
         self.tape.problem(self.tape.owner, f"{what} a tensor's values")
         return value
 

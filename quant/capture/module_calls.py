@@ -10,20 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import bind
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
+from quant.capture.island_results import IslandResults
 from quant.capture.numbers import plain_numbers
 from quant.capture.random_draws import Chance
 from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import out_of_sight
 from quant.capture.writes import Writes, version_of, versions
-from quant.graph import Node, Span, attribute, leaves
+from quant.graph import Kind, Node, Span
 from quant.leaves import is_leaf
-from quant.names import full_name
-from quant.objects import Given, containers, content
+from quant.runtime.arguments import bind
+from quant.runtime.names import attribute, full_name
+from quant.runtime.objects import Given, containers, content
+from quant.runtime.trees import leaves
 
 Modes = list[tuple[str, nn.Module, bool]]
 """Modules by their names, with their modes."""
@@ -39,6 +41,7 @@ class ModuleCalls:
     def __init__(self, tape: Tape, results: CallResults, writes: Writes, mode: TorchFunctionMode) -> None:
         self.tape, self.results, self.writes, self.mode = tape, results, writes, mode
         self._chance = Chance(tape.before.generators)
+        self.island_results = IslandResults(tape)
         self._sites: dict[str, int] = {}
         self._set_modes: set[str] = set()
 
@@ -132,7 +135,7 @@ class ModuleCalls:
         """A layer is one call."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         real_args, real_kwargs = plain_numbers((args, kwargs))
-        if name == "":
+        if not name:
             real_args = (module, *real_args)
         value = forward(*real_args, **real_kwargs)
         return self._results(node, module, value, known, args, kwargs)
@@ -147,37 +150,44 @@ class ModuleCalls:
             self.tape.problem(self.tape.owner, f"hands an object of its caller's to {name}, which runs as it is")
         path = full_name(self.tape.path, name)
         real_args, real_kwargs = plain_numbers((args, kwargs))
-        modes = modes_of(module)
+        modes, state = modes_of(module), self.island_results.state_of(module, name)
         with self.writes.of_island(module, name):
             value = self.run_inside(path, module, real_args, real_kwargs, forward)
         self._modes_set_since(name, modes)
         self.tape.opaque.append(path)
         if any(not same_content(before[key], content(one)) for key, (one, _) in objects.items()):
             self.tape.problem(self.tape.owner, f"hands an object to {name}, which changes it")
-        if any(isinstance(leaf, bool) for leaf in leaves(self.tape.opened(value))):
-            self.tape.problem(self.tape.owner, f"calls {name}, which gives a bool")
-        return self._results(node, module, value, known, args, kwargs)
+        self.island_results.note_state(node, name, state)
+        return self._results(node, module, value, known, args, kwargs, holds=name)
 
     def _module_node(self, name: str, args: Any, kwargs: Any) -> Node:
         if self.tape.before.are_swapped(attribute(self.tape.root, name)):
             self.tape.problem(self.tape.owner, f"calls {name or 'itself'} with other parameters than its own")
         node = Node(
-            len(self.tape.nodes), "module", name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
+            len(self.tape.nodes), Kind.MODULE, name, self.tape.places(args), self.tape.places(kwargs), self.tape.owner
         )
+        once = next((leaf for leaf in leaves((node.args, node.kwargs)) if hasattr(leaf, "__next__")), None)
+        if once is not None:  # a run of the graph would find it read to its end
+            self.tape.problem(self.tape.owner, f"hands a {type(once).__name__} to {name or 'itself'}")
         node.site = self._sites.get(name, 0)
         self._sites[name] = node.site + 1
         return node
 
-    def _results(self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any) -> Any:
+    def _results(
+        self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any, holds: str = ""
+    ) -> Any:
+        """The results of a call; `holds` is the name of an island, whose caller may depend on all that it gives."""
         if not _is_torch_layer(module):
             self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
-            said = says_it_writes("module", node.target, kwargs, module)
+            said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
             given = args or tuple(kwargs.values())
             return self.writes.written(node, value, changed, given, GIVEN, said)
-        return self.results.note(node, value, GIVEN, sized_by_values=self.tape.is_sized_by_values(places))
+        by_values = self.tape.is_sized_by_values(places)
+        hold = (lambda: self.island_results.hold(node, holds, value)) if holds else None
+        return self.results.note(node, value, GIVEN, sized_by_values=by_values, hold=hold)
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
         """Run a module as it is, without this mode, noting what it calls and with what."""

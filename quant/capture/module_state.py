@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from quant.arguments import copyable
 from quant.capture.places import MISSING, Checked, Content, Held, Place, Places, contents_of, items_of_container
 from quant.capture.random_draws import GENERATORS
 from quant.capture.sameness import all_same, flat
-from quant.objects import OPAQUE, attributes_of
+from quant.runtime.arguments import copyable
+from quant.runtime.objects import OPAQUE, attributes_of
 
 STORES = ("_parameters", "_buffers", "_modules")
 OURS = {"forward", "training"}
@@ -142,7 +142,7 @@ class ModuleState:
             return {}
         own = vars(self.module)
         before, now = _flat(self.own, self.stores), _flat(own, own)
-        found = {}
+        changes = {}
         for name in {**before, **now}:
             one, other = before.get(name, MISSING), now.get(name, MISSING)
             if isinstance(one, (list, dict, set)):
@@ -150,8 +150,8 @@ class ModuleState:
             if isinstance(other, (list, dict, set)):
                 other = Items(other)
             if one is not other and not (isinstance(one, Items) and one.same(other)):
-                found[name] = one, other
-        return found
+                changes[name] = one, other
+        return changes
 
     def put_back(self, checked: Checked) -> set[str]:
         """Make the module hold what it held; gives the names of the attributes and tensors that had changed."""

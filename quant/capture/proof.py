@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.arguments import Arguments, copied
-from quant.capture.called import tensors_in
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
@@ -33,8 +31,11 @@ from quant.capture.variations import (
     same_values,
     varied,
 )
-from quant.graph import CaptureMismatch, Ref, evaluate, leaves, map_leaves
-from quant.names import full_name
+from quant.graph import Kind, evaluate
+from quant.runtime.arguments import Arguments, copied, copied_together, tensors_in
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import full_name
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 
 class Proof:
@@ -89,23 +90,23 @@ class Proof:
 
         Where rounded numbers have never changed, they are held.
         """
-        self._decided, found = False, None
+        self._decided, verdict = False, None
         for step in steps:
-            found = self._agrees(values, limits, step)
-            if found is not None:
+            verdict = self._agrees(values, limits, step)
+            if verdict is not None:
                 break
-        alike = self._alike if found else set()
-        if alike or (found is None and self._decided):
+        alike = self._alike if verdict else set()
+        if alike or (verdict is None and self._decided):
             for step in UNCOVER:
                 further = self._agrees(values, limits, step)
                 if further is False:
                     return False
                 alike &= self._alike if further else alike
-                found = found or further
+                verdict = verdict or further
                 if further and not alike:
                     break
         self.limits += tuple(Limit(place, ROUNDED) for place in sorted(alike))
-        return found
+        return verdict
 
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
@@ -136,8 +137,8 @@ class Proof:
             before.put_back()
             if _computes(self.recorder, other, call):
                 after.put_back()
-                for node, twin in zip(self.recorder.nodes, other.nodes, strict=True):
-                    node.note_other_shape(twin)
+                for node, counterpart in zip(self.recorder.nodes, other.nodes, strict=True):
+                    node.note_other_shape(counterpart)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
             fault = ("", "gives other numbers than its captured calls")
@@ -148,10 +149,11 @@ class Proof:
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
     """Record a call, on copies of its tensors."""
-    args, kwargs = copied(call[0]), copied(call[1])
+    is_island = recorder.path in recorder.islands
+    args, kwargs = copied_together(call) if is_island else copied(call)
     recorder.tensors = tensors_in((args, kwargs))
     with watched.telling(recorder):
-        if recorder.path in recorder.islands:
+        if is_island:
             forward: Any = recorder.root.__dict__["forward"]
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
@@ -159,25 +161,25 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
 
 
 def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
-    """The rounded numbers, by their places, that are the same in two recordings although what they are made of is not.
+    """The places of rounded numbers that agree in two recordings although the numbers before rounding differ.
 
     Where Python counts by one of them unseen, the recordings could not tell.
     """
-    guarded = {node.args[0].index for node in one.nodes if node.kind == "guard" and isinstance(node.args[0], Ref)}
+    guarded = {node.args[0].index for node in one.nodes if node.kind is Kind.GUARD and isinstance(node.args[0], Ref)}
     places = {index: place for place, index in enumerate(one.rounded) if index not in guarded}
     moved: set[int] = set()
-    found = set()
+    alike = set()
     for node in one.nodes:
         mine, theirs = one.value(node.index), other.value(node.index)
         if isinstance(mine, (int, float)) and mine != theirs:
             moved.add(node.index)
         elif node.index in places and moved.intersection(node.refs):
-            found.add(places[node.index])
-    return found
+            alike.add(places[node.index])
+    return alike
 
 
 def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
-    """Whether the calls of the first recording, made with the second's inputs, give what the second call gave."""
+    """Whether the calls of the first recording, run on the second's inputs, give the second call's result."""
     again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
@@ -187,7 +189,7 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
         try:
             for node in one.nodes:
                 values[node.index] = (
-                    inputs[node.index] if node.kind == "input" else evaluate(node, one.root, values.__getitem__)
+                    inputs[node.index] if node.kind is Kind.INPUT else evaluate(node, one.root, values.__getitem__)
                 )
                 for index in {node.index, *node.refs}:
                     if last[index] == node.index:

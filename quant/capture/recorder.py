@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quant.arguments import bind, kept
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.forward_code import named_in
@@ -27,9 +26,11 @@ from quant.capture.tape import GIVEN, Tape
 from quant.capture.unrecordable import asked, said_of, stand_ins
 from quant.capture.writes import Writes, versions
 from quant.dead_calls import remove_dead
-from quant.graph import Graph, Node, Ref, leaves, map_leaves
+from quant.graph import Graph, Kind, Node
 from quant.leaves import is_leaf
-from quant.objects import Given, Result, containers, holds_objects
+from quant.runtime.arguments import bind, kept
+from quant.runtime.objects import Given, Result, containers, holds_objects
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 
 class Recorder(Tape, TorchFunctionMode):
@@ -124,7 +125,7 @@ class Recorder(Tape, TorchFunctionMode):
         if asked:
             self.problem("", f"gets a tensor with an attribute '{asked}' of the caller's")
         self.inputs.append(leaf)
-        index = self.append(Node(len(self.nodes), "input", name), leaf, GIVEN)
+        index = self.append(Node(len(self.nodes), Kind.INPUT, name), leaf, GIVEN)
         return Ref(index)
 
     def _number_input(self, name: str, value: Any) -> Any:
@@ -132,7 +133,7 @@ class Recorder(Tape, TorchFunctionMode):
         self.numbers.append(value)
         if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
             return value
-        node = Node(len(self.nodes), "input", name, number=type(value))
+        node = Node(len(self.nodes), Kind.INPUT, name, number=type(value))
         return recorded(value, self, self.append(node, value, GIVEN), True)
 
     def _hold_sizes(self) -> None:
@@ -140,7 +141,7 @@ class Recorder(Tape, TorchFunctionMode):
             if limit.dim < 0:
                 continue
             tensor = self.tensors[limit.place]
-            node = Node(len(self.nodes), "method", "size", (self.where[id(tensor)], limit.dim))
+            node = Node(len(self.nodes), Kind.METHOD, "size", (self.where[id(tensor)], limit.dim))
             index = self.append(node, tensor.shape[limit.dim], GIVEN)
             self.guard(Ref(index), tensor.shape[limit.dim])
 
@@ -153,6 +154,7 @@ class Recorder(Tape, TorchFunctionMode):
         value = self._output_places(self.result)
         writes = [*self._writes.of_arguments(), *self._writes.of_attributes()]
         self.drop_needless_guards((value, writes))
+        self._modules.island_results.refuse_later_guards()
         self.output = Result(value, tuple(writes)) if writes or holds_objects(value) else value
         self.keep(self.output)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quant.graph import Ref
+from quant.runtime.trees import Ref
 
 
 class GivenBack:

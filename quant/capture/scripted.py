@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quant.capture.module_state import stored_tensors
 from quant.capture.places import Checked, Held
-from quant.graph import leaves, map_leaves
+from quant.runtime.trees import leaves, map_leaves
 
 
 class ScriptState:

@@ -1,7 +1,7 @@
 """The tape: what one recording has noted, and the place by which each tensor and number is known.
 
 A tensor is known by its identity, a parameter or buffer by its name, a number by the node that it carries
-(`numbers.py`). What a value follows from decides whether a number made of it may be guarded.
+(`numbers.py`). The sources of a value decide whether a number computed from it may be guarded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
-from quant.graph import Attr, Node, Ref, Span, TensorMeta, leaves, map_leaves
-from quant.names import full_name
-from quant.objects import Given, Instance, holds_itself, opened
+from quant.graph import Kind, Node, Span, TensorMeta
+from quant.runtime.names import full_name
+from quant.runtime.objects import Given, Instance, holds_itself, opened
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
 CONSTANT, STORED, GIVEN = range(3)
@@ -215,13 +216,13 @@ class Tape:
 
     def follows_from(self, tree: Any) -> int:
         """The highest source of what nested places name."""
-        found = CONSTANT
+        strongest = CONSTANT
         for leaf in leaves(tree):
             if isinstance(leaf, Attr):
-                found = max(found, STORED)
+                strongest = max(strongest, STORED)
             elif isinstance(leaf, Ref):
-                found = max(found, self._sources[leaf.index])
-        return found
+                strongest = max(strongest, self._sources[leaf.index])
+        return strongest
 
     def is_sized_by_values(self, tree: Any) -> bool:
         return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))
@@ -231,7 +232,7 @@ class Tape:
         if not self.is_recording:
             return value
         places = self.places(operands)
-        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        node = Node(len(self.nodes), Kind.FUNCTION, function, places, owner=self.owner)
         index = self.append(node, value, self.follows_from(places))
         static = all(one.static for one in operands if type(one) in NUMBERS)
         if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
@@ -251,7 +252,7 @@ class Tape:
             self.problem(self.owner, "branches on a tensor's values")
             return
         places = self.places((one, other))
-        node = Node(len(self.nodes), "function", function, places, owner=self.owner)
+        node = Node(len(self.nodes), Kind.FUNCTION, function, places, owner=self.owner)
         self.guard(Ref(self.append(node, verdict, self.follows_from(places))), verdict)
 
     def decides(self, number: Any, what: str) -> None:
@@ -276,7 +277,7 @@ class Tape:
         return tree
 
     def guard(self, place: Any, expected: Any) -> int:
-        node = Node(len(self.nodes), "guard", "guard", (place, expected), owner=self.owner)
+        node = Node(len(self.nodes), Kind.GUARD, "guard", (place, expected), owner=self.owner)
         return self.append(node, expected, CONSTANT)
 
     def drop_needless_guards(self, output: Any) -> None:
@@ -290,7 +291,9 @@ class Tape:
         readers.update(leaf.index for leaf in leaves(output) if isinstance(leaf, Ref))
         for place, (guard, number) in enumerate(zip(self._unsure, self.rounded, strict=True)):
             if readers[number] > 1 and Limit(place, ROUNDED) not in self.limits:
-                self.nodes[guard] = Node(guard, "function", operator.pos, (Ref(number),), owner=self.nodes[guard].owner)
+                self.nodes[guard] = Node(
+                    guard, Kind.FUNCTION, operator.pos, (Ref(number),), owner=self.nodes[guard].owner
+                )
 
 
 def _forget(where: dict[int, Any], key: int, _: Any) -> None:

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.arguments import Arguments, bind, copied
 from quant.capture.called import Called
 from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
-from quant.graph import Ref, Span, leaves, map_leaves
-from quant.objects import opened
+from quant.graph import Span
+from quant.runtime.arguments import Arguments, bind, copied, copied_together
+from quant.runtime.objects import opened
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 NEAR = 1e-3
 """Largest relative error of a tensor: torch's attention is recorded as plain calls, which round otherwise."""
@@ -81,8 +82,8 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     before = watched.snapshot()
     try:
         torch.set_rng_state(call.chance)
-        args, kwargs = copied(call.example)
-        return not _near(call.output, call.module(*args, **kwargs))
+        args, kwargs = copied_together(call.example)
+        return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # what its caller would have set is not there
         return True
     finally:

@@ -1,36 +1,45 @@
-"""Layers that eval mode calls with other and larger values than training does, so that its ranges do not hold them.
+"""Layers that eval mode calls with larger values than training does, or that training does not call at all.
 
 A forward may go one way in training and another in eval mode, or with gradients and without. It is an island then, but
-the layers that it calls see the values of training alone.
+the layers that it calls see the values of training alone, whose ranges do not hold those of eval mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Node, Ref, attribute, leaves
+from quant.graph import Kind, Node
 from quant.leaves import is_leaf
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, leaves
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
 
-REASON = "eval mode gives it larger values than training, whose ranges would clip them"
+LARGER = "eval mode gives it larger values than training, whose ranges would clip them"
+NEVER_TRAINED = "eval mode calls it and training does not, which has no ranges for it"
+REASONS = (LARGER, NEVER_TRAINED)
 MARGIN = 0.25
 """Of the span of a layer's values in training, beyond which eval mode's are larger: dropout and the statistics of a
 batch norm move the ends a little, and 8 bits lose little there."""
 
 
-def within(layers: Iterable[str], path: str) -> dict[str, str]:
-    """Those that are in the module `path`, by their names there, with the reason why they stay float."""
+def within(layers: Mapping[str, str], path: str) -> dict[str, str]:
+    """Those that are in the module `path`, by their names there, with the reasons why they stay float."""
     inside = (name for name in layers if not path or name == path or name.startswith(f"{path}."))
-    return {name.removeprefix(path).removeprefix("."): REASON for name in inside}
+    return {name.removeprefix(path).removeprefix("."): layers[name] for name in inside}
 
 
-def unlike_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
+def called_layers(recorder: Recorder) -> set[str]:
+    """The layers within the root, and the owners of functional ones, that a recording called."""
+    return {name for node in recorder.nodes if (name := _layer(node, recorder.root)) is not None}
+
+
+def larger_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
     """The layers within the root, and the owners of functional ones, whose values are computed otherwise in eval mode
     than in training, and are larger there.
 
@@ -38,10 +47,10 @@ def unlike_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
         evaluated, trained: recordings of the same call in either mode.
     """
     kinds: dict[Any, int] = {}
-    calls, twins = _calls(evaluated, kinds), _calls(trained, kinds)
-    for name, found in calls.items():
-        known = twins.get(name, {})
-        new = [value for kind, value in found.items() if kind not in known]
+    calls, others = _calls(evaluated, kinds), _calls(trained, kinds)
+    for name, values in calls.items():
+        known = others.get(name, {})
+        new = [value for kind, value in values.items() if kind not in known]
         if new and known and _exceed(new, list(known.values())):
             yield name
 
@@ -50,12 +59,12 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
     """By layer, what it was called with: each float input, by the way in which it was computed."""
     ways: list[int] = []
     activations: set[int] = set()
-    found: dict[str, dict[int, Tensor]] = {}
+    by_layer: dict[str, dict[int, Tensor]] = {}
     for node in recorder.nodes:
         target = node.target if isinstance(node.target, str) else id(node.target)
         arguments = tuple(ways[leaf.index] if isinstance(leaf, Ref) else _key(leaf) for leaf in _leaves(node))
         key: tuple[Any, ...] = (node.kind, target, node.owner, arguments)
-        if node.kind == "input" or not activations.isdisjoint(node.refs):
+        if node.kind is Kind.INPUT or not activations.isdisjoint(node.refs):
             activations.add(node.index)
         else:  # spectral norm computes a weight otherwise in training, and that settles
             key = ("stored", node.owner)
@@ -66,13 +75,13 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
         for ref in filter(activations.__contains__, node.refs):
             value = recorder.value(ref)
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                found.setdefault(name, {})[ways[ref]] = value.detach()
-    return found
+                by_layer.setdefault(name, {})[ways[ref]] = value.detach()
+    return by_layer
 
 
 def _layer(node: Node, root: nn.Module) -> str | None:
     """The name under which a plan has the layer that a node may be."""
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return str(node.target) if is_leaf(attribute(root, node.target)) else None
     return node.owner if any(isinstance(leaf, Attr) for leaf in _leaves(node)) else None
 

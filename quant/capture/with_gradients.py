@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import torch
 
-from quant.arguments import Arguments
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
-from quant.capture.unlike_in_training import unlike_layers
-from quant.names import full_name
+from quant.capture.unlike_in_training import LARGER, NEVER_TRAINED, called_layers, larger_layers
+from quant.runtime.arguments import Arguments
+from quant.runtime.names import full_name
+
+TRIALS = 8
+"""Calls in training mode that are to show a layer which some of them leave out: of two hundred that leave out every
+second, one does not."""
 
 
 def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
@@ -24,14 +31,18 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
     if other is None:
         return {}
     settle_mode(recorder, other)
-    fault = _unlike(recorder, other, "other values", "training")
-    if fault:
-        watched.unlike_in_training.update(full_name(recorder.path, name) for name in _larger(watched, recorder, call))
-    return fault
+    return _unlike(recorder, other, "other values", "training")
 
 
-def _larger(watched: Watched, recorder: Recorder, call: Arguments) -> list[str]:
-    """The layers that get larger values in eval mode than in training, by two recordings that keep all values."""
+def note_unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> None:
+    """Let `watched` know of layers whose ranges from training do not serve eval mode: some module does something else
+    there."""
+    for name, reason in _unlike_layers(watched, recorder, call).items():
+        watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
+
+
+def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The layers whose ranges from training do not serve eval mode, and why; by two recordings that keep all values."""
     before = watched.snapshot()
     one = recorder.again(before, training=recorder.training, keeps=True)
     try:
@@ -40,12 +51,28 @@ def _larger(watched: Watched, recorder: Recorder, call: Arguments) -> list[str]:
         before.put_back()
     other = _recorded_in_training(watched, recorder, call, keeps=True)
     if other is None:
-        return []
+        return {}
     settle_mode(one, other)
-    larger = list(unlike_layers(one, other))
+    reasons = dict.fromkeys(larger_layers(one, other), LARGER)
     one.forget_values()
     other.forget_values()
-    return larger
+    missing = _never_called(watched, recorder, call, called_layers(one) - called_layers(other))
+    return {**reasons, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
+
+
+def _never_called(watched: Watched, recorder: Recorder, call: Arguments, missing: set[str]) -> set[str]:
+    """Those of some layers that training does not call by chance either, as it does where it drops layers at random."""
+    before = watched.snapshot()
+    for seed in range(TRIALS if missing else 0):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+        other = _recorded_in_training(watched, recorder, call)
+        missing = missing - called_layers(other) if other is not None else missing
+        if not missing:
+            break
+    before.put_back()
+    return missing
 
 
 def _recorded_in_training(

@@ -17,10 +17,11 @@ from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
 from quant.capture.snapshot import state_of, storages_of
 from quant.capture.tape import Tape
-from quant.graph import Attr, Node, Ref, leaves
-from quant.names import full_name
-from quant.objects import Write, content
+from quant.graph import Kind, Node
 from quant.runtime.calls import with_items, write_items
+from quant.runtime.names import full_name
+from quant.runtime.objects import Write, content
+from quant.runtime.trees import Attr, Ref, leaves
 
 
 class Writes:
@@ -41,7 +42,7 @@ class Writes:
         """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
         x, outlives = args[0], self._outlives(args[0])
         target = write_items if outlives else with_items
-        node = Node(len(self.tape.nodes), "function", target, places[0], owner=self.tape.owner, writes=outlives)
+        node = Node(len(self.tape.nodes), Kind.FUNCTION, target, places[0], owner=self.tape.owner, writes=outlives)
         self._overwrite([x], keep=x)
         self.tape.append(node, x, self.tape.follows_from(places))
 
@@ -73,8 +74,8 @@ class Writes:
         for tensor in changed:
             place = self.tape.where.get(id(tensor))
             own = place.index if tensor is keep and isinstance(place, Ref) else None
-            found = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
-            for index in found:
+            indices = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+            for index in indices:
                 # Whoever holds the tensor itself finds its new node, by identity.
                 if index != own and self.tape.value(index) is not keep:
                     self.tape.overwritten.add(index)

@@ -1,4 +1,4 @@
-"""Sums and products of two values, or of one with numbers of the model's own."""
+"""Sums and products of two values, or of a value with constants of the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from quant.folding import Affine, ChannelFactor, ChannelShift, depends_on_nothing, own_shape
-from quant.graph import Ref, TensorMeta
+from quant.graph import TensorMeta
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel
@@ -18,6 +18,7 @@ from quant.ops.operator import Clampable
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
 Sign = Literal[1, -1]
 
@@ -79,7 +80,8 @@ def multiply(call: Call) -> Recognised:
 def division(call: Call) -> Recognised:
     """Division by a number; by a tensor it stays float."""
     if isinstance(call.get(1, "other"), (int, float)) and len(call.node.args) == 2:
-        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0)
+        rounds = call.node.kwargs.get("rounding_mode") is not None
+        return _with_number(call, [call.get(0, "input"), call.get(1, "other")], 0, None if rounds else 1)
     raise StaysFloat("division by a tensor is kept in float")
 
 
@@ -89,7 +91,9 @@ def _binary(call: Call, operator: Add | Mul) -> Recognised:
         raise StaysFloat("it has an alpha or an out")
     numbers = [isinstance(arg, (int, float)) for arg in args]
     if any(numbers):
-        return _with_number(call, args, numbers.index(False))
+        place, neutral = numbers.index(False), 1 if isinstance(operator, Mul) else 0
+        negates = isinstance(operator, Add) and operator.sign < 0 and place == 1
+        return _with_number(call, args, place, None if negates else neutral)
     for place in (0, 1):
         recognised = _per_channel(call, args, place, operator)
         if recognised is not None:
@@ -98,10 +102,10 @@ def _binary(call: Call, operator: Add | Mul) -> Recognised:
 
 
 def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -> Recognised | None:
-    """A sum or product with the model's own numbers, one per channel: a part of the layer before, where it can be.
+    """A sum or product with one constant per channel, which is folded into the layer before where possible.
 
     Args:
-        place: of the operand that is no activation.
+        place: index of the constant operand.
     """
     x, constant = args[1 - place], args[place]
     shape = own_shape(call.graph, call.root, constant)
@@ -122,7 +126,7 @@ def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -
 
 
 def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None:
-    """1 or -1 for a tensor of `shape` with a number for each index of that axis of a value; 0 with one for all."""
+    """1 or -1 where a tensor of `shape` has a number per index of that axis of a value; 0 for a single number."""
     if meta is None or len(meta.shape) < 2 or len(shape) > len(meta.shape):
         return None
     if set(shape) <= {1}:
@@ -136,8 +140,14 @@ def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None
     return None
 
 
-def _with_number(call: Call, args: list[Any], place: int) -> Recognised:
-    """A sum or product with a Python number is a function of one value."""
+def _with_number(call: Call, args: list[Any], place: int, neutral: int | None) -> Recognised:
+    """A sum or product with a Python number is a function of one value.
+
+    Args:
+        place: of the operand that is no number.
+        neutral: the number with which that value is the result, as in `sum(values)`, which begins with 0, or where a
+            setting that scales is 1; None where there is none.
+    """
     if not isinstance(args[place], Ref):
         raise StaysFloat("its operand is no activation")
-    return Recognised(Lookup(), (call.activation(place, "input"),))
+    return Recognised(Lookup(gives_input=args[1 - place] == neutral), (call.activation(place, "input"),))

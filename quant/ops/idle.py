@@ -1,4 +1,4 @@
-"""Moves that give every value as it is: what does nothing in eval mode, and copies."""
+"""Views that give every value as it is: copies, and calls without effect in eval mode."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.call import Call, StaysFloat
-from quant.ops.moves import Move, moved
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.ops.views import View, view_of
 from quant.runtime.module_call import ModuleCall
 
 
 @dataclass(frozen=True)
-class Copy(Move):
-    """A tensor of its own with the same values."""
+class Copy(View):
+    """A copy."""
 
     def plan(self, call: PlanCall) -> Lines:
         return [("same", {"x": call.tensor()})]
@@ -27,58 +27,60 @@ class Copy(Move):
 
 @dataclass(frozen=True)
 class Idle(Copy):
-    """The input itself, as a dropout gives it in eval mode."""
+    """The input itself, as from a dropout in eval mode."""
 
     idle: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Identity(Idle):
-    """`nn.Identity`."""
+    """`nn.Identity`, and arithmetic with a number that changes nothing (`Lookup.gives_input`)."""
 
 
 @dataclass(frozen=True)
 class Contiguous(Idle):
-    """The input in an order of memory, which no kernel asks for."""
+    """`contiguous`, which no kernel needs."""
 
     planned_in_reals: ClassVar[bool] = True
 
 
 @recognises(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, "detach")
 def idle(call: Call) -> Recognised:
-    """Layers that drop in training mode, and calls that only training sees."""
-    return moved(Idle(), call)
+    """Layers that drop values in training mode, and `detach`."""
+    return view_of(Idle(), call)
 
 
 @recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def dropout(call: Call) -> Recognised:
-    """Functions that are told whether to drop; layers ask their mode."""
+    """Dropout functions, whose `training` argument decides; layers follow their mode."""
     if call.get(2, "training", True) is True:
         raise StaysFloat("it drops values in eval mode too")
-    return moved(Idle(), call)
+    return view_of(Idle(), call)
 
 
 @recognises(nn.Identity)
 def identity(call: Call) -> Recognised:
-    """Nothing in any mode."""
-    return moved(Identity(), call)
+    """`nn.Identity`."""
+    return view_of(Identity(), call)
 
 
 @recognises("contiguous")
 def contiguous(call: Call) -> Recognised:
-    """An order of memory."""
-    return moved(Contiguous(), call)
+    """`contiguous`."""
+    return view_of(Contiguous(), call)
 
 
 @recognises("clone")
 def copy(call: Call) -> Recognised:
     """A copy."""
-    return moved(Copy(), call)
+    return view_of(Copy(), call)
 
 
 @dataclass(frozen=True)
 class IdleCall(ModuleCall):
     """A float module that does nothing in eval mode."""
+
+    kind: ClassVar[str] = "idle"
 
     def holds(self, module: nn.Module) -> bool:
         return is_untouched(module) and type(module) in _PLANNED and not module.training
@@ -91,7 +93,7 @@ _PLANNED = (nn.Dropout, nn.Identity)
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a call of the module is a call of its class's forward."""
+    """Whether calling the module calls its class's forward, without hooks."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 

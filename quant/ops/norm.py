@@ -1,10 +1,10 @@
-"""Layer norms, which stay float32: their kernel adds in another order than torch, so that their last bits differ."""
+"""Layer norms, which stay float32; their kernel sums in another order than torch, so that the last bits differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from quant.runtime.module_call import ModuleCall
 @dataclass(frozen=True)
 class NormCall(ModuleCall):
     """An `nn.LayerNorm` over the last dimension."""
+
+    kind: ClassVar[str] = "layer_norm"
 
     def holds(self, module: nn.Module) -> bool:
         return is_untouched(module) and type(module) is nn.LayerNorm and len(module.normalized_shape) == 1

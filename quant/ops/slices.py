@@ -1,4 +1,4 @@
-"""Moves that take a part of a tensor, or cut it into several."""
+"""Views that take a part of a tensor, or cut it into several."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from quant.kernels.reference_plan import Register
 from quant.ops.call import Call
-from quant.ops.moves import Move, moved
 from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, recognises
+from quant.ops.views import View, view_of
 
 
 @dataclass(frozen=True)
-class Narrow(Move):
+class Narrow(View):
     """`length` values of a dimension, from `start`."""
 
     dim: Any = 0
@@ -33,13 +33,13 @@ class Narrow(Move):
 
 
 @dataclass(frozen=True)
-class Split(Move):
+class Split(View):
     """A tuple of parts."""
 
 
 @dataclass(frozen=True)
 class Chunk(Split):
-    """A tuple of so many parts of one size, the last of them smaller where they do not divide the dimension."""
+    """A tuple of `count` parts of one size, the last one smaller where the size does not divide the dimension."""
 
     planned_in_reals: ClassVar[bool] = True
     chunks: Any = 1
@@ -51,7 +51,7 @@ class Chunk(Split):
 
 @dataclass(frozen=True)
 class SplitSizes(Split):
-    """A tuple of parts of given sizes, or of one size and the last of them smaller."""
+    """A tuple of parts of given sizes, or of one size with a smaller last one."""
 
     planned_in_reals: ClassVar[bool] = True
     sizes: Any = 1
@@ -148,9 +148,9 @@ def _from_front(index: int, count: int) -> int:
 
 
 def _ends_between(parts: Rows | Spans, least: int, most: int) -> Lines:
-    """Nothing where the size is above `least` and at most `most`; no plan is made for another.
+    """Lines that require a size above `least` and at most `most`; a plan is built for no other size.
 
-    The index `least` has to be there, and what lies from `most` on to hold nothing, which a shape with a zero says.
+    Index `least` must exist, and the part from `most` on must be empty, which a shape with a zero checks.
     """
     x = Register(parts.source)
     shape = [Register(parts.source, dim) if dim != parts.dim else 0 for dim in range(parts.rank)]
@@ -163,7 +163,7 @@ def _ends_between(parts: Rows | Spans, least: int, most: int) -> Lines:
 
 
 @dataclass(frozen=True)
-class Item(Move):
+class Item(View):
     """x[index], x a tensor or a tuple of parts."""
 
     planned_in_reals: ClassVar[bool] = True
@@ -199,40 +199,40 @@ def _part(known: Symbol, index: Any) -> Lines:
 @recognises(torch.narrow, "narrow")
 def narrow(call: Call) -> Recognised:
     """A slice by its start and length."""
-    return moved(Narrow(call.get(1, "dim"), call.get(2, "start"), call.get(3, "length")), call)
+    return view_of(Narrow(call.get(1, "dim"), call.get(2, "start"), call.get(3, "length")), call)
 
 
 @recognises(torch.chunk, "chunk")
 def chunk(call: Call) -> Recognised:
-    """So many parts."""
-    return moved(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
+    """A number of parts."""
+    return view_of(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
 
 
 @recognises(torch.split)
 def split(call: Call) -> Recognised:
     """Parts of given sizes."""
-    return moved(SplitSizes(call.get(1, "split_size_or_sections"), call.get(2, "dim", 0)), call)
+    return view_of(SplitSizes(call.get(1, "split_size_or_sections"), call.get(2, "dim", 0)), call)
 
 
 @recognises("split")
 def split_method(call: Call) -> Recognised:
-    """The same, whose sizes have another name."""
-    return moved(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
+    """The same, with another name for the sizes."""
+    return view_of(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
 
 
 @recognises(torch.unbind, "unbind")
 def unbind(call: Call) -> Recognised:
     """Parts of one index."""
-    return moved(Unbind(call.get(1, "dim", 0)), call)
+    return view_of(Unbind(call.get(1, "dim", 0)), call)
 
 
 @recognises(torch.tensor_split, "tensor_split")
 def tensor_split(call: Call) -> Recognised:
-    """Parts as numpy's, which no plan has operations for."""
-    return moved(Split(), call)
+    """Parts by numpy's rules, without operations in plans."""
+    return view_of(Split(), call)
 
 
 @recognises(operator.getitem)
 def item(call: Call) -> Recognised:
     """A part by its index."""
-    return moved(Item(call.get(1, "index")), call)
+    return view_of(Item(call.get(1, "index")), call)

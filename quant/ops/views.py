@@ -1,4 +1,9 @@
-"""Moves that give a tensor another shape, or its dimensions another order."""
+"""Views: calls that give the same values in another shape or order, or a part of them, and compute nothing.
+
+On integers each is the captured call itself. This file has the base class and the views of all values; parts of them
+are in `slices.py`, copies and calls without effect in `idle.py`. To add one takes a class with its `plan`, and a
+function that recognises it.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +11,81 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from quant.graph import Node
+from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
-from quant.ops.call import Call
-from quant.ops.moves import Move, listed, moved
+from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
+from quant.ops.lowering import Context, SameCall
+from quant.ops.operator import Operator
 from quant.ops.planning import Lines, PlanCall, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.ops.step import Step
+from quant.runtime.trees import Ref
 
-COPYING = {"view": "reshape", "view_as": "reshape_as"}
-"""Methods that copy where there is no view, in the place of those that refuse."""
+SPLITS = frozenset({
+    torch.chunk, torch.split, torch.unbind, torch.tensor_split, torch.split_with_sizes, "chunk", "split", "unbind",
+    "tensor_split", "split_with_sizes",
+})  # fmt: skip
+"""Calls that give a tuple of parts of one tensor (`slices.py`)."""
 
 
 @dataclass(frozen=True)
-class View(Move):
-    """A move of all values, in the order in which they lie or in another one."""
+class View(Operator):
+    """The same values elsewhere: in another shape or order, copied, or a part of them.
+
+    Attributes:
+        idle: in eval mode it gives its input itself.
+        planned_in_reals: the native plan computes it on float values too, between integers (`plan` serves both).
+    """
+
+    name: ClassVar[str] = "pass"
+    shares_range: ClassVar[bool] = True
+    idle: ClassVar[bool] = False
+    planned_in_reals: ClassVar[bool] = False
+
+    def lower(self, step: Step, context: Context) -> SameCall:
+        return SameCall()
+
+    def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
+        """The call on integers, which may lie in another memory format than the float values did."""
+        return node, kwargs
+
+
+def view_of(operator: Operator, call: Call) -> Recognised:
+    """`operator`, for a call on an activation or on the parts that another call cut it into."""
+    value = call.get(0, "input")
+    if not isinstance(value, Ref):
+        raise StaysFloat("its input is no activation")
+    source = call.graph.nodes[value.index]
+    if source.meta is not None:
+        check_reals(source.meta)
+    if source.meta is None and not is_call_of(source, SPLITS):
+        raise StaysFloat("its input is no tensor")
+    return Recognised(operator, (value.index,))
+
+
+def listed(call: Call, name: str) -> tuple[Any, ...]:
+    """Settings after the input, given one by one, as one list, or by name."""
+    settings = call.node.args[1:] or (call.node.kwargs.get(name, ()),)
+    return tuple(settings[0]) if len(settings) == 1 and isinstance(settings[0], (tuple, list)) else tuple(settings)
+
+
+COPYING = {"view": "reshape", "view_as": "reshape_as"}
+"""Method that fails where no view exists -> the one that copies instead."""
+
+
+@dataclass(frozen=True)
+class ShapeView(View):
+    """All values in another shape or order."""
 
     planned_in_reals: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Reshape(View):
-    """Another shape; its numbers may be Refs to what follows from sizes."""
+class Reshape(ShapeView):
+    """Another shape; its numbers may be Refs to values derived from sizes."""
 
     shape: tuple[Any, ...] = ()
 
@@ -42,7 +99,7 @@ class Reshape(View):
 
 
 @dataclass(frozen=True)
-class ReshapeAs(Move):
+class ReshapeAs(View):
     """The shape of another tensor."""
 
     def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
@@ -50,15 +107,15 @@ class ReshapeAs(Move):
 
 
 def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
-    """A call that refuses where there is no view, as one that copies; their shapes have other names."""
-    if node.kind != "method" or node.target not in COPYING:
+    """The copying form of a call that fails where no view exists; their shapes have other keyword names."""
+    if node.kind is not Kind.METHOD or node.target not in COPYING:
         return node, kwargs
     renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
     return replace(node, target=COPYING[node.target]), renamed
 
 
 @dataclass(frozen=True)
-class Flatten(View):
+class Flatten(ShapeView):
     """Dimensions `start` to `end`, both included, as one."""
 
     start: Any = 0
@@ -70,7 +127,7 @@ class Flatten(View):
 
 
 @dataclass(frozen=True)
-class Unflatten(View):
+class Unflatten(ShapeView):
     """One dimension as several."""
 
     dim: Any = 0
@@ -89,7 +146,7 @@ class Unflatten(View):
 
 
 @dataclass(frozen=True)
-class Permute(View):
+class Permute(ShapeView):
     """The dimensions in another order."""
 
     dims: tuple[Any, ...] = ()
@@ -99,8 +156,8 @@ class Permute(View):
 
 
 @dataclass(frozen=True)
-class Transpose(View):
-    """Two dimensions in each other's place."""
+class Transpose(ShapeView):
+    """Two dimensions exchanged."""
 
     dim0: Any = 0
     dim1: Any = 1
@@ -111,8 +168,8 @@ class Transpose(View):
 
 
 @dataclass(frozen=True)
-class Unsqueeze(View):
-    """A dimension of one more."""
+class Unsqueeze(ShapeView):
+    """A new dimension of size one."""
 
     dim: Any = 0
 
@@ -121,8 +178,8 @@ class Unsqueeze(View):
 
 
 @dataclass(frozen=True)
-class Squeeze(View):
-    """Less a dimension of one, or, with None, all of them."""
+class Squeeze(ShapeView):
+    """Without a dimension of size one, or, with None, without all of them."""
 
     dim: Any = None
 
@@ -135,19 +192,19 @@ class Squeeze(View):
 @recognises(torch.reshape, "reshape")
 def reshape(call: Call) -> Recognised:
     """A reshape."""
-    return moved(Reshape(listed(call, "shape")), call)
+    return view_of(Reshape(listed(call, "shape")), call)
 
 
 @recognises("view")
 def view(call: Call) -> Recognised:
     """A view, which on integers is a reshape."""
-    return moved(Reshape(listed(call, "size")), call)
+    return view_of(Reshape(listed(call, "size")), call)
 
 
 @recognises("view_as", "reshape_as")
 def reshape_as(call: Call) -> Recognised:
     """A reshape to another tensor's shape."""
-    return moved(ReshapeAs(), call)
+    return view_of(ReshapeAs(), call)
 
 
 @recognises(nn.Flatten, torch.flatten, "flatten")
@@ -155,8 +212,8 @@ def flatten(call: Call) -> Recognised:
     """Neighbouring dimensions as one."""
     layer: Any = call.module
     if layer is not None:
-        return moved(Flatten(layer.start_dim, layer.end_dim), call)
-    return moved(Flatten(call.get(1, "start_dim", 0), call.get(2, "end_dim", -1)), call)
+        return view_of(Flatten(layer.start_dim, layer.end_dim), call)
+    return view_of(Flatten(call.get(1, "start_dim", 0), call.get(2, "end_dim", -1)), call)
 
 
 @recognises(nn.Unflatten, "unflatten")
@@ -164,41 +221,50 @@ def unflatten(call: Call) -> Recognised:
     """One dimension as several."""
     layer: Any = call.module
     if layer is not None:
-        return moved(Unflatten(layer.dim, layer.unflattened_size), call)
-    return moved(Unflatten(call.get(1, "dim"), call.get(2, "sizes")), call)
+        return view_of(Unflatten(layer.dim, layer.unflattened_size), call)
+    return view_of(Unflatten(call.get(1, "dim"), call.get(2, "sizes")), call)
 
 
 @plans_reals(torch.unflatten, moves=True)
 def unflatten_function(call: PlanCall) -> Lines:
-    """The function, which is recognised in float alone."""
+    """`torch.unflatten`, which is planned in float only."""
     return Unflatten(call.setting(1, "dim"), call.setting(2, "sizes")).plan(call)
 
 
 @recognises(torch.permute, "permute")
 def permute(call: Call) -> Recognised:
     """The dimensions in another order."""
-    return moved(Permute(listed(call, "dims")), call)
+    return view_of(Permute(listed(call, "dims")), call)
 
 
 @recognises(torch.transpose, "transpose")
 def transpose(call: Call) -> Recognised:
-    """Two dimensions in each other's place."""
-    return moved(Transpose(call.get(1, "dim0"), call.get(2, "dim1")), call)
+    """Two dimensions exchanged."""
+    return view_of(Transpose(call.get(1, "dim0"), call.get(2, "dim1")), call)
 
 
 @recognises(torch.swapaxes, "swapaxes")
 def swapaxes(call: Call) -> Recognised:
     """The same by numpy's name."""
-    return moved(Transpose(call.get(1, "axis0"), call.get(2, "axis1")), call)
+    return view_of(Transpose(call.get(1, "axis0"), call.get(2, "axis1")), call)
 
 
 @recognises(torch.unsqueeze, "unsqueeze")
 def unsqueeze(call: Call) -> Recognised:
-    """A dimension of one more."""
-    return moved(Unsqueeze(call.get(1, "dim")), call)
+    """A new dimension of size one."""
+    return view_of(Unsqueeze(call.get(1, "dim")), call)
 
 
 @recognises(torch.squeeze, "squeeze")
 def squeeze(call: Call) -> Recognised:
-    """A dimension of one less."""
-    return moved(Squeeze(call.get(1, "dim")), call)
+    """Without a dimension of size one."""
+    return view_of(Squeeze(call.get(1, "dim")), call)
+
+
+@recognises(
+    nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, torch.channel_shuffle,
+    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "expand", "repeat", "t",
+)  # fmt: skip
+def unplanned(call: Call) -> Recognised:
+    """Views without an operation in native plans."""
+    return view_of(View(), call)

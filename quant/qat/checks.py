@@ -7,9 +7,9 @@ import warnings
 import torch
 from torch import nn
 
-from quant.names import full_name
 from quant.observers import NoDataSeen
 from quant.qat.runner import TrainingRunner
+from quant.runtime.names import full_name
 from quant.static.runner import runners
 
 SETTLED = 0.1
@@ -51,7 +51,7 @@ def check_trained(prepared: nn.Module) -> None:
                 "rounding; train past the schedule's first phase, or call quant.qat.round_values(prepared) and go on",
                 stacklevel=3,
             )
-        empty = [name for name in runner.plan.slots if _collapsed(runner, name)]
+        empty = [name for name in runner.fused.slots if _collapsed(runner, name)]
         if empty:
             warnings.warn(
                 f"quant.convert: only zeros were seen at {_some([full_name(path, name) for name in empty])}; the "
@@ -69,7 +69,7 @@ def check_trained(prepared: nn.Module) -> None:
 
 def _collapsed(runner: TrainingRunner, slot: str) -> bool:
     try:
-        return bool(runner.point(slot).collapsed)
+        return bool(runner.observer(slot).collapsed)
     except NoDataSeen:
         return False
 

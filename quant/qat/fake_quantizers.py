@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.fuse import Plan, Slot
+from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.kernels import QScheme, weight_scheme
 from quant.observers import (
     AUTO,
@@ -144,7 +144,7 @@ class SharedFakeQuantize(FakeQuantize):
         return out
 
 
-def weight_key(step: Step, plan: Plan) -> str:
+def weight_key(step: Step, fused: FusedGraph) -> str:
     """The key of a step's learned weight scale; steps that share an int8 weight share it."""
-    first = plan.twins(step)[0]
+    first = fused.calls_of_layer(step)[0]
     return (first.name or "weight").replace(".", "/")

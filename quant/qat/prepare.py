@@ -11,10 +11,9 @@ from torch import nn
 
 from quant.copying import copy_model
 from quant.further_programs import Extender
-from quant.fuse import Plan
-from quant.graph import Attr, attribute
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind
 from quant.leaves import is_dynamic
-from quant.names import full_name
 from quant.observers import NoDataSeen, Observer
 from quant.observers.fake_quantize import FakeQuantizeBase
 from quant.ops.operator import Weighted
@@ -23,8 +22,11 @@ from quant.prepare import checked
 from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.programs import RESERVED
+from quant.runtime.trees import Attr
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, runners
+from quant.static.runner import GraphRunner, runners
 from quant.static.weights import folded
 
 
@@ -79,14 +81,14 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
         del runner.root._modules[RESERVED], runner.root.__dict__["forward"]
         if runner.own_forward is not None:
             runner.root.__dict__["forward"] = runner.own_forward
-        extender.install(runner.root, runner.plan)
+        extender.install(runner.root, runner.fused)
         first = runner.root._modules[RESERVED]
         assert isinstance(first, TrainingRunner)
         for one in programs:
-            trainer = first if one is runner else extender.add(first, one.plan)
+            trainer = first if one is runner else extender.add(first, one.fused)
             trainer.example = one.example
             for slot, ends in _ranges(one, path).items():
-                quantizer = trainer.point(slot)
+                quantizer = trainer.observer(slot)
                 assert isinstance(quantizer, FakeQuantizeBase)
                 quantizer.start(*ends)
     _name(prepared)
@@ -95,8 +97,8 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
 
 def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     ranges = {}
-    for slot in runner.plan.slots:
-        observer = runner.point(slot)
+    for slot in runner.fused.slots:
+        observer = runner.observer(slot)
         assert isinstance(observer, Observer)
         try:
             ranges[slot] = observer.range()
@@ -109,44 +111,44 @@ def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, tor
     return ranges
 
 
-def _make_runner(module: nn.Module, plan: Plan, recipe: Recipe) -> TrainingRunner:
-    """The runner that trains `module` by `plan`."""
+def _make_runner(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> TrainingRunner:
+    """The runner that trains `module` by its fused graph."""
     activations: dict[str, nn.Module] = {
-        slot.name: activation_quantizer(slot, slot.name) for slot in plan.slots.values()
+        slot.name: activation_quantizer(slot, slot.name) for slot in fused.slots.values()
     }
     weights: dict[str, nn.Module] = {}
-    for step in plan.steps:
+    for step in fused.steps:
         if not isinstance(step.operator, Weighted):
             continue
-        _refuse_hooked(step, plan, module)
-        weight = folded(step, plan.graph, module)[0]
+        _refuse_hooked(step, fused, module)
+        weight = folded(step, fused.graph, module)[0]
         quantizer = weight_quantizer(step, step.weighted.output_first(weight).shape[0], step.name)
         if quantizer is not None:
-            weights.setdefault(weight_key(step, plan), quantizer)
-    return TrainingRunner(module, plan, activations, weights, _dynamic(module, plan, recipe))
+            weights.setdefault(weight_key(step, fused), quantizer)
+    return TrainingRunner(module, fused, activations, weights, _dynamic(module, fused, recipe))
 
 
-def _refuse_hooked(step: Step, plan: Plan, root: nn.Module) -> None:
+def _refuse_hooked(step: Step, fused: FusedGraph, root: nn.Module) -> None:
     """Raise for a weight that a hook sets before each call: it would keep the last value and never train."""
     source = step.weighted.weight
     if not isinstance(source, Attr):
         return
     owner = root.get_submodule(source.path.rpartition(".")[0])
     if owner._forward_pre_hooks and not isinstance(attribute(root, source.path), nn.Parameter):
-        name = full_name(plan.graph.path, step.name)
+        name = full_name(fused.graph.path, step.name)
         raise ValueError(
             f"quant.prepare_qat: layer '{name}': its weight is computed by a hook (as by torch.nn.utils.weight_norm), "
             "which does not run in training for int8; use torch.nn.utils.parametrizations, or leave the layer float"
         )
 
 
-def _dynamic(module: nn.Module, plan: Plan, recipe: Recipe) -> dict[str, QConfig]:
+def _dynamic(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> dict[str, QConfig]:
     """The settings of the modules that convert will make dynamic."""
     settings: dict[str, QConfig] = {}
-    for node in plan.graph.nodes:
-        if node.kind != "module" or not is_dynamic(module.get_submodule(node.target)):
+    for node in fused.graph.nodes:
+        if node.kind is not Kind.MODULE or not is_dynamic(module.get_submodule(node.target)):
             continue
-        name = full_name(plan.graph.path, node.target)
+        name = full_name(fused.graph.path, node.target)
         qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]
         if qconfig is not None:
             settings[node.target] = qconfig

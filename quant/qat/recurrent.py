@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import arguments_of, attribute, call_module, map_leaves
+from quant.graph import arguments_of, call_module
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.ops.operator import Recurrent
 from quant.ops.step import Step
 from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
-from quant.static.recurrent import call_of
+from quant.runtime.layers.recurrent_walk import call_of
+from quant.runtime.names import attribute
+from quant.runtime.trees import map_leaves
 from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized_rows
@@ -35,53 +37,55 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
     node = runner.graph.nodes[step.nodes[0]]
     module = attribute(runner.root, node.target)
     args, kwargs = arguments_of(node, runner.root, values.__getitem__)
-    points = {name: _Point(runner, slot, (node.target, name)) for name, slot in runner.plan.inner_slots(step).items()}
+    ranges = {
+        name: _InnerRange(runner, slot, (node.target, name)) for name, slot in runner.fused.inner_slots(step).items()
+    }
     weights = _rounded(step, module) if rounding else {}
-    found: Any = None
-    if runner.training or not (rounding or any(point.quantizing for point in points.values())):
-        found = call_module(runner.root, node.target, args, kwargs)
+    result: Any = None
+    if runner.training or not (rounding or any(one.quantizing for one in ranges.values())):
+        result = call_module(runner.root, node.target, args, kwargs)
         if runner.training:
-            observe(module, args, kwargs, map_leaves(_detached, found), lambda name, x: points[name].look(x))
-    if rounding or any(point.quantizing for point in points.values()):
+            observe(module, args, kwargs, map_leaves(_detached, result), lambda name, x: ranges[name].look(x))
+    if rounding or any(one.quantizing for one in ranges.values()):
         input, hx = call_of(args, kwargs)
-        found = run_float(
+        result = run_float(
             module,
             input,
             hx,
-            lambda name, x: points[name].round(x),
+            lambda name, x: ranges[name].round(x),
             lambda module, layer, reverse: weights.get((layer, reverse)) or tensors_of(module, layer, reverse),
         )
     if len(step.nodes) == 1:
-        return {node.index: found}
+        return {node.index: result}
     assert isinstance(step.operator, Recurrent)
-    y = points[step.operator.ranges[-1]].round(found[0]) if runner.plan.emits_integers(step) else found[0]
-    return {node.index: found, step.output: y}
+    y = ranges[step.operator.ranges[-1]].round(result[0]) if runner.fused.emits_integers(step) else result[0]
+    return {node.index: result, step.output: y}
 
 
-class _Point:
+class _InnerRange:
     """A fake quantiser that looks at whole sequences and rounds single steps."""
 
     def __init__(self, runner: GraphRunner, slot: str, key: tuple[str, str]) -> None:
-        self.point: Any = runner.point(slot)
-        found = runner.plan.slots[slot]
-        self.place = len(found.observed) + found.inner.index(key)
+        self.quantizer: Any = runner.observer(slot)
+        shared = runner.fused.slots[slot]
+        self.place = len(shared.observed) + shared.inner.index(key)
 
     @property
     def quantizing(self) -> bool:
-        return bool(self.point.quantizing)
+        return bool(self.quantizer.quantizing)
 
     def look(self, x: Tensor) -> Tensor:
-        shared = isinstance(self.point, SharedFakeQuantize)
-        seen: Tensor = self.point.at(self.place, x) if shared else self.point(x)
+        shared = isinstance(self.quantizer, SharedFakeQuantize)
+        seen: Tensor = self.quantizer.at(self.place, x) if shared else self.quantizer(x)
         return seen
 
     def round(self, x: Tensor) -> Tensor:
-        if not isinstance(self.point, FakeQuantize):
-            learned: Tensor = self.point(x)
+        if not isinstance(self.quantizer, FakeQuantize):
+            learned: Tensor = self.quantizer(x)
             return learned
         if not self.quantizing:
             return x
-        return fake_quantize(x, self.point.scale, self.point.zero_point, self.point.scheme)
+        return fake_quantize(x, self.quantizer.scale, self.quantizer.zero_point, self.quantizer.scheme)
 
 
 def _detached(leaf: Any) -> Any:
@@ -94,12 +98,12 @@ def _rounded(step: Step, module: nn.Module) -> dict[tuple[int, bool], Tensors]:
     Raises:
         ValueError: a weight holds NaN or inf; with the layer's name.
     """
-    made = {}
+    tensors = {}
     for place in directions_of(module):
         own = tensors_of(module, *place)
         names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
-        made[place] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
-    return made
+        tensors[place] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
+    return tensors
 
 
 def _straight(weight: Tensor, step: Step) -> Tensor:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quant.folding import is_own_norm, norm_of
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, Ref, arguments_of, attribute, evaluate, leaves, map_leaves
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
-from quant.ops.step import Step
+from quant.ops.step import Step, is_recurrent
 from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
@@ -25,7 +25,9 @@ from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight
 from quant.recipe import QConfig
 from quant.runtime.binding import bound_values
+from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
+from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
@@ -53,12 +55,12 @@ class TrainingRunner(GraphRunner):
     def __init__(
         self,
         root: nn.Module,
-        plan: Plan,
-        points: dict[str, nn.Module],
+        fused: FusedGraph,
+        observers: dict[str, nn.Module],
         weights: dict[str, nn.Module],
         dynamic: dict[str, QConfig],
     ) -> None:
-        super().__init__(root, plan, points)
+        super().__init__(root, fused, observers)
         self.weights = nn.ModuleDict(weights)
         self.dynamic = dynamic
         self.synced: bool | None = None
@@ -66,9 +68,9 @@ class TrainingRunner(GraphRunner):
         self.register_buffer("norms_frozen", torch.zeros((), dtype=torch.bool))
         self._known = {"rounding": True, "norms_frozen": False}
         self._places = {
-            value: (slot.name, place) for slot in plan.slots.values() for place, value in enumerate(slot.observed)
+            value: (slot.name, place) for slot in fused.slots.values() for place, value in enumerate(slot.observed)
         }
-        self._dead, self._both = last_readers(plan), plan.read_both_ways()
+        self._dead, self._both = last_readers(fused), fused.read_both_ways()
         self._first: tuple[GraphRunner, ...] = (self,)
         self._untrained: bool | None = None
 
@@ -95,8 +97,8 @@ class TrainingRunner(GraphRunner):
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         values = bound_checked(self, args, kwargs)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._train(values))
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._train(values))
         else:
             output = self._train(values)
         return finished(output, self.root, args, kwargs)
@@ -109,9 +111,9 @@ class TrainingRunner(GraphRunner):
         for key in self.weights:
             if key in first.weights:
                 self.weights[key] = first.weights[key]
-        shared = set(first.points.values())
-        model = next((one for one in first.points.values() if isinstance(one, FakeQuantizeBase)), None)
-        for one in self.points.values():
+        shared = set(first.observers.values())
+        model = next((one for one in first.observers.values() if isinstance(one, FakeQuantizeBase)), None)
+        for one in self.observers.values():
             if one not in shared and isinstance(one, FakeQuantizeBase) and model is not None:
                 one.set_observing(bool(model.observing))
                 one.set_quantizing(bool(model.quantizing))
@@ -153,7 +155,7 @@ class TrainingRunner(GraphRunner):
 
     def _train(self, values: dict[int, Any]) -> Any:
         rounded: dict[int, Any] = {}
-        for step in self.plan.steps:
+        for step in self.fused.steps:
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
@@ -161,7 +163,7 @@ class TrainingRunner(GraphRunner):
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
-            if self.graph.nodes[step.output].kind != "input":
+            if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values[step.output], clamp = self._value(step, seen)
             value = values[step.output]
             if step.output in self._both:
@@ -193,7 +195,7 @@ class TrainingRunner(GraphRunner):
             # Called as a module, which passes other settings in training mode than the captured call has.
             normalised: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
             return normalised
-        qconfig = self.dynamic.get(node.target) if node.kind == "module" and self.is_on("rounding") else None
+        qconfig = self.dynamic.get(node.target) if node.kind is Kind.MODULE and self.is_on("rounding") else None
         if qconfig is None:
             return evaluate(node, self.root, value)
         args, kwargs = arguments_of(node, self.root, value)
@@ -206,7 +208,7 @@ class TrainingRunner(GraphRunner):
         if step.output not in self._places:
             return value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
         slot, place = self._places[step.output]
-        quantizer = self.point(slot)
+        quantizer = self.observer(slot)
         if isinstance(quantizer, SharedFakeQuantize):
             return quantizer.at(place, value, clamp)
         if isinstance(quantizer, FakeQuantize):
@@ -259,18 +261,18 @@ class TrainingRunner(GraphRunner):
         return rounded_weight(weight, scale, step), scale
 
     def _smallest(self, step: Step) -> Tensor | None:
-        scales = [self._scale(twin.inputs[0]) for twin in self.plan.twins(step)]
+        scales = [self._scale(call.inputs[0]) for call in self.fused.calls_of_layer(step)]
         known = torch.stack(scales)
         return torch.where(torch.isfinite(known), known, torch.inf).amin()
 
     def _scale(self, value: int) -> Tensor:
         """The scale of a value that has a range, float32 (); NaN where another call of the layer comes later."""
-        quantizer = self.point(self.plan.slot_of[value])
+        quantizer = self.observer(self.fused.slot_of[value])
         assert isinstance(quantizer, FakeQuantizeBase)
         return quantizer.current_scale()
 
     def _weight_quantizer(self, step: Step) -> Any:
-        return self.weights._modules.get(weight_key(step, self.plan)) if len(self.weights) else None
+        return self.weights._modules.get(weight_key(step, self.fused)) if len(self.weights) else None
 
     def _channels(self, step: Step) -> int:
         return step.weighted.output_first(self._unfolded(step)[0]).shape[0]
@@ -293,7 +295,7 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
     """
-    values = bound_values(runner.graph, runner.root, args, kwargs, runner.plan.slot_of)
+    values = bound_values(runner.expected, runner.root, args, kwargs)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
             if not isinstance(value, Tensor):
@@ -313,16 +315,16 @@ def _refuse(runner: TrainingRunner, index: int, value: Tensor) -> None:
         )
 
 
-def last_readers(plan: Plan) -> dict[int, list[int]]:
+def last_readers(fused: FusedGraph) -> dict[int, list[int]]:
     """For each step, by its output, the values that no later step reads, so that they can be dropped after it."""
-    kept = {leaf.index for leaf in leaves(plan.graph.output) if isinstance(leaf, Ref)}
+    kept = {leaf.index for leaf in leaves(fused.graph.output) if isinstance(leaf, Ref)}
     last: dict[int, int] = {}
-    for step in plan.steps:
+    for step in fused.steps:
         for index in step.nodes:
-            for ref in plan.graph.nodes[index].refs:
+            for ref in fused.graph.nodes[index].refs:
                 last[ref] = step.output
         last.setdefault(step.output, step.output)
-    inner = {index for step in plan.steps for index in step.nodes[:-1]}
+    inner = {index for step in fused.steps for index in step.nodes[:-1]}
     dead: dict[int, list[int]] = {}
     for value, reader in last.items():
         if value not in kept and value not in inner:

@@ -1,5 +1,6 @@
 """What a converted model consists of and runs by: programs, their values and instructions, the module that runs one.
 
-It stands on `quant.kernels` and on what every part of `quant` speaks of (graph, objects, arguments, names). Capture,
-plans and conversion stand on it.
+Here also stands what every part of `quant` speaks of in calls: nested arguments and outputs (`trees.py`), objects of
+any class in them (`objects.py`), the arguments of a module's call (`arguments.py`), whether a call is one that was
+captured (`matching.py`), and dotted names (`names.py`). Graphs, capture, plans and conversion stand on this package.
 """

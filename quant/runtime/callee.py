@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
 
-from quant.graph import attribute
+from quant.runtime.names import attribute
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ def function(target: Callable[..., Any]) -> Function:
     for method, found in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
         if found is target:
             return Function(torch.__name__, f"Tensor.{method}", target)
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        namespace, _, operation = str(target).partition(".")
+        return Function(f"{torch.ops.__name__}.{namespace}", operation, target)
     return Function(getattr(target, "__module__", "") or "", getattr(target, "__qualname__", name), target)
 
 

@@ -1,6 +1,6 @@
 """Nested arguments with places for registers, made once into what fills them at every call.
 
-`graph.map_leaves` asks of every part what it is. Here that is asked once, for the tuples, lists and dicts that nearly
+`trees.map_leaves` asks of every part what it is. Here that is asked once, for the tuples, lists and dicts that nearly
 all arguments are; any other tree is left to `map_leaves`.
 """
 
@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from quant.graph import Attr, Ref, is_plain, map_leaves
+from quant.runtime.trees import Attr, Ref, is_plain, map_leaves
 
 Fill: TypeAlias = Callable[[Mapping[int, Any]], Any]
 """Gives a tree with the values of registers in it."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from quant.graph import Ref, leaves, map_leaves
 from quant.runtime.callee import Callee, Submodule
+from quant.runtime.trees import Ref, leaves, map_leaves
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments: nested, with Ref to values of the program, or constants."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -18,21 +18,29 @@ class ModuleCall:
     A native call keeps a copy of the parameters for as long as their versions stay, so a write that torch does not
     count, as through `weight.data`, is not seen.
 
+    What a subclass has besides are lines of a plan, as text.
+
     Attributes:
+        kind: its name in the text of a schedule (`schedule_text.py`); `kinds` has all classes by theirs.
         out, reads: registers.
         path: of the module.
     """
 
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[ModuleCall]]] = {}
     out: int
     reads: tuple[int, ...]
     path: str
+
+    def __init_subclass__(cls) -> None:
+        ModuleCall.kinds[cls.kind] = cls
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
         raise NotImplementedError
 
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        """The line; `constant` names a tensor in it."""
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line | str:
+        """The line, or its text; `constant` names a tensor in it."""
         raise NotImplementedError
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:

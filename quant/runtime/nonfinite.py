@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import leaves, map_leaves
 from quant.kernels import ops
+from quant.runtime.trees import leaves, map_leaves
 
 LOST = -1
 """The register that holds what was noted: a list of `Lost`."""

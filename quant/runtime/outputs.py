@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quant.arguments import bind
-from quant.graph import Attr, attribute, map_leaves, settled
-from quant.objects import Result
+from quant.runtime.arguments import bind
+from quant.runtime.names import attribute
+from quant.runtime.objects import Result
+from quant.runtime.trees import Attr, map_leaves, settled
 
 
 def finished(output: Any, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
 
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from quant.graph import Ref
-from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.callee import Callee, Function, Method, Submodule
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.expected_call_text import read_call, read_input
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -30,12 +31,17 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.program import Program, unread
 from quant.runtime.program_text import HEADER
-from quant.runtime.tree_reader import NAME, Reader, TextError, of_tensors
+from quant.runtime.tree_reader import NAME, Reader, TextError, is_method
+from quant.runtime.trees import Ref
 from quant.runtime.values import Shape, Size, Value
 
 
-def parse(text: str) -> Program:
+def parse(text: str, constants: list[Tensor] | None = None, packages: Collection[str] | None = None) -> Program:
     """The program that a text shows.
+
+    Args:
+        constants: the tensors that it names; None where they stand at its end.
+        packages: whose classes it may name; None for those of all that is imported.
 
     Raises:
         TextError: the text is none, or names what no text may name; the message names the line.
@@ -43,11 +49,11 @@ def parse(text: str) -> Program:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines or lines[0][1].strip() != HEADER:
         raise TextError(f"line 1: expected {HEADER!r}, as the text of a program begins")
-    constants = _read_constants(lines)
+    constants = _read_constants(lines) if constants is None else constants
     read = _Reading(constants)
     for number, line in lines[1:]:
         if not line.startswith(("$", "  ")):
-            read.line(Reader(line, number, constants))
+            read.line(Reader(line, number, constants, packages))
     return read.program()
 
 
@@ -57,6 +63,8 @@ class _Reading:
     def __init__(self, constants: list[Tensor]) -> None:
         self.constants = constants
         self.sizes: dict[str, int] = {}
+        self.call: ExpectedCall | None = None
+        self.expected: dict[int, ExpectedInput] = {}
         self.values: dict[int, Value] = {}
         self.inputs: list[int] = []
         self.instructions: list[Instruction] = []
@@ -67,20 +75,26 @@ class _Reading:
         """Take in a line."""
         if self.ended:
             reader.fail("expected nothing but constants after the output")
-        if reader.take("sizes "):
+        if reader.at("%"):
+            self._instruction(reader)
+        elif reader.take("sizes "):
             while (name := reader.match(NAME)) is not None:
                 reader.expect("=")
                 self.sizes[name] = reader.integer()
+        elif reader.take("call "):
+            self.call = read_call(reader)
         elif reader.take("input "):
             value = self._definition(reader)
             reader.expect(";")
             self._add(reader, value, _node(reader))
             self.inputs.append(value.id)
+            if self.call is not None:
+                self.expected[value.id] = read_input(reader)
         elif reader.take("output "):
             self.output, self.ended = reader.value(), True
             self._check(reader, registers_in(self.output))
         else:
-            self._instruction(reader)
+            reader.expect("%")
         reader.end()
 
     def _instruction(self, reader: Reader) -> None:
@@ -96,9 +110,9 @@ class _Reading:
         self.instructions.append(instruction)
 
     def _check(self, reader: Reader, reads: set[int]) -> None:
-        unknown = sorted(reads - set(self.values))
+        unknown = reads - self.values.keys()
         if unknown:
-            reader.fail(f"%{unknown[0]} is not made before")
+            reader.fail(f"%{min(unknown)} is not made before")
 
     def _add(self, reader: Reader, value: Value, node: int) -> None:
         if value.id in self.values:
@@ -109,7 +123,7 @@ class _Reading:
         reader.expect("%")
         place, name = reader.integer(), reader.word()
         reader.expect(":")
-        dtype = _read_dtype(reader)
+        dtype = read_dtype(reader)
         shape = self._shape(reader) if dtype is not None and reader.at("[") else None
         qparams = None
         if reader.take("scale="):
@@ -136,18 +150,17 @@ class _Reading:
 
     def _call(self, reader: Reader, out: Value) -> tuple[type[Instruction], dict[str, Any]]:
         """The class of an instruction, and what it has besides its origin."""
-        for name, read in _CALLS.items():
-            if reader.at(f"{name}("):
-                reader.take(name)
-                return read(self, reader, out)
-            if reader.take(f"{name} "):
-                return read(self, reader, out)
+        name = reader.peek(NAME)
+        if name in _CALLS:
+            reader.take(name)
+            return _CALLS[name](self, reader, out)
         if reader.take("octet."):
             kernel = reader.word()
             args, kwargs = reader.arguments()
             return KernelCall, {"kernel": kernel, "args": args, "kwargs": kwargs}
-        callee = _read_callee(reader)
+        callee = read_callee(reader)
         args, kwargs = reader.arguments()
+        check_call(reader, callee, args, kwargs)
         return FloatCall, {"callee": callee, "args": args, "kwargs": kwargs}
 
     def conversion(self, reader: Reader, out: Value, kind: type[Conversion]) -> dict[str, Any]:
@@ -171,7 +184,17 @@ class _Reading:
             raise TextError(f"there is no line of %{missing[0]}; ids go from 0 on")
         values = tuple(self.values[place] for place in range(len(self.values)))
         drops = unread(self.instructions, self.output)
-        return Program(values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes)
+        return Program(
+            values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes, self._expected_call()
+        )
+
+    def _expected_call(self) -> ExpectedCall | None:
+        if self.call is None:
+            return None
+        named = registers_in((self.call.arguments, self.call.written))
+        if not named <= set(self.inputs):
+            raise TextError(f"the call names %{min(named - set(self.inputs))}, which is no input")
+        return replace(self.call, inputs=self.expected)
 
 
 Call = tuple[type[Instruction], dict[str, Any]]
@@ -251,9 +274,11 @@ def _read_guard(reading: _Reading, reader: Reader, out: Value) -> Call:
 
 
 def _read_move(reading: _Reading, reader: Reader, out: Value) -> Call:
-    callee = _read_callee(reader) if not reader.at("same(") else None
+    callee = read_callee(reader) if not reader.at("same(") else None
     reader.take("same")
     args, kwargs = reader.arguments()
+    if callee is not None:
+        check_call(reader, callee, args, kwargs)
     rescaled = reader.pairs() if reader.take("rescaled ") else {}
     numbers = {_source(reader, value): one for value, one in rescaled.items()}
     return IntegerMove, {"callee": callee, "args": args, "kwargs": kwargs, "rescaled": numbers}
@@ -270,7 +295,8 @@ _CALLS: dict[str, Callable[[_Reading, Reader, Value], Call]] = {
 }
 
 
-def _read_callee(reader: Reader) -> Callee:
+def read_callee(reader: Reader) -> Callee:
+    """What is called."""
     if reader.take("method "):
         return Method(_method(reader))
     if reader.take("module "):
@@ -286,12 +312,25 @@ def _read_callee(reader: Reader) -> Callee:
 
 def _method(reader: Reader) -> str:
     name = reader.word()
-    if name.startswith("__") and id(getattr(torch.Tensor, name, None)) not in of_tensors():
+    if not is_method(name):
         reader.fail(f"{name!r} is no method of a tensor")
     return name
 
 
-def _read_dtype(reader: Reader) -> torch.dtype | None:
+def check_call(reader: Reader, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse what an allowed function does more than compute: private attributes lead from a value to any code."""
+    if not isinstance(callee, Function):
+        return
+    if callee.target is getattr:
+        name = args[1] if len(args) == 2 and not kwargs else None
+        if not isinstance(name, str) or name.startswith("_"):
+            reader.fail("expected getattr(%value, 'name'), and no private name")
+    if callee.target in (max, min) and "key" in kwargs:
+        reader.fail("takes no function as a key")
+
+
+def read_dtype(reader: Reader) -> torch.dtype | None:
+    """A dtype; None for what is no tensor."""
     name = reader.match(NAME)
     if name == "object":
         return None
@@ -316,7 +355,7 @@ def _read_constant(reader: Reader, place: int, data: str) -> Tensor:
     if reader.integer() != place:
         reader.fail(f"expected constant ${place}")
     reader.expect("=")
-    dtype, shape = _read_dtype(reader), reader.value()
+    dtype, shape = read_dtype(reader), reader.value()
     reader.end()
     if dtype is None or not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
         reader.fail("expected a dtype and a shape")

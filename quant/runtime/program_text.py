@@ -2,7 +2,8 @@
 
     octet-program 1
     sizes n=4
-    input %0 x_0: float32[n, 8]  ; #0
+    call encoder(x=%0)
+    input %0 x_0: float32[n, 8]  ; #0 argument x float32
     %1 x_0: uint8[n, 8] scale=0.02 zero_point=128 = quantize(%0)  ; #0
     %2 fc: float32[n, 3] = layer fc(%1)  ; #1 from fc
     output %2
@@ -12,7 +13,8 @@ integers (x = scale * (q - zero_point)), and the call. Behind the semicolon stan
 captured graph, the step where it is called otherwise than the value, the module whose forward made the call (`of`), and
 the modules that the call was made of (`from`). `octet.NAME` is a kernel, `layer NAME` an int8 layer, `method NAME` and
 `module NAME` are the user's, and so is a function with dots in its name; `move` marks calls that take integers as well
-as reals. Tensors that are no parameters are $0, $1, ... and stand at the end.
+as reals. Tensors that are no parameters are $0, $1, ... and stand at the end. `expected_call_text.py` says what `call`
+and `argument` are.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quant.graph import Ref
 from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.expected_call_text import call_text, input_text
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -42,6 +44,7 @@ from quant.runtime.instructions import (
     TakeSequence,
 )
 from quant.runtime.tree_text import Writer, word
+from quant.runtime.trees import Ref
 from quant.runtime.values import Value
 
 if TYPE_CHECKING:
@@ -57,18 +60,29 @@ WIDTH = 64
 
 
 def program_text(program: Program) -> str:
-    """A program as text."""
-    writer, values = Writer(), program.values
+    """A program as text, with its constants."""
+    writer = Writer()
+    lines = [text_without_constants(program, writer)]
+    for place, tensor in enumerate(writer.constants):
+        lines += _constant(place, tensor)
+    return "\n".join(lines)
+
+
+def text_without_constants(program: Program, writer: Writer) -> str:
+    """A program as text, but for the tensors that it names by their places among the writer's."""
+    values = program.values
     lines = [HEADER]
     if program.sizes:
         lines.append(" ".join(["sizes", *(f"{name}={size}" for name, size in program.sizes.items())]))
-    lines += [f"input {_definition(values[one])}  ; #{values[one].node}" for one in program.inputs]
+    if program.call is not None:
+        lines.append(f"call {call_text(program.call, writer)}")
+    for value in map(values.__getitem__, program.inputs):
+        expected = "" if program.call is None else f" {input_text(program.call.inputs[value.id])}"
+        lines.append(f"input {_definition(value)}  ; #{value.node}{expected}")
     for one in program.instructions:
         out = values[one.out]
         lines.append(f"{_definition(out)} = {_call(one, values, writer)}  ; {_origin(one, out)}")
     lines.append(f"output {writer.value(program.output)}")
-    for place, tensor in enumerate(writer.constants):
-        lines += _constant(place, tensor)
     return "\n".join(lines)
 
 
@@ -113,15 +127,16 @@ def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
     if isinstance(one, (TakeSequence, Guard)):
         return one.kind + writer.arguments(*one.arguments)
     if isinstance(one, FloatCall):
-        return _callee(one.callee) + writer.arguments(*one.arguments)
+        return callee_text(one.callee) + writer.arguments(*one.arguments)
     assert isinstance(one, IntegerMove)
-    called = "same" if one.callee is None else _callee(one.callee)
+    called = "same" if one.callee is None else callee_text(one.callee)
     by_value = {Ref(value): numbers for value, numbers in one.rescaled.items()}
     rescaled = f" rescaled {writer.pairs(by_value)}" if by_value else ""
     return f"move {called}{writer.arguments(*one.arguments)}{rescaled}"
 
 
-def _callee(callee: Callee) -> str:
+def callee_text(callee: Callee) -> str:
+    """What is called."""
     if isinstance(callee, Method):
         return f"method {word(callee.name)}"
     if isinstance(callee, Submodule):

@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
 
 P = TypeVar("P", bound="Programs")
+
+RESERVED = "_quant"
+"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
 
 
 class Programs(nn.Module):

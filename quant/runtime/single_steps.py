@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from quant.graph import attribute, settle
 from quant.kernels.reference_ops import rescale
-from quant.objects import holds_objects
 from quant.runtime.callee import Submodule
 from quant.runtime.filling import Fill, filler
 from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
+from quant.runtime.names import attribute
+from quant.runtime.objects import holds_objects
 from quant.runtime.origin import Edge, Origin
+from quant.runtime.trees import settle
 
 
 @dataclass

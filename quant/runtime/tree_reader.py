@@ -1,7 +1,7 @@
 """Nested arguments from their text (`tree_text.py`).
 
-Classes are looked up in modules that are imported already, and functions in an allow-list: to read a text runs nothing
-of it but constructors of dataclasses, tuples and mappings.
+Classes are looked up in modules that are imported already, of a file's text only in given packages, and functions in an
+allow-list: to read a text runs nothing of it but constructors of dataclasses, tuples and mappings.
 """
 
 from __future__ import annotations
@@ -16,26 +16,40 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 import numpy
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.graph import Attr, PackedParts, Ref, Sizes
-from quant.objects import Given, Instance, Result, Write
 from quant.runtime.callee import Function, named
+from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.tree_text import BARE
+from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+INTEGER = re.compile(r"\d+")
 NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+
+PLAIN = frozenset((
+    bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, range, type(None), OrderedDict,
+    deque, defaultdict, Tensor, torch.Size, torch.dtype, torch.device, torch.nn.Parameter, PackedSequence,
+))  # fmt: skip
+"""Classes that any text may name."""
 
 
 class TextError(ValueError):
     """A text that is no program; the message names the line."""
+
+
+class UnknownClass(TextError):
+    """A text that names a class which is not there, or of a package whose classes it may not name."""
 
 
 class Reader:
@@ -45,31 +59,42 @@ class Reader:
         text: the line.
         number: of the line, for errors.
         constants: the tensors that values name by their places.
+        packages: whose classes it may name besides plain ones; None for those of all that is imported.
     """
 
-    def __init__(self, text: str, number: int, constants: list[Tensor]) -> None:
-        self.text, self.number, self.constants = text, number, constants
+    def __init__(
+        self, text: str, number: int, constants: list[Tensor], packages: Collection[str] | None = None
+    ) -> None:
+        self.text, self.number, self.constants, self.packages = text, number, constants, packages
         self.place = 0
 
-    def fail(self, why: str) -> NoReturn:
+    def fail(self, why: str, kind: type[TextError] = TextError) -> NoReturn:
         """Raise an error that names the line."""
-        raise TextError(f"line {self.number}: {why}: {self.text.strip()!r}")
+        raise kind(f"line {self.number}: {why}: {self.text.strip()!r}")
 
     def skip(self) -> None:
         """Go over spaces."""
-        while self.place < len(self.text) and self.text[self.place] == " ":
+        while self.text.startswith(" ", self.place):
             self.place += 1
 
     def at(self, sign: str) -> bool:
         """Whether a sign comes next."""
-        self.skip()
+        if self.text.startswith(" ", self.place):
+            self.skip()
         return self.text.startswith(sign, self.place)
 
     def take(self, sign: str) -> bool:
         """Go over a sign, if it comes next."""
-        found = self.at(sign)
-        self.place += len(sign) * found
-        return found
+        if not self.at(sign):
+            return False
+        self.place += len(sign)
+        return True
+
+    def peek(self, pattern: re.Pattern[str]) -> str:
+        """What a pattern takes, and go over nothing; '' where it takes nothing."""
+        self.skip()
+        found = pattern.match(self.text, self.place)
+        return "" if found is None else found.group()
 
     def expect(self, sign: str) -> None:
         """Go over a sign.
@@ -97,7 +122,7 @@ class Reader:
 
     def integer(self) -> int:
         """A number without a point."""
-        found = self.match(re.compile(r"\d+"))
+        found = self.match(INTEGER)
         if found is None:
             self.fail(f"expected a number at column {self.place + 1}")
         return int(found)
@@ -155,16 +180,15 @@ class Reader:
 
     def value(self) -> Any:
         """Any nested value."""
-        for sign, read in _READERS.items():
-            if self.at(sign):
-                return read(self)
-        text = self.match(STRING)
-        if text is not None:
-            return ast.literal_eval(text)
+        self.skip()
+        read = _READERS.get(self.text[self.place : self.place + 1])
+        if read is not None:
+            return read(self)
         number = self.match(NUMBER)
         if number is not None:
             return int(number) if number.lstrip("-").isdigit() else float(number)
-        return self._named()
+        text = self.match(STRING)
+        return self._named() if text is None else ast.literal_eval(text)
 
     def _named(self) -> Any:
         name = self.match(NAME)
@@ -216,7 +240,10 @@ class Reader:
         """A function that is an argument."""
         self.expect("&")
         module, name = self.place_of()
-        return self.allowed(module, name).target
+        found = self.allowed(module, name).target
+        if found is getattr:
+            self.fail("getattr is no argument of a call")
+        return found
 
     def allowed(self, module: str, name: str) -> Function:
         """A function of the allow-list."""
@@ -242,7 +269,9 @@ class Reader:
         module, name = self.place_of()
         kind = named(sys.modules.get(module), name)
         if not isinstance(kind, type):
-            self.fail(f"class {name} is not known; import {module} first")
+            self.fail(f"class {name} is not known; import {module} first", UnknownClass)
+        if not self._is_known(module, kind):
+            self.fail(f"class {name} of {module} is none of the model's packages", UnknownClass)
         if self.text.startswith("[", self.place) and issubclass(kind, enum.Enum):
             [member] = self._several("[", "]")
             return kind[member]
@@ -250,6 +279,13 @@ class Reader:
             pairs: Any = self.pairs()
             return kind(pairs)  # type: ignore[call-arg]
         return self._object(kind) if self.text.startswith("(", self.place) else kind
+
+    def _is_known(self, module: str, kind: type) -> bool:
+        """Whether a text may name a class: one of the given packages, or a plain one."""
+        package = module.partition(".")[0]
+        if self.packages is None or package in self.packages:
+            return True
+        return kind in PLAIN or (package == "torch" and hasattr(kind, "n_sequence_fields"))
 
     def _object(self, kind: Any) -> Any:
         args, kwargs = self.arguments()
@@ -297,7 +333,7 @@ _READERS: dict[str, Callable[[Reader], Any]] = {
     "?": Reader.opaque,
     "&": Reader.function,
     "!": Reader.class_or_object,
-    "...": Reader.ellipsis,
+    ".": Reader.ellipsis,
     "(": Reader._tuple,
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
@@ -311,18 +347,45 @@ _BUILTINS = frozenset(
 _OURS = frozenset((
     ("quant.runtime.calls", "with_items"), ("quant.runtime.calls", "write_items"),
     ("quant.runtime.calls", "attend"), ("quant.runtime.calls", "attention_weights"),
+    ("quant.runtime.forms", "form_of"),
 ))  # fmt: skip
+
+
+_REFUSED = frozenset(
+    ("apply_", "map_", "map2_", "from_file", "register_hook", "register_post_accumulate_grad_hook", "__reduce_ex__",
+     "__setstate__", "__deepcopy__", "__array__", "__array_wrap__", "__format__", "__dlpack__", "__dlpack_device__")
+)  # fmt: skip
+"""Functions of tensors that take functions or files, or that make something else of a tensor."""
+_PRIVATE = frozenset({"_weight_norm", "_pack_padded_sequence", "_pad_packed_sequence"})
+"""Of torch's private functions those that its own modules call."""
+_OPERATIONS = frozenset({"aten", "torchvision"})
+"""Whose operations a text may name."""
 
 
 def _is_allowed(module: str, name: str, found: Any) -> bool:
     """Whether a text may name a function: one that computes, and touches no files."""
+    last = name.rpartition(".")[2]
+    if last in _REFUSED or (last.startswith("_") and not last.startswith("__") and last not in _PRIVATE):
+        return False
     if module == "operator":
         return name in _OPERATORS
     if module == builtins.__name__:
         return name in _BUILTINS
-    if module == math.__name__ or module.startswith("torch.ops.") or (module, name) in _OURS:
+    if module == math.__name__ or (module, name) in _OURS:
         return callable(found)
+    if module.startswith("torch.ops."):
+        return module.split(".")[2] in _OPERATIONS and isinstance(found, (OpOverload, OpOverloadPacket))
+    if module == torch._C._nn.__name__:
+        return isinstance(found, types.BuiltinFunctionType)
     return module.partition(".")[0] == "torch" and id(found) in of_tensors()
+
+
+def is_method(name: str) -> bool:
+    """Whether a text may call a method of this name: one of tensors."""
+    found = getattr(torch.Tensor, name, None)
+    if name.startswith("__"):
+        return id(found) in of_tensors() and name not in _REFUSED
+    return callable(found) and not name.startswith("_") and name not in _REFUSED
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ import warnings
 
 from torch import nn
 
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
 
 
 class UncapturedCall(UserWarning):

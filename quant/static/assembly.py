@@ -1,4 +1,4 @@
-"""From the steps of a plan to a program: which calls, in which order, with conversions between float and uint8."""
+"""From a fused graph's steps to a program: its calls in order, with conversions between float and uint8."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from quant.fuse import Plan, is_recurrent
-from quant.graph import Node, Ref, map_leaves
+from quant.fusion.fused_graph import FusedGraph
+from quant.graph import Kind, Node
 from quant.ops.lowering import Context, Kernel
-from quant.ops.moves import Move
 from quant.ops.operator import Operator, ShapeOnly
-from quant.ops.step import Step, operator_of
+from quant.ops.step import Step, is_recurrent, operator_of
+from quant.ops.views import View
 from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.expected_call import ExpectedCall
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -30,17 +31,18 @@ from quant.runtime.instructions import (
     renumbered,
 )
 from quant.runtime.program import Program, live, unread
+from quant.runtime.trees import Ref, map_leaves
 from quant.runtime.values import Size, Value
 from quant.static.symbolic_shapes import SymbolicShapes
 
 
 class OutOfReach(Exception):
-    """A part of the graph needs a value that is made outside of it; the message names it."""
+    """A part of the graph needs a value that is computed outside of it; the message names it."""
 
 
 @dataclass(kw_only=True)
 class AssemblyContext(Context):
-    """What assembling a program needs to know besides.
+    """The context in which a program is assembled.
 
     Attributes:
         shapes: of the graph's values.
@@ -51,7 +53,7 @@ class AssemblyContext(Context):
 
 @dataclass(frozen=True)
 class Site:
-    """Where the layer of a weighted step is: its key among the runner's layers, and which of its calls this is."""
+    """The layer of a weighted step: its key among the runner's layers, and the number of this call."""
 
     layer: str
     index: int
@@ -62,7 +64,7 @@ class Assembled:
     """A program before it is planned.
 
     Attributes:
-        operators: what calls of the user's are, by the ids of their values.
+        operators: of the user's own calls, by the ids of their values.
     """
 
     program: Program
@@ -70,54 +72,61 @@ class Assembled:
 
 
 def assemble(
-    plan: Plan, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
+    fused: FusedGraph,
+    steps: list[Step],
+    call: ExpectedCall,
+    output: Any,
+    context: AssemblyContext,
+    sites: dict[int, Site],
 ) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
-        given: values that are there, in float, before the first step.
+        call: what is expected of the arguments, by values of the graph; they are there, in float, before the first
+            step.
         output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    made = _Assembler(plan, context, sites, sorted(given))
+    assembler = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
-        made.step(step)
-    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, live(made.instructions, tree), tree)
+        assembler.step(step)
+    tree = map_leaves(lambda leaf: Ref(assembler.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return _numbered(assembler, call, live(assembler.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
+def _numbered(assembler: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
-    ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
-    values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
+    ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
+    values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
-    sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
+    sizes = {name: size for name, size in assembler.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
-    inputs = tuple(ids[one] for one in made.given)
-    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
+    operators = {ids[old]: operator for old, operator in assembler.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in assembler.given)
+    expected = call.renumbered({values[one].node: one for one in inputs})
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, expected), operators)
 
 
 class _Assembler:
-    """Emits instructions, with a conversion wherever a value is not there in the form that is wanted.
+    """Emits instructions, with a conversion wherever a value is needed in the other form.
 
     Attributes:
-        given: ids of the values that are there at the beginning.
-        operators: what calls of the user's are, by id.
+        given: ids of the inputs.
+        operators: of the user's own calls, by id.
     """
 
-    def __init__(self, plan: Plan, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
-        self.plan, self.sites = plan, sites
+    def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], inputs: list[int]) -> None:
+        self.fused, self.sites = fused, sites
         self.context = replace(context, forms=self)
         self.values: list[Value] = []
         self.instructions: list[Instruction] = []
         self.operators: dict[int, Operator] = {}
         self._ids: dict[tuple[int, bool], int] = {}
-        self.given = [self._id(node, quantized=False) for node in given]
+        self.given = [self._id(node, quantized=False) for node in inputs]
         self._ready = set(self.given)
 
     def _id(self, node: int, *, quantized: bool) -> int:
-        """The value that holds one of the graph, in uint8 or in float; a new one where there is none."""
+        """The id of the program's value for one of the graph, in uint8 or in float; a new one where there is none."""
         key = node, quantized
         if key not in self._ids:
             self._ids[key] = len(self.values)
@@ -125,7 +134,7 @@ class _Assembler:
         return self._ids[key]
 
     def _value(self, node: int, *, quantized: bool) -> Value:
-        held, context = self.plan.graph.nodes[node], self.context
+        held, context = self.fused.graph.nodes[node], self.context
         qparams = (context.scale(node), context.zero_point(node)) if quantized else None
         dtype = None if held.meta is None else torch.uint8 if quantized else held.meta.dtype
         return Value(len(self.values), held.label, dtype, context.shapes.shape(node), qparams, node)
@@ -137,59 +146,59 @@ class _Assembler:
         self._ready.add(instruction.out)
 
     def _modules(self, instruction: Instruction) -> tuple[str, ...]:
-        """The modules that a step's calls name, or are made by: from its value back to what it reads."""
+        """The modules that a step's calls name or belong to, from its value back to what it reads."""
         reads = {self.values[one].node for one in instruction.reads}
-        found: set[str] = set()
+        names: set[str] = set()
         waiting = [self.values[instruction.out].node]
         while waiting:
             index = waiting.pop()
-            node = self.plan.graph.nodes[index]
-            if index in reads or node.kind == "input":
+            node = self.fused.graph.nodes[index]
+            if index in reads or node.kind is Kind.INPUT:
                 continue
-            found |= {node.owner, node.target} if node.kind == "module" else {node.owner}
+            names |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
             waiting += [] if instruction.own else node.refs
-        return tuple(sorted(found - {""}))
+        return tuple(sorted(names - {""}))
 
     def real(self, node: int) -> int:
-        """The value that holds one of the graph in float, made where it is not there."""
+        """The program's float value for a value of the graph, dequantised where there is none yet."""
         value = self._id(node, quantized=False)
         if value in self._ready:
             return value
-        held = self.plan.graph.nodes[node]
+        held = self.fused.graph.nodes[node]
         if held.meta is None and self._ids.get((node, True)) in self._ready:
-            # A tuple of parts: what was split is there in integers, and is split as reals once more.
-            [operator] = [step.operator for step in self.plan.steps if step.output == node]
+            # A tuple of parts: its source exists in integers, and is split once more in float.
+            [operator] = [step.operator for step in self.fused.steps if step.output == node]
             self._call(held, self.real, held.label, operator)
         else:
             self._convert(Dequantize, node)
         return value
 
     def integer(self, node: int) -> int:
-        """The value that holds one of the graph in uint8, made where it is not there."""
+        """The program's uint8 value for a value of the graph, quantised where there is none yet."""
         value = self._id(node, quantized=True)
         if value not in self._ready:
             self._convert(Quantize, node)
         return value
 
     def any_form(self, node: int) -> int:
-        """A value that holds one of the graph, in whichever form it is there."""
+        """The program's value for a value of the graph, in the form that exists."""
         for quantized in (False, True):
             value = self._ids.get((node, quantized))
             if value in self._ready:
                 return value
-        raise OutOfReach(self.plan.graph.nodes[node].label)
+        raise OutOfReach(self.fused.graph.nodes[node].label)
 
     def _convert(self, kind: type[Quantize] | type[Dequantize], node: int) -> None:
         source = self._ids.get((node, kind is Dequantize))
         if source is None or source not in self._ready:
-            raise OutOfReach(self.plan.graph.nodes[node].label)
+            raise OutOfReach(self.fused.graph.nodes[node].label)
         scale, zero_point = self.context.scale(node), self.context.zero_point(node)
-        out, name = self._id(node, quantized=kind is Quantize), self.plan.slot_of[node]
+        out, name = self._id(node, quantized=kind is Quantize), self.fused.slot_of[node]
         self.emit(kind(out=out, step=name, source=source, scale=scale, zero_point=zero_point))
 
     def step(self, step: Step) -> None:
-        nodes = self.plan.graph.nodes
-        if nodes[step.output].kind == "input":
+        nodes = self.fused.graph.nodes
+        if nodes[step.output].kind is Kind.INPUT:
             return
         if step.integer:
             for value in step.inputs:
@@ -201,20 +210,20 @@ class _Assembler:
             self._call(nodes[index], form, step.name, operator_of(step))
 
     def _call(self, node: Node, form: Callable[[int], int], name: str, operator: Operator) -> None:
-        """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
+        """A node in the user's own arithmetic; `form` gives the program's value for each value that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
         self.operators[out] = operator
-        if node.kind == "guard":
+        if node.kind is Kind.GUARD:
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
         how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
-        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
+        self.emit(FloatCall(out=out, step=name, callee=callee_of(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
-        node, emits = self.plan.graph.nodes[step.nodes[0]], self.plan.emits_integers(step)
-        taken = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
-        args, kwargs = _with_values(node, taken)
+        node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
+        values = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
+        args, kwargs = _with_values(node, values)
         out = self._id(node.index, quantized=False)
         self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
         if step.output != node.index:
@@ -224,7 +233,7 @@ class _Assembler:
         if is_recurrent(step):
             self._recurrent_step(step)
             return
-        out = self._id(step.output, quantized=self.plan.emits_integers(step))
+        out = self._id(step.output, quantized=self.fused.emits_integers(step))
         if step.output in self.sites:
             site, source = self.sites[step.output], self.integer(step.inputs[0])
             self.emit(LayerCall(out=out, step=step.name, source=source, layer=site.layer, site=site.index))
@@ -233,21 +242,25 @@ class _Assembler:
         if isinstance(kernel, Kernel):
             self.emit(KernelCall(out=out, step=step.name, kernel=kernel.name, args=kernel.args, kwargs=kernel.kwargs))
             return
-        node = self.plan.graph.nodes[step.output]
+        node = self.fused.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
+        idle = isinstance(step.operator, View) and step.operator.idle
+        if idle:  # it gives this, whatever its other arguments
+            node = replace(node, args=(Ref(step.inputs[0]),), kwargs={})
         args, kwargs = _with_values(node, moved)
         self.operators[out] = step.operator
-        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
-        if isinstance(step.operator, Move):
+        how: Any = {"callee": callee_of(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        if isinstance(step.operator, View):
             moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
-            how["callee"] = None if step.operator.idle else _callee(moving)
+            how["callee"] = None if idle else callee_of(moving)
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
 
-def _callee(node: Node) -> Callee:
-    if node.kind == "function":
+def callee_of(node: Node) -> Callee:
+    """What a node calls."""
+    if node.kind is Kind.FUNCTION:
         return function(node.target)
-    return Method(node.target) if node.kind == "method" else Submodule(node.target)
+    return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:

@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from quant.arguments import signature_of
-from quant.graph import Attr, Graph, Ref, map_leaves, said
-from quant.objects import Instance
+from quant.graph import Graph
+from quant.runtime.arguments import signature_of
+from quant.runtime.matching import said
+from quant.runtime.objects import Instance
+from quant.runtime.trees import Attr, Ref, map_leaves
 
 LONGEST = 400
 """Characters; a cache of forty layers has more to say than anybody reads."""

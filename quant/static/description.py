@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.kernels import QParams
-from quant.names import child_of
+from quant.ops.lookup import Lookup
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
+from quant.runtime.names import child_of
+from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.part_calls import Part
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
@@ -32,13 +33,15 @@ def describe(converted: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: the model is not from `convert`.
     """
-    found = converted.__dict__.get(DESCRIPTION)
-    if not isinstance(found, dict):
+    description = converted.__dict__.get(DESCRIPTION)
+    if not isinstance(description, dict):
         raise ValueError(
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
-    tuned = {unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != found["backend"]}
-    return {**found, "backends": tuned} if tuned else found
+    tuned = {
+        unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != description["backend"]
+    }
+    return {**description, "backends": tuned} if tuned else description
 
 
 def make_description(
@@ -56,7 +59,7 @@ def make_description(
         ranges: per captured unit and slot.
         calls: per captured unit its signature.
         layers: settings by full name; layers that have none are float.
-        rules: that the plans follow (`fuse.RULES`).
+        rules: that the graphs were fused by (`fused_graph.RULES`).
     """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
@@ -95,7 +98,7 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if isinstance(one, KernelCall) and one.kernel == "lookup":
+                if isinstance(one, KernelCall) and one.kernel == Lookup.kernel:
                     yield unit, one.step, one.args[1]
 
 

@@ -10,14 +10,16 @@ from torch import nn
 
 from quant.capture.called import OTHER_PARAMETERS
 from quant.dynamic import quantize_dynamic
+from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic
-from quant.names import child_of
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
+from quant.runtime.names import child_of
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
 from quant.static.report_entries import Entries
-from quant.static.runner import RESERVED, GraphRunner
+from quant.static.runner import GraphRunner
 
 
 def make_rest_dynamic(
@@ -44,7 +46,7 @@ def make_rest_dynamic(
     modules = dict(model.named_modules())
     while True:
         try:
-            made = _dynamic(model, rest, backend)
+            quantized = _dynamic(model, rest, backend)
             break
         except ValueError as error:  # where some cannot, the others are not to pay for it
             problems = {name: _why_not_dynamic(modules[name], qconfig) for name, qconfig in rest.items()}
@@ -54,34 +56,33 @@ def make_rest_dynamic(
             del rest[name], layers[name]
     for name in rest:
         why = reasons.get(name, "no static kernel")
-        entries[name] = (summary(made)[name].outcome, f"{why}, so dynamic: {summary(made)[name].detail}")
-    return made
+        entries[name] = (summary(quantized)[name].outcome, f"{why}, so dynamic: {summary(quantized)[name].detail}")
+    return quantized
 
 
 def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
     """The layers of a model, by name, that become dynamic where they have no static form, and what the recipe says."""
-    found: dict[str, QConfig] = {}
+    settings: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
         read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
         wanted = name in info.called and is_dynamic(own) and not read
         qconfig = info.recipe.resolve(name, own)[0] if wanted else None
         if qconfig is not None:
-            found[name] = qconfig
-    return found
+            settings[name] = qconfig
+    return settings
 
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
     """Whether a captured unit is nothing but a layer that becomes dynamic, as an embedding that an island calls."""
-    steps = [step for step in runner.plan.steps if runner.graph.nodes[step.output].kind != "input"]
+    steps = [step for step in runner.fused.steps if runner.graph.nodes[step.output].kind is not Kind.INPUT]
     nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
-    [kind, target] = [nodes[0].kind, nodes[0].target] if nodes else ["", None]
-    lone = len(nodes) == 1 and kind == "module" and not target and not steps[0].integer
+    lone = len(nodes) == 1 and nodes[0].kind is Kind.MODULE and not nodes[0].target and not steps[0].integer
     return lone and is_dynamic(without_runner(runner.root))
 
 
 def without_runner(module: nn.Module) -> nn.Module:
-    """A module as the user made it, where it is captured by itself and so runs a graph; itself where not."""
+    """The user's module behind one that is captured by itself, and so runs a graph; other modules as they are."""
     if not isinstance(child_of(module, RESERVED), GraphRunner):
         return module
     own = copy.copy(module)

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quant.folding import norm_arguments
-from quant.graph import Attr, Node
+from quant.graph import Kind, Node
 from quant.ops.operator import Weighted
+from quant.runtime.trees import Attr
 from quant.static.runner import GraphRunner
 
 
@@ -24,23 +25,23 @@ def agree(one: GraphRunner, first: GraphRunner) -> bool:
 
 def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
     """What is folded into each weight, by the module or parameter that it is."""
-    found: dict[str, list[str]] = {}
-    for step in runner.plan.steps:
+    folds: dict[str, list[str]] = {}
+    for step in runner.fused.steps:
         if isinstance(step.operator, Weighted):
             node, weight = runner.graph.nodes[step.nodes[0]], step.operator.weight
-            layer = node.target if node.kind == "module" else weight.path if isinstance(weight, Attr) else ""
+            layer = node.target if node.kind is Kind.MODULE else weight.path if isinstance(weight, Attr) else ""
             if layer:
-                found[layer] = _folded(step.operator, runner)
-    return found
+                folds[layer] = _folded(step.operator, runner)
+    return folds
 
 
 def _folded(layer: Weighted, runner: GraphRunner) -> list[str]:
-    found = [repr(replace(one, constant=_named(one.constant), axis=0)) for one in layer.affine]
+    folds = [repr(replace(one, constant=_named(one.constant), axis=0)) for one in layer.affine]
     if layer.batch_norm is not None:
         node = runner.graph.nodes[layer.batch_norm]
-        norm = node.target if node.kind == "module" else {**norm_arguments(node), "input": None}
-        found.append(repr(norm))
-    return found
+        norm = node.target if node.kind is Kind.MODULE else {**norm_arguments(node), "input": None}
+        folds.append(repr(norm))
+    return folds
 
 
 def _named(constant: Any) -> Any:
@@ -51,7 +52,7 @@ def _named(constant: Any) -> Any:
 def _norms(runner: GraphRunner) -> tuple[set[str], set[str]]:
     """The batch norms that a program folds into weights, and those that it calls; of functions by their statistics."""
     graph, folded, called = runner.graph, set(), set()
-    for step in runner.plan.steps:
+    for step in runner.fused.steps:
         norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         if norm is not None:
             folded.add(_name(graph.nodes[norm]))
@@ -61,10 +62,10 @@ def _norms(runner: GraphRunner) -> tuple[set[str], set[str]]:
 
 
 def _is_norm(node: Node, root: nn.Module) -> bool:
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         return isinstance(root.get_submodule(node.target), _BatchNorm)
     return node.target is F.batch_norm
 
 
 def _name(node: Node) -> str:
-    return str(node.target) if node.kind == "module" else repr(norm_arguments(node).get("running_mean"))
+    return str(node.target) if node.kind is Kind.MODULE else repr(norm_arguments(node).get("running_mean"))

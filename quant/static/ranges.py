@@ -1,15 +1,16 @@
-"""What is known of a plan's values: an observer per range, and what some layers want to know per channel."""
+"""What is known about a fused graph's values: an observer per range, and per-channel observers for some layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.folding import parameter
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.observers import ChannelMean, Observer
@@ -20,108 +21,115 @@ from quant.static.shared_ranges import Agreement
 
 
 class Ranges(nn.Module):
-    """The observers of one plan. Whoever runs the graph shows them the values.
+    """The observers of one fused graph. The runner shows them the values.
 
     Attributes:
-        plan: steps and ranges.
+        fused: steps and ranges.
         root: the captured module.
-        points: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
-        known: ranges that were asked for, while they cannot change; None where they can.
-        means: of the inputs of `corrected` steps, by the steps' names likewise.
+        observers: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
+        known: a cache of ranges, while they cannot change; None where they can.
+        means: of the inputs of `corrected` steps, with keys of the same form.
     """
 
-    plan: Plan
+    fused: FusedGraph
     root: nn.Module
 
-    def __init__(self, root: nn.Module, plan: Plan, points: Mapping[str, nn.Module]) -> None:
+    def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.plan = plan
-        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
-        # Not a child: root holds this module, and a module that holds itself has no end.
+        self.fused = fused
+        self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
+        # Not a child: root holds this module, and a module that holds itself recurses without end.
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self.known: dict[str, QParams] | None = None
         self._columns: dict[int, str] = {}
-        self._agreement = Agreement(plan.joined)
+        self._agreement = Agreement(fused.joined)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Also load state_dicts of versions that called the observers `points`."""
+        old = f"{prefix}points."
+        for key in [key for key in state_dict if key.startswith(old)]:
+            state_dict[f"{prefix}observers.{key.removeprefix(old)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def graph(self) -> Graph:
         """The captured graph."""
-        return self.plan.graph
+        return self.fused.graph
 
-    def point(self, slot: str) -> nn.Module:
+    def observer(self, slot: str) -> nn.Module:
         """The observer of a slot."""
-        return self.points[key_of(slot)]
+        return self.observers[key_of(slot)]
 
-    def set_point(self, slot: str, point: nn.Module) -> None:
-        """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
-        self.points[key_of(slot)] = point
+    def set_observer(self, slot: str, observer: nn.Module) -> None:
+        """Replace a slot's observer by another one, or by any module with `qparams()` that returns its input."""
+        self.observers[key_of(slot)] = observer
 
-    def replan(self, plan: Plan, points: Mapping[str, nn.Module]) -> None:
-        """Take another plan of the same graph, with an observer for each of its slots."""
-        self.plan = plan
-        self.points = nn.ModuleDict({key_of(name): point for name, point in points.items()})
+    def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
+        """Take another fusion of the same graph, with an observer for each of its slots."""
+        self.fused = fused
+        self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
         self._columns = {}
-        self._agreement = Agreement(plan.joined)
+        self._agreement = Agreement(fused.joined)
 
-    def watch_columns(self, value: int, point: nn.Module) -> None:
-        """Let an observer per channel see a value as well, for `input_peaks`."""
+    def watch_columns(self, value: int, observer: nn.Module) -> None:
+        """Also observe a value per channel, for `input_peaks`."""
         self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
-        self.points[self._columns[value]] = point
+        self.observers[self._columns[value]] = observer
 
     def input_peaks(self, step: Step) -> Tensor | None:
-        """The largest magnitude seen of each channel of a step's input; None where nobody looked, or saw anything."""
+        """The largest magnitude of each channel of a step's input; None where it was not observed."""
         key = self._columns.get(step.inputs[0])
-        point = None if key is None else self.points[key]
-        if not isinstance(point, Observer) or not point.low.numel() or bool((point.low > point.high).all()):
+        observer = None if key is None else self.observers[key]
+        if not isinstance(observer, Observer) or not observer.low.numel() or bool((observer.low > observer.high).all()):
             return None
-        return torch.maximum(-point.low, point.high).clamp(min=0.0)
+        return torch.maximum(-observer.low, observer.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
-        """The range that calibration chose for a slot, or for several that are joined (`shared_ranges.py`)."""
+        """The range of a slot, or of several joined slots, as calibration chose it (`shared_ranges.py`)."""
         if self.known is not None and slot in self.known:
             return self.known[slot]
-        found: QParams = self._agreement.of(slot, self.point) or self.point(slot).qparams()  # type: ignore[operator]
+        chosen: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
         if self.known is not None:
-            self.known[slot] = found
-        return found
+            self.known[slot] = chosen
+        return chosen
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """(low, high) of the values that took one range together, by their observers' ids."""
-        return {id(self.point(slot)): ends for slot, ends in self._agreement.ends(self.point).items()}
+        """(low, high) of the slots that agreed on a common range, by their observers' ids."""
+        return {id(self.observer(slot)): ends for slot, ends in self._agreement.ends(self.observer).items()}
 
     def settled(self) -> AbstractContextManager[None]:
-        """While many ranges are asked for, and nothing is observed."""
+        """A context for reading many ranges, in which nothing is observed."""
         return self._agreement.settled()
 
     def mean(self, step: Step) -> Tensor | None:
-        """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
+        """The mean per channel of a weighted step's input; None where its bias is not corrected."""
         key = key_of(step.name)
-        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
-        return found
+        mean: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
+        return mean
 
     def corrected(self) -> list[Step]:
-        """The weighted steps whose bias is to be corrected.
+        """The weighted steps whose bias is corrected.
 
-        A layer that is called at several places has one bias, and their inputs different means: what is right at one
-        place would be wrong at another.
+        A layer that is called at several places is not among them: it has one bias, and inputs with different means.
         """
         return [
             step
-            for step in self.plan.steps
+            for step in self.fused.steps
             if isinstance(step.operator, Weighted) and step.qconfig is not None and step.qconfig.bias_correction
-            if len(self.plan.twins(step)) == 1 and self.graph.nodes[step.nodes[0]].target not in self.plan.shared
+            if len(self.fused.calls_of_layer(step)) == 1
+            and self.graph.nodes[step.nodes[0]].target not in self.fused.shared
         ]
 
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
-        """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
+        """The scale of a weighted step's input, and the smallest one among all calls of the layer."""
         if not isinstance(step.operator, Weighted):
             return ()
-        scales = [self.qparams(self.plan.slot_of[twin.inputs[0]]).scale for twin in self.plan.twins(step)]
-        return self.qparams(self.plan.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
+        scales = [self.qparams(self.fused.slot_of[call.inputs[0]]).scale for call in self.fused.calls_of_layer(step)]
+        return self.qparams(self.fused.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
 
     def learned(self, step: Step) -> Tensor | None:
-        """The scale that training learned for a step's weight, float32 (out,); None where it follows the weight."""
+        """The learned scale of a step's weight, float32 (out,); None where the scale follows from the weight."""
         return None
 
 
@@ -134,6 +142,6 @@ def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
 
 
 def key_of(slot: str) -> str:
-    """A slot's name as a child's name, which must have no dot and be none of ModuleDict's own (`update`, `keys`)."""
+    """A slot's name as a child's: without dots, and different from ModuleDict's methods (`update`, `keys`)."""
     key = slot.replace(".", "/")
     return f"{key}/" if hasattr(nn.ModuleDict, key) else key

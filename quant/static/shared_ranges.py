@@ -23,19 +23,19 @@ Ends = tuple[Tensor, Tensor]
 """Of a range, float32 ()."""
 
 
-def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> dict[str, Ends]:
+def agreed(pairs: Sequence[tuple[str, str]], observers: Mapping[str, Observer]) -> dict[str, Ends]:
     """The ranges of the slots that agree with others, by slot; those that stay apart are not in it.
 
     A range that somebody gave stays apart, as it was given.
 
     Args:
         pairs: slots of concatenations, each with one of an input of it.
-        points: the calibrated observers of all these slots.
+        observers: the calibrated observers of all these slots.
 
     Raises:
         NoDataSeen: an observer saw nothing.
     """
-    ends = {slot: point.range() for slot, point in points.items()}
+    ends = {slot: observer.range() for slot, observer in observers.items()}
     own = {slot: width([one]) for slot, one in ends.items()}
     groups = {slot: [slot] for slot in ends}
 
@@ -44,9 +44,9 @@ def agreed(pairs: Sequence[tuple[str, str]], points: Mapping[str, Observer]) -> 
         return width([ends[slot] for slot in together]) / max(min(own[slot] for slot in together), 1e-30)
 
     for one, other in sorted(pairs, key=growth):
-        if groups[one] is groups[other] or points[one].scheme != points[other].scheme:
+        if groups[one] is groups[other] or observers[one].scheme != observers[other].scheme:
             continue
-        if points[one].given is not None or points[other].given is not None:
+        if observers[one].given is not None or observers[other].given is not None:
             continue
         if growth([*groups[one], *groups[other]]) <= WIDEST:
             groups[one].extend(groups[other])
@@ -82,22 +82,22 @@ class Agreement:
         finally:
             self._settled = before
 
-    def of(self, slot: str, point: Callable[[str], object]) -> QParams | None:
+    def of(self, slot: str, observer: Callable[[str], object]) -> QParams | None:
         """The range of a slot; None where it has its own.
 
         Args:
-            point: of each slot. Where one is no observer, as in training, or saw nothing, none agree.
+            observer: of each slot. Where one is no observer, as in training, or saw nothing, none agree.
         """
         if not any(slot in pair for pair in self.pairs):
             return None
-        ends = self.ends(point).get(slot)
-        return None if ends is None else choose_qparams(*ends, point(slot).scheme)  # type: ignore[attr-defined]
+        ends = self.ends(observer).get(slot)
+        return None if ends is None else choose_qparams(*ends, observer(slot).scheme)  # type: ignore[attr-defined]
 
-    def ends(self, point: Callable[[str], object]) -> dict[str, Ends]:
-        """The range of every slot that agrees with others; `point` as in `of`."""
+    def ends(self, observer: Callable[[str], object]) -> dict[str, Ends]:
+        """The range of every slot that agrees with others; `observer` as in `of`."""
         if self._settled:
             return self._known
-        members = {name: point(name) for pair in self.pairs for name in pair}
+        members = {name: observer(name) for pair in self.pairs for name in pair}
         observers = {name: one for name, one in members.items() if isinstance(one, Observer)}
         if len(observers) < len(members):
             return {}

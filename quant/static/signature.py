@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Attr, Graph, Node, Ref, attribute, map_leaves
+from quant.graph import Graph, Kind, Node
 from quant.leaves import base_layer
+from quant.runtime.names import attribute
+from quant.runtime.trees import Attr, Ref, map_leaves
 
 IGNORED = {"inplace", "p"}
 """Settings of torch's layers that change nothing at inference."""
@@ -21,17 +23,18 @@ def signature(graph: Graph, root: nn.Module) -> list[str]:
 
 
 def outline(graph: Graph) -> list[str]:
-    """A line per call, as `signature`, that is the same before and after its layers are made int8: no settings."""
-    held = [repr(node.args[1]) if node.kind == "guard" else "" for node in graph.nodes]
+    """A line per call, as `signature`, that is the same before and after its layers become int8: without settings."""
+    held = [repr(node.args[1]) if node.kind is Kind.GUARD else "" for node in graph.nodes]
     calls = [
-        f"{node.kind} {_name(node)}({_arguments(node)}) {guard}" for node, guard in zip(graph.nodes, held, strict=True)
+        f"{node.kind.value} {_name(node)}({_arguments(node)}) {guard}"
+        for node, guard in zip(graph.nodes, held, strict=True)
     ]
     return [_text(graph.arguments), *calls]
 
 
 def guards(graph: Graph) -> list[str]:
     """What the guards of a graph expect, in order: programs of one module may differ in this alone."""
-    return [repr(node.args[1]) for node in graph.nodes if node.kind == "guard"]
+    return [repr(node.args[1]) for node in graph.nodes if node.kind is Kind.GUARD]
 
 
 def same_call(line: str, other: str) -> bool:
@@ -44,7 +47,7 @@ def _number_last(line: str) -> str:
 
 
 def _target(node: Node, root: nn.Module) -> str:
-    if node.kind == "module":
+    if node.kind is Kind.MODULE:
         module = attribute(root, node.target)
         return f"{node.target or '(root)'}: {(base_layer(module) or type(module)).__name__}{_settings(module)}"
     return _name(node)
@@ -62,7 +65,7 @@ def _settings(module: nn.Module) -> str:
 
 
 def _arguments(node: Node) -> str:
-    if node.kind == "guard":  # on a size, which other example inputs may give otherwise
+    if node.kind is Kind.GUARD:  # on a size, which other example inputs may give otherwise
         return f"%{node.args[0].index}" if isinstance(node.args[0], Ref) else ""
     named = [f"{name}={_text(value)}" for name, value in node.kwargs.items()]
     return ", ".join([*map(_text, node.args), *named])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.runtime.values import Shape, Size
 
 Seen = tuple[int, ...]
@@ -24,7 +24,7 @@ class SymbolicShapes:
         self._known: dict[Seen, Size] = {}
         self._of_inputs: dict[Seen, Size] = {}
         self._shapes: dict[int, Shape] = {}
-        inputs = [node for node in graph.nodes if node.kind == "input"]
+        inputs = [node for node in graph.nodes if node.kind is Kind.INPUT]
         for node in inputs:
             self._add(node)
         self._of_inputs = dict(self._known)

@@ -14,13 +14,10 @@ ORDER = (
     "kernels",
     "observers",
     "calibrate",
-    # What every part of `quant` speaks of.
-    "quant.names",
-    "quant.recurrent_layers",
-    "quant.objects",
-    "quant.graph",
-    "quant.arguments",
+    # What a converted model runs by, then what every part of `quant` speaks of.
     "quant.runtime",
+    "quant.graph",
+    "quant.recurrent_layers",
     "quant.leaves",
     "quant.folding",
     "quant.dead_calls",
@@ -35,11 +32,12 @@ ORDER = (
     "quant.half_precision",
     "quant.dynamic_decisions",
     "quant.dynamic",
-    # A model becomes a graph, a plan, a prepared model, a converted one.
+    # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
+    "quant.heard_calls",
+    "quant.widening",
     "quant.ops",
     "quant.fusion",
-    "quant.fuse",
     "quant.shared",
     "quant.static",
     "quant.called_alone",

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from quant.ops.call import Call, StaysFloat
-from quant.ops.moves import moved
 from quant.ops.planning import BEFORE, Lines, PlanCall
 from quant.ops.registry import Recognised, recognises
-from quant.ops.views import View
+from quant.ops.views import ShapeView, view_of
 
 
 @dataclass(frozen=True)
-class MoveAxis(View):
+class MoveAxis(ShapeView):
     """A dimension at another place among the others, both counted from the front."""
 
     source: int = 0
@@ -37,4 +36,4 @@ def moveaxis(call: Call) -> Recognised:
     if not all(isinstance(end, int) for end in ends):
         raise StaysFloat("it moves several dimensions")
     source, destination = (end % call.rank(call.activation()) for end in ends)
-    return moved(MoveAxis(source, destination), call)
+    return view_of(MoveAxis(source, destination), call)

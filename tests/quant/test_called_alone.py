@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED, all_runners
+from quant.runtime.programs import RESERVED
+from quant.static.runner import all_runners
 from quant.static.simulation import simulating
 
 
@@ -86,12 +87,12 @@ def test_a_part_shares_observers_with_the_module_around_it(model: nn.Module) -> 
     prepared(torch.randn(8, 16))
     prepared.encoder(torch.randn(8, 16))  # type: ignore[operator]
     found = all_runners(prepared)
-    whole, part = ({slot.name: slot for slot in found[name].plan.slots.values()} for name in ("", "encoder"))
-    shared = [name for name in part if found["encoder"].point(name) in set(found[""].points.values())]
+    whole, part = ({slot.name: slot for slot in found[name].fused.slots.values()} for name in ("", "encoder"))
+    shared = [name for name in part if found["encoder"].observer(name) in set(found[""].observers.values())]
     assert shared == ["first"]
     assert "encoder.first" in whole
-    assert found[""].plan.shared == {"encoder.first", "encoder.last"}
-    assert found["encoder"].plan.shared == {"first", "last"}
+    assert found[""].fused.shared == {"encoder.first", "encoder.last"}
+    assert found["encoder"].fused.shared == {"first", "last"}
 
 
 @torch.no_grad()

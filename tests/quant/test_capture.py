@@ -20,9 +20,11 @@ import quant
 from quant.capture import capture
 from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot, storages_of
-from quant.graph import CaptureMismatch, Graph, Ref, evaluate, leaves, map_leaves
+from quant.graph import Graph, Kind, evaluate, expected_call
 from quant.leaves import is_leaf, register_leaf
 from quant.runtime.binding import bound_values
+from quant.runtime.matching import CaptureMismatch
+from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.static.runner import finished, output_of
 
 WRITTEN = "its forward reads a tensor after a view of it, or a call that got it, changed it in place"
@@ -30,9 +32,9 @@ WRITTEN = "its forward reads a tensor after a view of it, or a call that got it,
 
 def replay(graph: Graph, root: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The output of a captured graph."""
-    values = bound_values(graph, root, args, kwargs)
+    values = bound_values(expected_call(graph), root, args, kwargs)
     for node in graph.nodes:
-        if node.kind != "input":
+        if node.kind is not Kind.INPUT:
             values[node.index] = evaluate(node, root, values.__getitem__)
     return finished(output_of(graph, values), root, args, kwargs)
 
@@ -194,7 +196,7 @@ def test_a_part_that_cannot_be_captured_is_an_island(kind: type[nn.Module], reas
     found = capture(model.eval(), torch.rand(3, 4) + 1)
     assert found.islands == {"1": reason}
     assert set(found.graphs) <= {"", "1.fc"}
-    assert [node.target for node in found.graphs[""].nodes if node.kind == "module"] == ["0", "1", "2"]
+    assert [node.target for node in found.graphs[""].nodes if node.kind is Kind.MODULE] == ["0", "1", "2"]
 
 
 def test_the_model_itself_can_be_an_island() -> None:
@@ -287,7 +289,7 @@ def test_what_was_changed_in_place_is_read_changed() -> None:
     model, x = InPlace(), torch.randn(3, 4)
     graph = whole(model, x)
     assert equal(replay(graph, model, x), model(x))
-    inner = [node for node in graph.nodes if node.kind == "module"]
+    inner = [node for node in graph.nodes if node.kind is Kind.MODULE]
     last = graph.nodes[-1]
     assert inner[0].index in last.refs, "the last sum reads what the ReLU left, not what it was given"
 
@@ -382,7 +384,7 @@ def test_a_module_called_twice_has_two_sites_and_regions() -> None:
     shared = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model = nn.Sequential(shared, nn.Tanh(), shared)
     graph = whole(model, torch.randn(2, 4))
-    assert [node.label for node in graph.nodes if node.kind == "module"] == ["0.0", "0.1", "1", "0.0@1", "0.1@1"]
+    assert [node.label for node in graph.nodes if node.kind is Kind.MODULE] == ["0.0", "0.1", "1", "0.0@1", "0.1@1"]
     assert [span.path for span in graph.spans] == ["0", "0"]
 
 

@@ -14,7 +14,8 @@ import quant
 from quant.capture.outer_objects import Outside
 from quant.capture.recorder import Recorder
 from quant.capture.snapshot import Snapshot
-from quant.graph import Node, Ref
+from quant.graph import Kind, Node
+from quant.runtime.trees import Ref
 
 LENGTH = 40
 
@@ -60,7 +61,7 @@ def test_another_tensor_may_have_the_identity_of_one_that_is_gone() -> None:
     model = Chain()
     recorder = Recorder(model, "", {}, (), Snapshot(model, Outside()))
     x = torch.zeros(1)
-    recorder.append(Node(0, "input", "x"), x, 0)
+    recorder.append(Node(0, Kind.INPUT, "x"), x, 0)
     recorder.know(x, Ref(0))
     [identity] = recorder.where
     assert recorder.value(0) is x

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.static.runner import RESERVED
+from quant.runtime.programs import RESERVED
 
 
 def decibels(expected: Tensor, got: Tensor) -> float:

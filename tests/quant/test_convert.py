@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from quant import kernels, load, save
 from quant.capture import as_arguments
 from quant.convert import NotCalibrated, convert
-from quant.graph import leaves
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
-from quant.static.layers import StaticLayer
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.trees import leaves
 from quant.static.simulation import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
 from quant.ops.conv import Conv
 from quant.ops.exporting import Exporter, NotExportable
 from quant.ops.linear import Linear
@@ -52,15 +52,15 @@ def network(*more: nn.Module) -> nn.Sequential:
     return nn.Sequential(stem, nn.MaxPool2d(2), *more, nn.Flatten(), nn.Linear(8 * 3 * 3, 5))
 
 
-def plan_of(model: nn.Module) -> Plan:
+def fused_graph_of(model: nn.Module) -> FusedGraph:
     x: Tensor = torch.randn(2, 3, 14, 14, generator=torch.Generator().manual_seed(0))
     [runner] = runners(quant.prepare(model.eval(), x)).values()
-    return runner.plan
+    return runner.fused
 
 
 def test_a_network_is_written_step_by_step() -> None:
     lines: list[str] = []
-    text.write(plan_of(network()).steps, lines)
+    text.write(fused_graph_of(network()).steps, lines)
     assert lines == [
         "%0 = input_0",
         "%3 = conv %0 '0.0' stride=(2, 2) clamp=(0.0, inf)",
@@ -81,7 +81,7 @@ def test_a_network_is_written_step_by_step() -> None:
 def test_a_layer_without_a_form_is_named_and_nothing_is_written(layer: nn.Module, said: str) -> None:
     lines: list[str] = []
     with pytest.raises(NotExportable, match=said + ".*among Conv, Flatten, Linear, MaxPool, ShapeOnly"):
-        text.write(plan_of(network(layer)).steps, lines)
+        text.write(fused_graph_of(network(layer)).steps, lines)
     assert not lines
 
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from quant import equalize, prepare, prepare_qat, quantize_static
 from quant.convert import convert
 from quant.folding import own_shape
-from quant.graph import Attr, Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.parity import parity
 from quant.report import summary
+from quant.runtime.trees import Attr
 from quant.static.runner import runners
 
 from .test_convert import check, layers_of, seeded, signal_to_noise
@@ -162,7 +163,7 @@ def test_questions_for_a_rank_do_not_split_a_planned_run() -> None:
     q = check(model, IMAGES)
     assert summary(q)["(planned run)"].detail.startswith("native calls: 1,")
     [runner] = runners(prepare(model, IMAGES)).values()
-    assert [step.operator.name for step in runner.plan.steps if step.integer] == ["conv", *["conv", "add"] * 3, "conv"]
+    assert [step.operator.name for step in runner.fused.steps if step.integer] == ["conv", *["conv", "add"] * 3, "conv"]
 
 
 def test_a_rank_that_is_another_is_still_seen() -> None:
@@ -188,7 +189,7 @@ def test_functions_in_a_row_are_one_table() -> None:
     model[2].running_var.copy_(torch.linspace(0.1, 2, 8))
     q = check(model, IMAGES)
     [runner] = runners(prepare(model, IMAGES)).values()
-    assert [step.operator.name for step in runner.plan.steps if step.integer] == ["conv", "lookup", "conv"]
+    assert [step.operator.name for step in runner.fused.steps if step.integer] == ["conv", "lookup", "conv"]
     p = prepare_qat(model, IMAGES).train()
     for _ in range(60):
         p(IMAGES).sum().backward()
@@ -340,7 +341,7 @@ def test_a_wider_constant_makes_a_wider_result() -> None:
 
 
 def test_a_buffer_that_a_forward_writes_is_no_constant() -> None:
-    graph = Graph("", [Node(0, "input", "x"), Node(1, "method", "mul_", (Attr("kept"), 0.5))], {}, None, [])
+    graph = Graph("", [Node(0, Kind.INPUT, "x"), Node(1, Kind.METHOD, "mul_", (Attr("kept"), 0.5))], {}, None, [])
     root = nn.Module()
     root.register_buffer("kept", torch.rand(4))
     root.register_buffer("other", torch.rand(4))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import quant
 from quant.runtime.own_forward import falling_back
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.static.prepared import Prepared
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.static.runner import GraphRunner, all_runners
 from quant.types import UncapturedCall
 
 
@@ -82,7 +83,7 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
     assert list(all_runners(prepared)) == ["", "@2", "@3", "@4"]
     other = runner.others[0]
     assert isinstance(other, GraphRunner)
-    assert set(other.points.values()) & set(runner.points.values()), "a layer has one range in all programs"
+    assert set(other.observers.values()) & set(runner.observers.values()), "a layer has one range in all programs"
     q = quant.convert(prepared)
     with torch.no_grad():
         for args, kwargs in calls():
@@ -92,6 +93,15 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
     assert {"(planned run)", "(planned run 2)", "(planned run 3)", "(planned run 4)"} <= said.keys()
     assert said["(program 1)"] == "for calls like x: float32[20, 16]"
     assert said["(program 3)"] == "for calls like x: float32[12, 16], mode: 'tanh'"
+
+
+def test_programs_that_calibration_adds_are_in_what_quantize_static_gives(model: nn.Module) -> None:
+    batches = [{"x": torch.randn(rows, 16)} for rows in (12, 30, 12, 30)]
+    q = quant.quantize_static(model, batches, progress=False)
+    assert len(q._modules[RESERVED].programs()) == 2  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        for batch in batches:
+            assert decibels(model(**batch), q(**batch)) > 25
 
 
 def test_examples_of_other_calls_have_programs_before_any_data(model: nn.Module) -> None:

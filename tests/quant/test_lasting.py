@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.runner import RESERVED, GraphRunner, all_runners
+from quant.runtime.programs import RESERVED
+from quant.static.runner import GraphRunner, all_runners
 from quant.types import UncapturedCall
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import types
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant import prepare, quantize_dynamic, quantize_static, register_leaf
+from quant import prepare, quantize_dynamic, quantize_static, register_leaf, summary
+from quant.capture import calls
 from quant.leaves import base_layer
 from quant.parity import parity
 from quant.static.runner import runners
@@ -208,3 +211,75 @@ def test_parity_holds_under_borrowed_names() -> None:
     from quant.convert import convert
 
     assert parity(prepared, convert(prepared), [X]).holds
+
+
+@pytest.mark.parametrize("name", ["grad", "device", "nonzero", "__len__", "size"])
+def test_capture_knows_torchs_functions_from_others_of_their_names(name: str) -> None:
+    def other(x: Tensor) -> Tensor:
+        if torch.overrides.has_torch_function_unary(x):
+            result: Tensor = torch.overrides.handle_torch_function(other, (x,), x)
+            return result
+        return x.roll(1, -1) * 2.0
+
+    other.__name__ = name
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = other(self.one(x))
+            return self.two(y.view(len(y), -1))
+
+    torch.manual_seed(0)
+    model, x = Calls().eval(), torch.randn(6, 8)
+    runner = runners(prepare(model, (x,)))[""]
+    assert sum(node.target is other for node in runner.graph.nodes) == 1
+    with torch.no_grad():
+        assert torch.equal(runner(torch.ones(3, 8)), model(torch.ones(3, 8)))
+
+
+def test_submodules_may_have_the_names_of_methods() -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.split, self.two = nn.LSTM(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, _ = self.split(x)
+            return self.two(y)
+
+    graph = runners(prepare(Calls().eval(), (torch.randn(5, 2, 8),)))[""].graph
+    assert not any(node.target is len for node in graph.nodes)
+
+
+def test_layers_may_have_the_names_of_calls_and_programs() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, layer in {
+                "(root)": nn.Conv2d(3, 8, 3),
+                "pool@2": nn.MaxPool2d(2),
+                "conv@1": nn.Conv2d(8, 4, 3),
+            }.items():
+                self.add_module(name, layer)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    q = quantize_static(Odd().eval(), [torch.randn(2, 3, 12, 12)], progress=False)
+    outcomes = {entry.name: entry.outcome for entry in summary(q)}
+    assert outcomes == {"(root)": "int8", "pool@2": "int8", "conv@1": "int8", "(planned run)": "int8"}
+
+
+def test_this_torch_has_what_capture_lists() -> None:
+    """One entry or more for every name: a misspelt one would be an empty table's."""
+    absent = {"names", "has_names"}  # gone with named tensors in torch 2.13
+    source = ast.parse(inspect.getsource(calls))
+    tables = [one for one in ast.walk(source) if isinstance(one, ast.Call) and ast.unparse(one.func) == "functions"]
+    names = [ast.literal_eval(name) for table in tables for name in table.args]
+    assert len(names) > 100
+    assert {name for name in names if not calls.functions(name)} <= absent

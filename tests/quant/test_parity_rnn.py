@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import quant
 from quant.parity import Parity, StepParity, parity
 from quant.recipe import QConfig
-from quant.static.rnn import StaticRecurrent
+from quant.runtime.layers.recurrent import StaticRecurrent
 from quant.static.runner import rounding
 
 from .recurrent_kinds import KINDS, every_kind

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from quant.capture import as_arguments
 from quant.convert import convert
 from quant.dynamic_decisions import NothingQuantized
-from quant.graph import leaves
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
-from quant.static.layers import StaticLayer
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.trees import leaves
 from quant.static.runner import runners
 from quant.static.simulation import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 
 
-def plan_of(model: nn.Module, inputs: Any) -> Any:
-    return runners(prepare(model.eval(), inputs, RECIPE))[""].plan
+def fused_graph_of(model: nn.Module, inputs: Any) -> Any:
+    return runners(prepare(model.eval(), inputs, RECIPE))[""].fused
 
 
 class Small(nn.Module):
@@ -140,11 +140,11 @@ class Gates(nn.Module):
 
 
 def test_tensors_that_are_the_same_numbers_share_one_range() -> None:
-    plan = plan_of(Gates(), torch.randn(2, 3, 8, 8))
-    names = [step.name for step in plan.steps if step.integer]
-    shared = {plan.slot_of[step.output] for step in plan.steps if step.operator.name in ("cat", "pass", "max_pool")}
+    fused = fused_graph_of(Gates(), torch.randn(2, 3, 8, 8))
+    names = [step.name for step in fused.steps if step.integer]
+    shared = {fused.slot_of[step.output] for step in fused.steps if step.operator.name in ("cat", "pass", "max_pool")}
     assert len(shared) == 1, names
-    slot = plan.slots[shared.pop()]
+    slot = fused.slots[shared.pop()]
     assert len(slot.values) == 5
     assert len(slot.observed) == 2
 
@@ -160,15 +160,15 @@ def test_a_function_that_bounds_its_output_has_the_range_that_was_seen(function:
     with torch.no_grad():
         seen = model[:2](x)
         prepared(x)
-    low, high = runners(prepared)[""].point("1").range()
+    low, high = runners(prepared)[""].observer("1").range()
     assert float(high) == pytest.approx(float(seen.max()))
     assert float(high) < 0.9
     assert float(low) == pytest.approx(float(seen.min()))
 
 
 def test_the_last_layer_gives_floats_directly() -> None:
-    plan = plan_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4))
-    assert sorted(plan.slots) == ["0", "input_0"]
+    fused = fused_graph_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4))
+    assert sorted(fused.slots) == ["0", "input_0"]
 
 
 class Branches(nn.Module):

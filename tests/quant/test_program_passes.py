@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Kind, Node
 from quant.runtime.callee import Function, Method
 from quant.runtime.instructions import FloatCall
 from quant.runtime.program import Program, live
@@ -57,13 +57,13 @@ TABLE = "\n$0 = uint8[256]\n  " + "00" * 256
 def scheduled(*lines: str, output: str) -> list[str]:
     """The schedule of a program as lines; its float calls are captured calls of the same place."""
     given = program(*lines, output=output + TABLE)
-    nodes = [Node(place, "input", "x") for place in range(1 + max(value.node for value in given.values))]
+    nodes = [Node(place, Kind.INPUT, "x") for place in range(1 + max(value.node for value in given.values))]
     for one in given.instructions:
         if isinstance(one, FloatCall) and isinstance(one.callee, (Function, Method)):
             place = given.values[one.out].node
             method = isinstance(one.callee, Method)
             target = one.callee.name if isinstance(one.callee, Method) else one.callee.target
-            nodes[place] = Node(place, "method" if method else "function", target, one.args, one.kwargs)
+            nodes[place] = Node(place, Kind.METHOD if method else Kind.FUNCTION, target, one.args, one.kwargs)
     root = nn.Module()
     planner = Planner(Assembled(given, {}), Graph("", nodes, {}, None, []), root, lambda key: pytest.fail(key))
     return str(schedule(given, planner)).splitlines()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.graph import Graph, Node, TensorMeta
+from quant.graph import Graph, Kind, Node, TensorMeta
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.values import Size, Value
@@ -67,12 +67,17 @@ def test_sizes_are_said_in_terms_of_the_inputs(program: Program) -> None:
 def graph(*shapes: tuple[tuple[int, ...], ...]) -> Graph:
     """Inputs and one call, of which only the shapes in several recordings count."""
     nodes = [
-        Node(place, "input" if place < len(shapes) - 1 else "function", "x", meta=TensorMeta(seen[0], torch.float32))
+        Node(
+            place,
+            Kind.INPUT if place < len(shapes) - 1 else Kind.FUNCTION,
+            "x",
+            meta=TensorMeta(seen[0], torch.float32),
+        )
         for place, seen in enumerate(shapes)
     ]
     for node, seen in zip(nodes, shapes, strict=True):
         for other in seen[1:]:
-            node.note_other_shape(Node(0, "input", "x", meta=TensorMeta(other, torch.float32)))
+            node.note_other_shape(Node(0, Kind.INPUT, "x", meta=TensorMeta(other, torch.float32)))
     return Graph("", nodes, {}, None, [])
 
 

@@ -274,7 +274,7 @@ def test_gradients_are_those_of_the_rounded_layer() -> None:
     pull = torch.randn(7, 3)
     prepared(x).backward(pull)
     (runner,) = runners(prepared).values()
-    known: QParams = next(iter(runner.points.values())).qparams()
+    known: QParams = next(iter(runner.observers.values())).qparams()
     q_x = known.dequantize(known.quantize(x.detach()))
     q_weight, scale = quant.kernels.quantize_weight(model.weight)
     low, high = known.dequantize(torch.tensor([0, 255], dtype=torch.uint8))
@@ -291,13 +291,24 @@ def test_values_that_share_a_range_are_not_averaged() -> None:
     prepared = quant.prepare_qat(model, x).train()
     prepared(x)
     (runner,) = runners(prepared).values()
-    [(whole, part)] = runner.plan.joined
+    [(whole, part)] = runner.fused.joined
     with torch.no_grad():
         small = model.a(x)
         joined = torch.cat((small, 20.0 * model.b(x)), dim=1)
     for slot, values in ((whole, joined), (part, small)):
         known = runner.qparams(slot)
         assert float(known.scale) == pytest.approx(float((values.max() - values.min()) / 255), rel=0.02)
+
+
+def test_a_checkpoint_whose_observers_were_called_points_loads() -> None:
+    model, x = make("residual")
+    prepared, other = quant.prepare_qat(model, x), quant.prepare_qat(model, x)
+    prepared.train()(x)
+    state = prepared.state_dict()
+    old = {key.replace("_quant.observers.", "_quant.points."): tensor for key, tensor in state.items()}
+    assert old.keys() != state.keys()
+    other.load_state_dict(old)
+    assert all(torch.equal(tensor, state[key]) for key, tensor in other.state_dict().items())
 
 
 def test_a_float_checkpoint_loads() -> None:
@@ -387,7 +398,7 @@ def test_starts_from_calibrated_ranges() -> None:
     prepared(x)
     trained = quant.prepare_qat(prepared)
     ours, theirs = runners(trained)[""], runners(prepared)[""]
-    for slot in theirs.plan.slots:
+    for slot in theirs.fused.slots:
         assert ours.qparams(slot) == theirs.qparams(slot)
     with simulating(prepared):
         assert torch.equal(trained.eval()(x), prepared(x))
@@ -401,11 +412,11 @@ def test_learned_ranges_start_from_calibrated_ones(recipe: str) -> None:
     known = RECIPES[recipe]
     prepared = quant.prepare_qat(model, x, Recipe(default=known))
     runner = runners(prepared)[""]
-    for point in runner.points.values():
-        if not isinstance(point, FakeQuantize):
-            point.start(torch.tensor(0.0), torch.tensor(3.0))
-            assert float(point.qparams().scale) == pytest.approx(3.0 / 255)
-            assert int(point.qparams().zero_point) == 0
+    for quantizer in runner.observers.values():
+        if not isinstance(quantizer, FakeQuantize):
+            quantizer.start(torch.tensor(0.0), torch.tensor(3.0))
+            assert float(quantizer.qparams().scale) == pytest.approx(3.0 / 255)
+            assert int(quantizer.qparams().zero_point) == 0
 
 
 def test_bad_starts_are_refused() -> None:
@@ -499,9 +510,9 @@ def test_a_range_that_collapses_warns_by_name() -> None:
         prepared.depth_norm.weight.zero_()
         prepared.depth_norm.bias.fill_(-1.0)
     runner = runners(prepared)[""]
-    for name in runner.plan.slots:
+    for name in runner.fused.slots:
         if name.startswith("depth"):
-            runner.point(name).observer.reset()
+            runner.observer(name).observer.reset()
     with torch.no_grad():
         prepared(x)
     with pytest.warns(UserWarning, match="only zeros were seen at depth"):
@@ -537,16 +548,16 @@ def test_phases_by_hand() -> None:
     observe_only(prepared)
     prepared(x)
     runner = runners(prepared)[""]
-    points = [point for point in runner.points.values() if isinstance(point, FakeQuantize)]
-    assert not any(bool(point.quantizing) for point in points)
+    quantizers = [one for one in runner.observers.values() if isinstance(one, FakeQuantize)]
+    assert not any(bool(one.quantizing) for one in quantizers)
     round_values(prepared)
     freeze_ranges(prepared)
-    ranges = [point.qparams() for point in points]
+    ranges = [one.qparams() for one in quantizers]
     prepared(3 * x)
-    assert [point.qparams() for point in points] == ranges
+    assert [one.qparams() for one in quantizers] == ranges
     freeze_ranges(prepared, False)
     prepared(3 * x)
-    assert [point.qparams() for point in points] != ranges
+    assert [one.qparams() for one in quantizers] != ranges
     with pytest.raises(ValueError, match="got Residual"):
         observe_only(model)
 

@@ -52,7 +52,7 @@ def test_ranges_of_each_rank_alone_are_said(ranks: list[dict[str, Any]]) -> None
         [said] = rank["alone"]["said"]
         assert "trains on one of 2 ranks" in said
         assert "sync_ranges(prepared)" in said
-    key = "_quant.points.x_0.observer.high"
+    key = "_quant.observers.x_0.observer.high"
     own = [float(rank["alone"]["model"][key]) for rank in ranks]
     assert own[1] > 1.05 * own[0], own
 

@@ -90,7 +90,7 @@ def test_autocast_observes_what_flows() -> None:
         hidden = model[0](x)
     assert hidden.dtype == torch.bfloat16
     (runner,) = runners(prepared).values()
-    [found] = [p.observer for p in runner.points.values() if isinstance(p, FakeQuantize) and p.observer.name == "0"]
+    [found] = [p.observer for p in runner.observers.values() if isinstance(p, FakeQuantize) and p.observer.name == "0"]
     assert float(found.high) == float(hidden.detach().max())
     assert float(found.low) == float(hidden.detach().min())
 
@@ -117,7 +117,7 @@ def test_accumulated_gradients_are_the_sum() -> None:
         prepared(x)
     quant.qat.freeze_norms(prepared)
     (runner,) = runners(prepared).values()
-    counts = [p.observer.batches.clone() for p in runner.points.values() if isinstance(p, FakeQuantize)]
+    counts = [p.observer.batches.clone() for p in runner.observers.values() if isinstance(p, FakeQuantize)]
     assert {int(one) for one in counts} == {3}
     quant.qat.freeze_ranges(prepared)
     whole = torch.autograd.grad(F.cross_entropy(prepared(x), labels, reduction="sum"), list(prepared.parameters()))
@@ -235,8 +235,8 @@ def test_the_smallest_input_scale_gives_room_for_the_bias() -> None:
     prepared(*x)
     prepared.eval()
     (runner,) = runners(prepared).values()
-    [first, _] = [step for step in runner.plan.steps if isinstance(step.operator, Weighted)]
-    scales = [runner.point(runner.plan.slot_of[value.index]).qparams().scale for value in runner.graph.nodes[:2]]  # type: ignore[operator]
+    [first, _] = [step for step in runner.fused.steps if isinstance(step.operator, Weighted)]
+    scales = [runner.observer(runner.fused.slot_of[value.index]).qparams().scale for value in runner.graph.nodes[:2]]  # type: ignore[operator]
     assert float(scales[0]) > 1e3 * float(scales[1])
     assert float(runner._smallest(first)) == float(scales[1])
     weight_scale = runner._rounded(first, model.shared.weight, model.shared.bias)[1]

@@ -81,33 +81,33 @@ def make(kind: type[nn.Module] = Net) -> tuple[nn.Module, Tensor]:
     return kind().eval(), torch.randn(16, 6) * 3
 
 
-def points(prepared: nn.Module) -> dict[str, Any]:
-    return dict(runners(prepared)[""].points.items())
+def observers(prepared: nn.Module) -> dict[str, Any]:
+    return dict(runners(prepared)[""].observers.items())
 
 
 def test_options_reach_the_observers_of_calibration() -> None:
     model, x = make()
     qconfig = QConfig(activation_observer="percentile", activation_options={"percentile": 90.0, "bins": 512})
     prepared = quant.prepare(model, x, Recipe({"first": qconfig}))
-    found = points(prepared)
+    found = observers(prepared)
     assert isinstance(found["first"], PercentileObserver)
     assert (found["first"].percentile, found["first"].bins) == (90.0, 512)
     assert isinstance(found["second"], HistogramObserver)
     prepared(x)
     clipped = quant.prepare(model, x, Recipe({"first": QConfig(activation_observer="minmax")}))
     clipped(x)
-    assert float(found["first"].qparams().scale) < float(points(clipped)["first"].qparams().scale)
+    assert float(found["first"].qparams().scale) < float(observers(clipped)["first"].qparams().scale)
 
 
 def test_options_reach_the_observers_of_training() -> None:
     model, x = make(Joined)
     qconfig = QConfig(activation_observer="moving_average", activation_options={"momentum": 0.25})
-    found = [each.observer for each in points(quant.prepare_qat(model, x, Recipe(default=qconfig))).values()]
+    found = [each.observer for each in observers(quant.prepare_qat(model, x, Recipe(default=qconfig))).values()]
     averages = [one for each in found for one in (each.members if isinstance(each, JoinedObserver) else [each])]
     assert len(averages) == 3  # of the input, and of both that share a range
     assert all(isinstance(one, MovingAverageObserver) and one.momentum == 0.25 for one in averages)
     qconfig = QConfig(activation_observer="pact", activation_options={"alpha": 4.5})
-    found = list(points(quant.prepare_qat(model, x, Recipe(default=qconfig))).values())
+    found = list(observers(quant.prepare_qat(model, x, Recipe(default=qconfig))).values())
     assert all(isinstance(each, PACTFakeQuantize) and float(each.alpha.detach()) == 4.5 for each in found)
 
 
@@ -133,13 +133,13 @@ def test_a_range_by_hand_is_that_of_what_the_layer_puts_out() -> None:
     model, x = make()
     prepared = quant.prepare(model, x, Recipe({"first": RANGE}))
     prepared(x)
-    found = points(prepared)
+    found = observers(prepared)
     assert isinstance(found["first"], FixedObserver)
     assert [float(end) for end in found["first"].range()] == [0.0, 6.0]
     assert isinstance(found["x_0"], HistogramObserver)  # what the layer reads is seen as ever
     assert float(found["x_0"].range()[1]) > 6.0
     quant.convert(prepared)
-    trained = points(quant.prepare_qat(model, x, Recipe({"first": RANGE})))
+    trained = observers(quant.prepare_qat(model, x, Recipe({"first": RANGE})))
     assert isinstance(trained["first"], FakeQuantize)
     assert isinstance(trained["first"].observer, FixedObserver)
     assert float(trained["first"].qparams().scale) == pytest.approx(6 / 255)
@@ -156,7 +156,7 @@ def test_a_range_by_hand_that_has_no_place_is_refused(pattern: Any) -> None:
 
 def test_a_range_by_hand_for_every_layer_leaves_the_inputs_to_the_data() -> None:
     model, x = make()
-    found = points(quant.prepare(model, x, Recipe(default=RANGE)))
+    found = observers(quant.prepare(model, x, Recipe(default=RANGE)))
     assert [type(each) for each in found.values()] == [HistogramObserver, FixedObserver, FixedObserver]
 
 
@@ -202,17 +202,17 @@ def test_training_refuses_an_observer_that_searches(name: str) -> None:
         quant.prepare_qat(model, x, recipe)
     prepared = quant.prepare(model, x, recipe)
     prepared(x)
-    trained = points(quant.prepare_qat(prepared))["first"]
+    trained = observers(quant.prepare_qat(prepared))["first"]
     assert isinstance(trained.observer, MovingAverageObserver)
-    assert trained.qparams() == points(prepared)["first"].qparams()
+    assert trained.qparams() == observers(prepared)["first"].qparams()
 
 
 def test_auto_is_the_phase_s_own() -> None:
     model, x = make()
-    assert {type(each) for each in points(quant.prepare(model, x)).values()} == {HistogramObserver}
-    assert {type(each.observer) for each in points(quant.prepare_qat(model, x)).values()} == {MovingAverageObserver}
+    assert {type(each) for each in observers(quant.prepare(model, x)).values()} == {HistogramObserver}
+    assert {type(each.observer) for each in observers(quant.prepare_qat(model, x)).values()} == {MovingAverageObserver}
     asked = Recipe(default=QConfig(activation_observer="minmax"))
-    assert {type(each.observer) for each in points(quant.prepare_qat(model, x, asked)).values()} == {MinMaxObserver}
+    assert {type(each.observer) for each in observers(quant.prepare_qat(model, x, asked)).values()} == {MinMaxObserver}
 
 
 @pytest.mark.parametrize("setting", ["activation_observer", "weight_observer"])
@@ -263,7 +263,7 @@ def test_exported_ranges_convert_to_the_same_bits(tmp_path: Path) -> None:
     other = quant.prepare(model, x, Recipe(default=QConfig(bias_correction=False)))
     quant.calibrate.load_ranges(other, tmp_path / "ranges.json")
     assert torch.equal(quant.convert(other)(x), quant.convert(prepared)(x))
-    for name in points(prepared):
+    for name in observers(prepared):
         assert runners(other)[""].qparams(name) == runners(prepared)[""].qparams(name)
 
 
@@ -274,7 +274,7 @@ def test_a_given_input_range_is_what_converts() -> None:
     prepared(x)
     q = quant.convert(prepared)
     assert torch.equal(q(x.clamp(0, 1)), q(x))
-    start = points(quant.prepare_qat(prepared))["x_0"]
+    start = observers(quant.prepare_qat(prepared))["x_0"]
     assert float(start.qparams().scale) == pytest.approx(1 / 255)
 
 

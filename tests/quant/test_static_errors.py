@@ -12,7 +12,8 @@ from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
 import quant
-from quant.graph import CaptureMismatch
+from quant.runtime.matching import CaptureMismatch
+from quant.static.kept_graph import ATTRIBUTE
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +175,6 @@ def test_an_error_names_the_step_and_its_place_in_the_program(backend: str | Non
         q(torch.randn(4, 3, 8, 8), torch.randn(4, 3, 9, 9))
 
 
-class Refusing(list[Any]):
-    """Nodes that nobody may look at."""
-
-    def __getitem__(self, place: Any) -> Any:
-        raise AssertionError("the captured graph was looked into")
-
-
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_a_program_runs_without_the_captured_graph(backend: str | None) -> None:
     torch.manual_seed(0)
@@ -190,5 +184,9 @@ def test_a_program_runs_without_the_captured_graph(backend: str | None) -> None:
     q = quant.convert(prepared, backend=backend)
     before = q(*x)
     runner: Any = q._modules["_quant"]
-    runner.graph.nodes = Refusing(runner.graph.nodes)
+    del runner.__dict__[ATTRIBUTE]
     assert torch.equal(q(*x), before)
+    q.one = nn.Conv2d(3, 4, 3)  # a step of the user's own module, in place of the integers
+    assert q(*x).shape == before.shape
+    with pytest.raises(ValueError, match="Glued: its program has no captured graph beside it; convert the float model"):
+        quant.compare(Glued().eval(), q, [x])

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quant
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
 from quant.runtime.instructions import IntegerMove
-from quant.static.runner import RESERVED, runners
+from quant.runtime.programs import RESERVED
+from quant.static.runner import runners
 
 KEPT = Path(__file__).parent / "artefacts"
 
@@ -55,9 +56,9 @@ def images(seed: int = 1) -> Tensor:
     return torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def plan_of(prepared: nn.Module) -> Plan:
+def fused_graph_of(prepared: nn.Module) -> FusedGraph:
     [runner] = runners(prepared).values()
-    return runner.plan
+    return runner.fused
 
 
 def rescaled(q: nn.Module) -> list[dict[Any, Any]]:
@@ -117,7 +118,7 @@ def test_what_is_loaded_computes_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [0.7, 1.0, 1.2])
 def test_ranges_that_nearly_agree_are_one_and_copied(factor: float) -> None:
     _, prepared, q = made(factor)
-    [(whole, part)] = plan_of(prepared).joined
+    [(whole, part)] = fused_graph_of(prepared).joined
     [runner] = runners(prepared).values()
     one, other = runner.qparams(whole), runner.qparams(part)
     assert (float(one.scale), int(one.zero_point)) == (float(other.scale), int(other.zero_point))
@@ -137,10 +138,10 @@ def test_what_only_the_concatenation_reads_has_its_range() -> None:
             parts = [F.relu(self.a(x)), 9 * self.b(x), torch.cat([self.a(x)[:, :3]], 1)]
             return self.c(torch.cat([F.max_pool2d(part, 2) for part in parts], 1))
 
-    plan = plan_of(quant.prepare(Inception().eval(), images()))
-    assert plan.joined == ()
-    [slot] = {plan.slot_of[step.output] for step in plan.steps if step.operator.name in ("cat", "max_pool")}
-    assert len(plan.slots[slot].observed) == 3
+    fused = fused_graph_of(quant.prepare(Inception().eval(), images()))
+    assert fused.joined == ()
+    [slot] = {fused.slot_of[step.output] for step in fused.steps if step.operator.name in ("cat", "max_pool")}
+    assert len(fused.slots[slot].observed) == 3
 
 
 def test_a_dense_block_has_a_range_for_each_part_that_differs() -> None:
@@ -252,14 +253,14 @@ def test_rules_of_a_later_version_are_refused() -> None:
 
     _, _, q = made()
     description = copy.deepcopy(describe(q)) | {"rules": 99}
-    with pytest.raises(ValueError, match="planned by rules 99, this version knows 1 to"):
+    with pytest.raises(ValueError, match="fused by rules 99, this version knows 1 to"):
         rebuild(Beside(), description, {})
 
 
 def test_a_range_that_is_given_to_a_joined_value_is_taken_as_it_is(tmp_path: Path) -> None:
     model, prepared, before = made(1.0)  # which agree
     assert rescaled(before) == []
-    slots = {pair for pairs in plan_of(prepared).joined for pair in pairs}
+    slots = {pair for pairs in fused_graph_of(prepared).joined for pair in pairs}
     ends = runners(prepared)[""].agreed_ends()
     assert len(ends) == len(slots) == 2
 

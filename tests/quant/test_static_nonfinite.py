@@ -196,3 +196,46 @@ def test_finite_values_cost_nothing() -> None:
     registers: dict[int, object] = {}
     nonfinite.note(torch.full((3, 2), 3.4e38), registers)
     assert registers == {}
+
+
+class Masked(nn.Module):
+    """Puts infinities where a mask says so, by a call or by a buffer, and reads them in some way."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor], by_buffer: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.read, self.by_buffer = nn.Linear(16, 16), nn.Linear(16, 16), read, by_buffer
+        self.register_buffer("hidden", torch.full((16,), -torch.inf).where(torch.arange(16) > 12, torch.zeros(16)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        y = y + self.hidden if self.by_buffer else y.masked_fill(x < -0.9, -torch.inf)
+        return self.last(self.read(y))
+
+
+def masked_batches() -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.rand(16, 16) * 2 - 1 for _ in range(4)]
+
+
+BY = pytest.mark.parametrize("by_buffer", [False, True], ids=["filled", "added"])
+
+
+@BY
+def test_a_layer_that_reads_infinities_of_a_mask_stays_float(by_buffer: bool) -> None:
+    torch.manual_seed(0)
+    model = Masked(lambda y: y[:, None].flatten(1), by_buffer).eval()
+    q = quant.quantize_static(model, masked_batches(), progress=False)
+    assert {entry.name: entry.outcome for entry in quant.summary(q)}["last"] == "float"
+    trained = quant.prepare_qat(model, masked_batches()[0]).train()
+    for x in masked_batches():
+        assert bool(model(x).isinf().any())
+        for found in (q(x), trained(x)):
+            assert torch.equal(torch.isfinite(found), torch.isfinite(model(x)))
+            assert torch.equal(found.isposinf(), model(x).isposinf())
+
+
+@BY
+def test_a_layer_that_reads_what_a_softmax_makes_of_a_mask_is_int8(by_buffer: bool) -> None:
+    torch.manual_seed(0)
+    q = quant.quantize_static(Masked(lambda y: y.softmax(-1), by_buffer).eval(), masked_batches(), progress=False)
+    assert {entry.name: entry.outcome for entry in quant.summary(q)}["last"] == "int8"

@@ -39,7 +39,7 @@ def run(model: nn.Module, x: Tensor, op: str | None, sqnr: float) -> None:
     with torch.no_grad():
         expected = model(x)
     prepared = prepare(model, x, RECIPE)
-    steps = runners(prepared)[""].plan.steps
+    steps = runners(prepared)[""].fused.steps
     if op is not None:
         assert op in [step.operator.name for step in steps], [
             (step.name, step.operator.name, step.reason) for step in steps

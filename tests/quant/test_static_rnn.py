@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from quant import Recipe, convert, load, prepare, save, summary
-from quant.graph import leaves
 from quant.ops.recurrent import range_names
 from quant.parity import parity
 from quant.recipe import QConfig
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.trees import leaves
 from quant.static.recurrent_float import observe, run_float
-from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners
 from quant.static.simulation import simulating
 
@@ -179,7 +179,7 @@ class Loop(nn.Module):
 def test_a_cell_has_one_range_wherever_it_is_called(kind: type[nn.RNNCellBase]) -> None:
     model, x = Loop(kind).eval(), torch.randn(5, 4, 6)
     prepared, converted = made(model, x)
-    names = set(runners(prepared)[""].plan.slots)
+    names = set(runners(prepared)[""].fused.slots)
     assert {"one.h_l0", "two.h_l0"} <= names
     assert not any("@" in name and name.startswith("one") for name in names)
     with torch.no_grad():

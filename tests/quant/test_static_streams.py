@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
-from quant.fuse import Plan
+from quant.fusion.fused_graph import FusedGraph
 from quant.static.runner import runners
 
 
@@ -52,13 +52,13 @@ class Positions(nn.Module):
         return (self.conv(image) + image).flatten(2).transpose(1, 2)
 
 
-def plan_of(model: nn.Module, x: Tensor) -> Plan:
+def fused_graph_of(model: nn.Module, x: Tensor) -> FusedGraph:
     [runner] = runners(quant.prepare(model.eval(), x)).values()
-    return runner.plan
+    return runner.fused
 
 
-def integer_sums(plan: Plan) -> int:
-    return sum(step.operator.name == "add" for step in plan.steps)
+def integer_sums(fused: FusedGraph) -> int:
+    return sum(step.operator.name == "add" for step in fused.steps)
 
 
 def tokens(seed: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def test_a_stream_that_ends_in_an_int8_layer_is_as_precise_as_one_that_ends_in_a
     for last in ([norm(32)], []):
         torch.manual_seed(0)
         model = nn.Sequential(*[Block(norm) for _ in range(16)], *last, nn.Linear(32, 10)).eval()
-        assert integer_sums(plan_of(model, tokens())) == 0
+        assert integer_sums(fused_graph_of(model, tokens())) == 0
         q = quant.quantize_static(model, [tokens(seed) for seed in range(4)], progress=False)
         with torch.no_grad():
             found.append(decibels(model(tokens()), q(tokens())))
@@ -85,8 +85,8 @@ def test_moves_and_sums_of_a_stream_are_part_of_it(tmp_path: Path) -> None:
     prepared = quant.prepare(model, tokens())
     quant.calibrate.run(prepared, [tokens(seed) for seed in range(4)], progress=False)
     [runner] = runners(prepared).values()
-    assert integer_sums(runner.plan) == 0
-    assert {step.reason for step in runner.plan.steps if "add" in step.name} == {"float steps read it too"}
+    assert integer_sums(runner.fused) == 0
+    assert {step.reason for step in runner.fused.steps if "add" in step.name} == {"float steps read it too"}
     q = quant.convert(prepared)
     assert {quant.summary(q)[name].outcome for name in ("0.up", "0.down", "2.conv", "4")} == {"int8"}
     assert quant.parity(prepared, q, [tokens()]).holds
@@ -105,8 +105,8 @@ def test_what_only_such_a_sum_reads_is_float_with_it() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(Dropped(), Dropped(), nn.Linear(32, 10)).eval()
-    plan = plan_of(model, tokens())
-    assert all(plan.emits_integers(step) or step.operator.name == "linear" for step in plan.steps if step.integer)
+    fused = fused_graph_of(model, tokens())
+    assert all(fused.emits_integers(step) or step.operator.name == "linear" for step in fused.steps if step.integer)
     q = quant.quantize_static(model, [tokens(seed) for seed in range(4)], progress=False)
     with torch.no_grad():
         assert decibels(model(tokens()), q(tokens())) > 30
@@ -141,15 +141,15 @@ class Residual(nn.Module):
 
 
 def test_sums_of_convolutions_stay_integers() -> None:
-    plan = plan_of(Residual(), torch.randn(2, 3, 8, 8))
-    assert integer_sums(plan) == 3
-    assert all(plan.emits_integers(step) for step in plan.steps if step.operator.name == "add")
+    fused = fused_graph_of(Residual(), torch.randn(2, 3, 8, 8))
+    assert integer_sums(fused) == 3
+    assert all(fused.emits_integers(step) for step in fused.steps if step.operator.name == "add")
 
 
 def test_a_layer_that_is_left_float_leaves_the_sums_before_it_integers() -> None:
     x = torch.randn(2, 3, 8, 8)
     [runner] = runners(quant.prepare(Residual().eval(), x, quant.Recipe({"blocks.1": None}))).values()
-    assert integer_sums(runner.plan) == 3
+    assert integer_sums(runner.fused) == 3
 
 
 def test_sums_before_a_float_head_stay_integers() -> None:
@@ -162,7 +162,7 @@ def test_sums_before_a_float_head_stay_integers() -> None:
                 x = block(F.relu(x)) + x
             return x.pow(3).mean((2, 3)).pow(1 / 3)
 
-    assert integer_sums(plan_of(Headed(), torch.randn(2, 3, 8, 8))) == 2
+    assert integer_sums(fused_graph_of(Headed(), torch.randn(2, 3, 8, 8))) == 2
 
 
 class Heads(nn.Module):
@@ -191,9 +191,9 @@ def test_what_the_caller_gets_is_not_rounded() -> None:
         found = q(*batches[0])
     for values in found[:3]:
         assert values.unique().numel() > 256
-    plan = plan_of(model, batches[0])
-    assert [step.name for step in plan.steps if step.operator.name in ("add", "mul")] == []
-    assert sorted(step.name for step in plan.steps if step.output in plan.as_reals) == ["mean"]
+    fused = fused_graph_of(model, batches[0])
+    assert [step.name for step in fused.steps if step.operator.name in ("add", "mul")] == []
+    assert sorted(step.name for step in fused.steps if step.output in fused.as_reals) == ["mean"]
 
 
 def test_training_and_integers_agree_on_what_is_not_rounded() -> None:

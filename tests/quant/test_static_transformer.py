@@ -15,8 +15,8 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
+from quant.runtime.programs import RESERVED
 from quant.static.native import Schedule
-from quant.static.runner import RESERVED
 
 needs_kernels = pytest.mark.skipif(bool(kernel_ops.extension_problem()), reason="the compiled kernels are not here")
 

@@ -17,14 +17,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
-from quant.fuse import Plan
-from quant.graph import leaves
+from quant.fusion.fused_graph import FusedGraph
 from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
-from quant.static.layers import StaticLayer
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.trees import leaves
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
@@ -364,7 +364,7 @@ def test_only_weights_with_small_columns_are_watched() -> None:
     torch.manual_seed(0)
     for factor, watched in ((1.0, 0), (60.0, 1)):
         [runner] = runners(prepare(Outliers(factor, "linear").eval(), torch.randn(8, 20, 64), RECIPE)).values()
-        assert len(runner.points) - len(runner.plan.slots) == watched
+        assert len(runner.observers) - len(runner.fused.slots) == watched
 
 
 def test_dead_channels_are_no_reason_to_stay_float() -> None:
@@ -414,8 +414,8 @@ def test_a_logarithm_of_an_ordinary_range_leaves_int8_alone() -> None:
     assert summary(converted)["bank"].outcome == "int8"
 
 
-def plan_of(model: nn.Module, *args: Any) -> Plan:
-    return runners(prepare(model.eval(), args, RECIPE))[""].plan
+def fused_graph_of(model: nn.Module, *args: Any) -> FusedGraph:
+    return runners(prepare(model.eval(), args, RECIPE))[""].fused
 
 
 @pytest.mark.parametrize(
@@ -440,9 +440,9 @@ def test_functions_that_bend_the_range_stay_float(function: Any) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(function(self.a(x)))
 
-    plan = plan_of(Between(), torch.rand(8, 4))
-    assert {step.operator.name for step in plan.steps} <= {"linear", "float", "shape", "lookup", "add"}
-    assert any(step.operator.name == "float" and step.reason for step in plan.steps)
+    fused = fused_graph_of(Between(), torch.rand(8, 4))
+    assert {step.operator.name for step in fused.steps} <= {"linear", "float", "shape", "lookup", "add"}
+    assert any(step.operator.name == "float" and step.reason for step in fused.steps)
 
 
 def test_float_steps_between_integers_stand_in_the_report() -> None:

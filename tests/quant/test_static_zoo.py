@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.convert import convert
-from quant.graph import leaves
 from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
+from quant.runtime.trees import leaves
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
 

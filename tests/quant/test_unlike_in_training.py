@@ -5,6 +5,7 @@ A layer that gets larger values in eval mode would clip them by its ranges from 
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 
@@ -103,6 +104,73 @@ def test_what_lies_behind_a_child_that_goes_another_way_is_looked_at_too(seeded_
     with pytest.warns(CalibrationWarning, match="so these layers stay float"):
         prepared = trained(model)
     assert noise(model, quant.convert(prepared)) < 0.02
+
+
+class Heads(nn.Module):
+    """Gives two values in training, and one in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        y = self.first(x).relu()
+        return (self.last(y), y.mean()) if self.training else self.last(y)
+
+
+class LastInEval(nn.Module):
+    """Has a layer that only eval mode reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.behind = Heads(), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.heads(x)
+        return found[0] + found[1] if isinstance(found, tuple) else self.behind(found)
+
+
+class Drops(nn.Module):
+    """Leaves a layer out of half of training's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.maybe, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if not self.training or random.random() < 0.5:
+            y = self.maybe(y)
+        out: Tensor = self.last(y.tanh())
+        return out
+
+
+def test_a_layer_that_training_never_calls_stays_float_and_is_said(seeded_on_one_thread: None) -> None:
+    """It had no ranges when it was called: NoDataSeen at the first call in eval mode."""
+    model = LastInEval()
+    with pytest.warns(CalibrationWarning, match=r"prepare_qat: behind: .*eval mode calls it and training does not"):
+        prepared = trained(model)
+    assert noise(model, prepared) < 0.03
+    q = quant.convert(prepared)
+    assert noise(model, q) < 0.03
+    outcomes = {entry.name: entry for entry in quant.summary(q)}
+    assert outcomes["heads.first"].outcome == outcomes["heads.last"].outcome == "int8"
+    assert outcomes["behind"].outcome == "float"
+    assert "training does not" in outcomes["behind"].detail
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_that_training_leaves_out_by_chance_is_int8(seed: int, seeded_on_one_thread: None) -> None:
+    random.seed(seed)
+    state = random.getstate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        prepared = quant.prepare_qat(Drops(), torch.randn(64, 16))
+    assert random.getstate() == state
+    while prepared.get_parameter("maybe.weight").grad is None:
+        prepared.train()(torch.randn(64, 16)).sum().backward()
+    outcomes = {entry.name: entry.outcome for entry in quant.summary(quant.convert(prepared.eval()))}
+    assert outcomes["maybe"] == "int8"
 
 
 class AsksForGradients(nn.Module):

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import quant
+from quant.graph import Kind
 from quant.ops.call import called
 from quant.runtime.instructions import Instruction
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
 from quant.runtime.region import Region
-from quant.static.runner import RESERVED
+from quant.static.kept_graph import graph_of
 from quant.static.simulation import simulating
 
 from .entry import wake
@@ -246,10 +248,10 @@ def _kind(step: Instruction, runner: ProgramRunner) -> str:
     """What a step outside of native calls is."""
     if not step.own:
         return f"int8 {step.kind}"
-    node = runner.graph.nodes[runner.program.values[step.out].node]
-    if node.kind == "module":
+    node = graph_of(runner).nodes[runner.program.values[step.out].node]
+    if node.kind is Kind.MODULE:
         return type(runner.root.get_submodule(node.target)).__name__
-    name = node.kind if node.kind == "guard" else called(node, runner.root)
+    name = node.kind.value if node.kind is Kind.GUARD else called(node, runner.root)
     return "sizes" if name in SIZES and node.meta is None else name
 
 

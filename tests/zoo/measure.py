@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,31 +25,16 @@ from torch import Tensor, nn
 
 import quant
 
+from . import reasons
 from .entry import Batch, Entry
-from .simulation import WEIGHTED, all_integers_rounded, is_layer, layers_rounded
-from .trees import EXACT, Likeness, difference, likeness, matched_boxes, tensors_of
+from .reasons import MOST, OTHER_RANGES, SLACK, reached, shortfall
+from .simulation import WEIGHTED, all_integers_rounded, has_dynamic_form, is_layer, layers_rounded
+from .trees import Likeness, difference, likeness, matched_boxes, tensors_of
 
 MODES = ("static", "qat", "dynamic")
 
-SLACK = 1.5
-"""dB that an int8 model may lie below the simulation."""
-
-CLEAR = 45.0
-"""dB above which differences do not count: about what a single rounding to 8 bits leaves, as of an embedding's rows or
-of an output, which the simulation leaves float."""
-
 OVERLAP_SLACK = 0.15
 """By which the boxes of a detector may be found again less well than the simulation's."""
-
-MOST = 6.0
-"""dB below the simulation that rounding between the layers can be the reason for, however low that goes."""
-
-OTHER_RANGES = (1.01, 1.02, 1.03, 1.04, 1.05)
-"""By which the simulation's ranges are multiplied, to see how many of its dB are luck: no step grows by half a dB, and
-every value is rounded otherwise. A deep network with random weights blows the difference up to several dB."""
-
-CHAOS = 6.0
-"""dB under which the simulation itself says nothing: rounding decides the outputs of a random network."""
 
 ENOUGH = 512
 """Values of an output, in all batches of a size, from which its SQNR varies by less than half a dB between draws."""
@@ -120,42 +106,80 @@ def _run(entry: Entry, model: nn.Module, batches: list[Batch]) -> list[Any]:
         return [entry.run(model, batch) for batch in batches]
 
 
-def _static(entry: Entry, row: Row, speed: bool) -> None:
-    def quantize(model: nn.Module, calibration: list[Batch]) -> nn.Module:
-        batches = [copy.deepcopy(batch) for batch in calibration]
-        return quant.quantize_static(model, batches, forward=entry.call, progress=False)
+@dataclass
+class Trial:
+    """A float model, what it is quantised by, and what is asked of it: runs of it and of its simulations.
 
-    _post_training(entry, row, speed, quantize)
+    Attributes:
+        fresh: inputs that calibration has not seen.
+        quantize: the int8 form of a model, by calibration batches and a recipe.
+        has_ranges: whether calibration decides by what ranges activations are rounded.
+    """
+
+    entry: Entry
+    model: nn.Module
+    calibration: list[Batch]
+    fresh: list[Batch]
+    quantize: Callable[[nn.Module, list[Batch], quant.Recipe | None], nn.Module]
+    has_ranges: bool
+
+    def run(self, model: nn.Module, batches: list[Batch] | None = None) -> Any:
+        """Outputs for `fresh`, or for other batches."""
+        return _run(self.entry, model, self.fresh if batches is None else batches)
+
+    def simulated(self, wider: float = 1.0, batches: list[Batch] | None = None) -> Any:
+        """The simulation's."""
+        with layers_rounded(self.model, lambda: self.run(self.model, self.calibration), wider):
+            return self.run(self.model, batches)
+
+    def all_rounded(self) -> Any:
+        """Those of the simulation that also rounds between layers."""
+        with all_integers_rounded(self.model, lambda: self.run(self.model, self.calibration)):
+            return self.run(self.model)
+
+    def int8(self, recipe: quant.Recipe | None = None) -> nn.Module:
+        """The model under test."""
+        return self.quantize(self.model, [copy.deepcopy(batch) for batch in self.calibration], recipe)
+
+    def seen(self, q: nn.Module) -> tuple[Likeness, Likeness]:
+        """The int8 model and the simulation on the batches of calibration."""
+        expected = self.run(self.model, self.calibration)
+        found, simulated = self.run(q, self.calibration), self.simulated(batches=self.calibration)
+        return likeness(expected, found, kinds=1), likeness(expected, simulated, kinds=1)
+
+
+WIDE = quant.Recipe({}, default=quant.QConfig(activation_observer="minmax"))
+"""Ranges that clip nothing of what calibration brought."""
+
+
+def _static(entry: Entry, row: Row, speed: bool) -> None:
+    def quantize(model: nn.Module, batches: list[Batch], recipe: quant.Recipe | None) -> nn.Module:
+        return quant.quantize_static(model, batches, recipe, forward=entry.call, progress=False)
+
+    _post_training(entry, row, speed, quantize, has_ranges=True)
 
 
 def _dynamic(entry: Entry, row: Row, speed: bool) -> None:
-    _post_training(entry, row, speed, lambda model, _: quant.quantize_dynamic(model))
+    def quantize(model: nn.Module, _: list[Batch], recipe: quant.Recipe | None) -> nn.Module:
+        return quant.quantize_dynamic(model, recipe)
+
+    try:
+        _post_training(entry, row, speed, quantize, has_ranges=False)
+    except quant.NothingQuantized as error:
+        if any(has_dynamic_form(module) for module in entry.build().modules()):
+            raise
+        row["verdict"], row["reason"] = "ok", f"no layer has a dynamic form: {_head(str(error))}"
 
 
-def _post_training(
-    entry: Entry, row: Row, speed: bool, quantize: Callable[[nn.Module, list[Batch]], nn.Module]
-) -> None:
-    """Quantise by a function of the model and calibration batches, and judge the result beside both simulations."""
+def _post_training(entry: Entry, row: Row, speed: bool, quantize: Any, *, has_ranges: bool) -> None:
+    """Quantise by a function of a model, calibration batches and a recipe, and judge the result beside simulations."""
     model = _build(entry)
     calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
-    fresh = _enough(entry, model)
-    expected = _run(entry, model, fresh)
-    q = quantize(model, calibration)
+    trial = Trial(entry, model, calibration, _enough(entry, model), quantize, has_ranges)
+    expected = trial.run(model)
+    q = trial.int8()
     note_report(row, model, q)
-    found = _run(entry, q, fresh)
-    with layers_rounded(model, lambda: _run(entry, model, calibration)):
-        simulated = _run(entry, model, fresh)
-
-    def with_all_rounded() -> Any:
-        with all_integers_rounded(model, lambda: _run(entry, model, calibration)):
-            return _run(entry, model, fresh)
-
-    def with_other_ranges() -> Iterator[Any]:
-        for wider in OTHER_RANGES:
-            with layers_rounded(model, lambda: _run(entry, model, calibration), wider):
-                yield _run(entry, model, fresh)
-
-    _judge(entry, row, expected, found, simulated, with_all_rounded, with_other_ranges)
+    _judge(trial, row, expected, q)
     if speed:
         row["speed"] = speed_ratio(entry, model, q)
 
@@ -231,20 +255,14 @@ def note_report(row: Row, model: nn.Module, q: nn.Module) -> None:
     row["float_steps"] = sum("island" not in entry.detail for entry in left)
 
 
-def _judge(
-    entry: Entry,
-    row: Row,
-    expected: Any,
-    found: Any,
-    simulated: Any,
-    with_all_rounded: Callable[[], Any],
-    with_other_ranges: Callable[[], Iterator[Any]],
-) -> None:
-    problem = difference(expected, found, lengths=not entry.detects)
+def _judge(trial: Trial, row: Row, expected: Any, q: nn.Module) -> None:
+    found = trial.run(q)
+    problem = difference(expected, found, lengths=not trial.entry.detects)
     if problem:
         row["verdict"] = f"wrong: {problem}"
         return
-    if entry.detects:
+    simulated = trial.simulated()
+    if trial.entry.detects:
         _judge_boxes(row, expected, found, simulated)
         return
     int8, simulation = likeness(expected, found, kinds=2), likeness(expected, simulated, kinds=2)
@@ -255,61 +273,32 @@ def _judge(
         row["verdict"] = "ok"
         return
     place = f"{gap:.1f} dB below the simulation at output{path}"
-    bound = likeness(expected, with_all_rounded(), kinds=2)
-    row["all_db"] = round(limit := _reached(bound, path), 1)
-    reason = _reason(int8, simulation, path, limit if gap <= MOST else -EXACT)
-    if not reason and gap <= MOST and path in int8.decibels:
-        others = [_reached(likeness(expected, other, kinds=2), path) for other in with_other_ranges()]
-        row["luck_db"] = [round(db, 1) for db in others]
-        reason = luck(_reached(int8, path), [_reached(simulation, path), *others])
+    reason = reasons.chaos(simulation, path) or reasons.choices(int8, simulation, path)
+    if not reason and gap <= MOST:
+        reason = _reason(trial, row, expected, q, int8, simulation, path)
     row["verdict"] = "ok" if reason else f"wrong: {place}"
     if reason:
         row["reason"] = f"{place}; {reason}"
 
 
-def _reached(like: Likeness, path: str) -> float:
-    return like.decibels.get(path, like.equal.get(path, EXACT))
-
-
-def _reason(int8: Likeness, simulation: Likeness, path: str, limit: float) -> str:
-    """Why an output may lie below the simulation; '' where nothing is known.
-
-    Args:
-        limit: dB of the simulation that rounds between layers too, where that may be the reason.
-    """
-    if simulation.decibels.get(path, EXACT) < CHAOS:
-        return f"the simulation itself has under {CHAOS:.0f} dB"
-    if (differing := choices(int8, simulation, path)) is not None:
-        return f"{differing} of its integers fell otherwise, which decide the rest"
-    if limit >= CHAOS and _reached(int8, path) >= limit - SLACK:
-        return f"with all that goes from layer to layer in 8 bits the simulation has {limit:.1f} dB"
-    return ""
-
-
-def luck(reached: float, simulated: list[float]) -> str:
-    """Whether the simulation itself falls as low where its ranges are a few hundredths wider, in words."""
-    low, high = min(simulated), max(simulated)
-    if low < CHAOS or reached < low - SLACK:
-        return ""
-    return f"with ranges up to {max(OTHER_RANGES) - 1:.0%} wider the simulation has from {low:.1f} to {high:.1f} dB"
-
-
-def shortfall(int8: Likeness, simulation: Likeness) -> tuple[str, float]:
-    """By how many dB the output that lies deepest below the simulation does so, and its path. Equal integers count
-    as well: one in a hundred that differs where the simulation's agree counts as one dB."""
-    gaps = {path: min(CLEAR, simulation.decibels[path]) - min(CLEAR, db) for path, db in int8.decibels.items()}
-    gaps |= {path: 100 * (simulation.equal[path] - equal) for path, equal in int8.equal.items()}
-    path = max(gaps, key=lambda key: gaps[key], default="")
-    return path, gaps.get(path, 0.0)
-
-
-def choices(int8: Likeness, simulation: Likeness, path: str) -> str | None:
-    """The share of integers (codes, indices) that differ in the batch of `path`, where the model puts some out, few of
-    them differ, and the simulation's stay no more equal in all batches: what follows from them says nothing."""
-    shares = [share for key, share in int8.equal.items() if key.partition("]")[0] == path.partition("]")[0]]
-    if not shares or min(shares) == 1 or min(shares) < 0.9 or min(simulation.equal.values()) == 1:
-        return None
-    return f"{1 - min(shares):.1%}"
+def _reason(
+    trial: Trial, row: Row, expected: Any, q: nn.Module, int8: Likeness, simulation: Likeness, path: str
+) -> str:
+    """What further runs say of an output that lies below the simulation, the cheapest first; '' where nothing is known.
+    Their dB are kept in the row."""
+    bound = likeness(expected, trial.all_rounded(), kinds=2)
+    row["all_db"] = round(reached(bound, path), 1)
+    reason = reasons.rounding_between(int8, bound, path)
+    if reason or path not in int8.decibels:
+        return reason
+    others = [reached(likeness(expected, trial.simulated(wider), kinds=2), path) for wider in OTHER_RANGES]
+    row["luck_db"] = [round(db, 1) for db in others]
+    reason = reasons.luck(reached(int8, path), [reached(simulation, path), *others])
+    if reason or not trial.has_ranges:
+        return reason
+    unclipped = likeness(expected, trial.run(trial.int8(WIDE)), kinds=2)
+    row["wide_db"] = round(reached(unclipped, path), 1)
+    return reasons.new_values(trial.seen(q), unclipped, simulation, path)
 
 
 def _judge_boxes(row: Row, expected: Any, found: Any, simulated: Any) -> None:

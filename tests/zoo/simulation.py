@@ -25,13 +25,27 @@ from .recurrent import RECURRENT, stepwise
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 WEIGHTED = (*LAYERS, *RECURRENT, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
 
+DYNAMIC = (nn.Linear, *RECURRENT, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
+"""Those of WEIGHTED that have a dynamic form, where a subclass has no forward of its own."""
+
 MASKED = 1e4
 """Values from here on are masks, inf or NaN, which no range is for."""
 
 
 def is_layer(module: nn.Module) -> bool:
     """A linear layer or convolution, Hugging Face's Conv1D counted."""
-    return isinstance(module, LAYERS) or type(module).__name__ == "Conv1D"
+    return isinstance(module, LAYERS) or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Hugging Face's linear layer."""
+    return type(module).__name__ == "Conv1D"
+
+
+def has_dynamic_form(module: nn.Module) -> bool:
+    """Whether a dynamic model may be expected to compute the module in integers."""
+    kind = next((kind for kind in DYNAMIC if isinstance(module, kind)), None)
+    return is_conv1d(module) or (kind is not None and type(module).forward is kind.forward)
 
 
 def round_values(x: Tensor, low: float, high: float) -> Tensor:
@@ -54,7 +68,7 @@ def round_weight(weight: Tensor, channel: int) -> Tensor:
 def _channel(layer: nn.Module) -> int:
     """The dimension of a layer's weight that its outputs lie in."""
     transposed = getattr(layer, "transposed", False)
-    return 1 if transposed or type(layer).__name__ == "Conv1D" else 0
+    return 1 if transposed or is_conv1d(layer) else 0
 
 
 def _weight(layer: nn.Module) -> Tensor | None:

@@ -111,6 +111,32 @@ def test_an_ordinary_module_passes(kind: str, seeded_on_one_thread: None) -> Non
     assert outcome.sqnr > 30
 
 
+def beyond(batch: int, length: int, index: int) -> Any:
+    """Values that calibration never saw, from the first fresh call on."""
+    (x,) = rows(batch, length, index)
+    return (x * (4 if index >= 100 else 1),)
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_what_is_cut_off_at_the_ends_of_ranges_is_right(kind: str, seeded_on_one_thread: None) -> None:
+    outcome = CHECKS[kind](Case("ordinary, of other values", Good, beyond))
+    assert outcome.status == "ok", outcome.reason
+
+
+def test_what_is_cut_off_and_computed_otherwise_is_wrong(
+    seeded_on_one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = quant.quantize_static
+
+    def lies(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        q = real(model, *args, **kwargs)
+        q.register_forward_hook(lambda module, args, output: output.flip(1) if args[0].abs().max() > 1 else output)
+        return q
+
+    monkeypatch.setattr(quant, "quantize_static", lies)
+    assert CHECKS["static"](Case("ordinary, of other values", Good, beyond)).status == "wrong"
+
+
 def test_a_parameter_in_a_parametrization_of_its_layer_is_the_same_one() -> None:
     model, other = nn.ModuleList([nn.Linear(4, 4)]), nn.ModuleList([nn.Linear(4, 4)])
     other.load_state_dict(model.state_dict())

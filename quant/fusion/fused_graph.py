@@ -1,0 +1,111 @@
+"""A graph read as steps: which calls are computed together, which values are uint8, and which of them share a range.
+
+The fused graph is what prepare observes, what training simulates and what convert builds, so that the three cannot
+disagree. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quant.fusion.float_values import wanted_as_reals
+from quant.graph import Graph, Kind
+from quant.ops.operator import Recurrent
+from quant.ops.recurrent import Cell
+from quant.ops.step import Step
+from quant.recipe import QConfig
+
+RULES = 5
+"""Version of the decisions about float values, shared ranges and biases. A saved model is fused by the rules it was
+converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range; 2
+rounded what the caller or a float step reads wherever integer steps read it too, had one table for each of several
+functions in a row, kept a step for an nn.Identity, and corrected the biases of layers that have none; 3 had a table,
+and a range, for sums with 0 and products with 1; 4 rounded infinities that a forward puts into a layer's input."""
+
+
+@dataclass
+class Slot:
+    """One range, and the values that share it: the same numbers in other shapes, orders or places.
+
+    Attributes:
+        name: the observer's name.
+        values: the values that share the range.
+        observed: the values shown to the observer; the others hold the same numbers, or the recurrent layer shows them.
+        qconfig: chooses the observer.
+        inner: the ranges inside recurrent layers that are this one, as (path, name).
+    """
+
+    name: str
+    values: list[int]
+    observed: list[int]
+    qconfig: QConfig
+    inner: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class FusedGraph:
+    """A graph read as steps.
+
+    Attributes:
+        graph: the captured graph.
+        steps: every node belongs to exactly one.
+        slots: ranges by name.
+        slot_of: the slot of each value that some integer step reads; such values are uint8 after conversion.
+        inner: the slot of each range inside a recurrent layer, by the layer's path and the range's name.
+        floats: layers and steps that stay float whatever the recipe says, and why; as given to `fuse`.
+        shared: layers that other captured modules call too (`shared.py`).
+        joined: for each concatenation with an input whose range is not its own: its slot and the input's.
+        rules: as given to `fuse`.
+        as_reals: outputs of weighted steps and matrix products that float steps or the caller read as well.
+    """
+
+    graph: Graph
+    steps: list[Step]
+    slots: dict[str, Slot]
+    slot_of: dict[int, str]
+    inner: dict[tuple[str, str], str] = field(default_factory=dict)
+    floats: Mapping[str, str] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
+    joined: tuple[tuple[str, str], ...] = ()
+    rules: int = RULES
+    as_reals: frozenset[int] = frozenset()
+
+    def calls_of_layer(self, step: Step) -> list[Step]:
+        """The steps that share a weighted step's int8 weight, itself included: all calls of its module."""
+        first = self.graph.nodes[step.nodes[0]]
+        if first.kind is not Kind.MODULE:
+            return [step]
+
+        def same(other: Step) -> bool:
+            node = self.graph.nodes[other.nodes[0]]
+            return node.kind is Kind.MODULE and node.target == first.target and other.integer
+
+        return [other for other in self.steps if same(other)]
+
+    def emits_integers(self, step: Step) -> bool:
+        """Whether the step's output is uint8. An integer step that only float steps read gives float32 directly.
+
+        So do the steps of `as_reals`, and cells: the user's loop carries their state as a float, and it is quantised
+        for its other readers.
+        """
+        emits = step.integer and step.output in self.slot_of and step.output not in self.as_reals
+        return emits and not isinstance(step.operator, Cell)
+
+    def read_both_ways(self) -> set[int]:
+        """Float values that integer steps read rounded, and float steps or the caller unrounded."""
+        steps = {index: step for step in self.steps for index in step.nodes}
+        wanted = wanted_as_reals(self.steps, self.graph.users())
+        return {value for value in self.slot_of
+                if value in wanted and (not steps[value].integer or value in self.as_reals)}  # fmt: skip
+
+    def inner_slots(self, step: Step) -> dict[str, str]:
+        """The slots of the ranges inside a recurrent step, by the range's name."""
+        assert isinstance(step.operator, Recurrent)
+        path = self.graph.nodes[step.nodes[0]].target
+        return {name: self.inner[path, name] for name in step.operator.ranges}
+
+    def slot_like(self, other: Slot) -> str:
+        """The slot that holds the values of `other`, a slot of another fusion of the same graph."""
+        # The last value: a concatenation may have one range for inputs that had their own.
+        return self.slot_of[other.values[-1]] if other.values else self.inner[other.inner[0]]

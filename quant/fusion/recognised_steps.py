@@ -1,0 +1,73 @@
+"""One step for each call of a graph: its operator and settings, or the reason that it stays float."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from torch import nn
+
+from quant.graph import Graph, Kind, Node
+from quant.ops.call import StaysFloat
+from quant.ops.operator import Float, ShapeOnly
+from quant.ops.recurrent import Sequence
+from quant.ops.registry import Recognised, recognise
+from quant.ops.shapes import reads_only_shape
+from quant.ops.step import Step
+from quant.recipe import QConfig, Recipe
+from quant.runtime.names import attribute, full_name
+from quant.runtime.trees import Ref
+
+
+def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:
+    """One step per node; arguments as of `fuse`."""
+    steps = []
+    for node in graph.nodes:
+        if node.kind in (Kind.INPUT, Kind.GUARD) or reads_only_shape(node):
+            steps.append(Step(ShapeOnly(), (node.index,), name=node.label))
+            continue
+        has_form = False
+        try:
+            known = recognise(node, graph, root)
+            if not known.operator.anchor and node.label in floats:
+                raise StaysFloat(floats[node.label])  # as without a kernel: sums that it reads stay float too
+            has_form = True
+            qconfig = _qconfig(node, known, graph, root, recipe, floats)
+            steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))
+        except StaysFloat as reason:
+            steps.append(Step(Float(str(reason), has_form), (node.index,), name=node.label))
+    return steps
+
+
+def _qconfig(
+    node: Node, known: Recognised, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
+) -> QConfig | None:
+    if not known.operator.anchor:
+        return None
+    name = node.target if node.kind is Kind.MODULE else node.owner
+    if name in floats:
+        raise StaysFloat(floats[name])
+    qconfig, index = recipe.resolve(full_name(graph.path, name), attribute(root, name))
+    if qconfig is None:
+        raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
+    if qconfig.activation_bits == 16:
+        raise StaysFloat("activation_bits=16 has no static kernel")
+    return qconfig
+
+
+def join_output_sequences(steps: list[Step], graph: Graph) -> list[Step]:
+    """Let a recurrent layer's step give its output sequence, the first item of its result; states stay float."""
+    first = {
+        node.args[0].index: node.index
+        for node in graph.nodes
+        if node.target is operator.getitem and isinstance(node.args[0], Ref) and node.meta
+        # An index may be a tensor, and comparing that with 0 gives no bool.
+        and type(node.args[1]) is int and node.args[1] == 0
+    }  # fmt: skip
+    joined: set[int] = set()
+    for step in steps:
+        if isinstance(step.operator, Sequence) and step.output in first:
+            step.nodes = (*step.nodes, first[step.output])
+            joined.add(step.output)
+    kept = [step for step in steps if len(step.nodes) > 1 or step.output not in joined]
+    return sorted(kept, key=lambda step: step.output)

@@ -1,0 +1,60 @@
+"""A transposed convolution as an ordinary one, for which there are kernels, and its outputs put in order.
+
+With stride s the outputs at places r, r + s, r + 2 s, ... are a convolution of stride 1 by the taps r, r + s, ... of
+its kernel. All phases r together are one convolution with s times as many output channels, per dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quant.runtime.layers.products import ConvProduct, TransposedProduct
+
+
+class Polyphase:
+    """What an ordinary convolution needs to give a transposed one's sums, the same to the bit.
+
+    Attributes:
+        q_weight: int8, (out * phases, in / groups, taps...), from (in, out / groups, kernel...).
+        q_bias, multiplier: of the transposed convolution, for each phase.
+        product: the convolution.
+    """
+
+    def __init__(self, product: TransposedProduct, q_weight: Tensor, q_bias: Tensor | None, multiplier: Tensor) -> None:
+        groups, stride, padding = product.groups, product.stride, product.padding
+        kernel, more = q_weight.shape[2:], product.output_padding
+        taps = [max(math.ceil(k / s), math.ceil((k + extra - p) / s))
+                for k, s, p, extra in zip(kernel, stride, padding, more, strict=True)]  # fmt: skip
+        self.stride, self.padding = tuple(stride), tuple(padding)
+        self.beyond = [k - s - 2 * p + extra for k, s, p, extra in zip(kernel, stride, padding, more, strict=True)]
+        self.q_weight = _by_phase(q_weight, taps, stride, groups)
+        ones = [1] * len(taps)
+        count = math.prod(stride)
+        self.q_bias = None if q_bias is None else q_bias.repeat_interleave(count)
+        self.multiplier = multiplier.repeat_interleave(count)
+        self.product = ConvProduct(ones, [tap - 1 for tap in taps], ones, groups)
+        self.settings = tuple(self.product.settings.values())
+
+    def in_order(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The outputs (N, out, ...) of phases (N, out * phases, ...); `sizes` are the input's, (H, W) of an image."""
+        rank = len(sizes)
+        y = y.reshape(y.shape[0], y.shape[1] // math.prod(self.stride), *self.stride, *y.shape[2:])
+        y = y.permute(0, 1, *(place for d in range(rank) for place in (2 + rank + d, 2 + d)))
+        for d in range(rank):
+            y = y.flatten(2 + d, 3 + d)
+            y = y.narrow(2 + d, self.padding[d], sizes[d] * self.stride[d] + self.beyond[d])
+        return y.contiguous()
+
+
+def _by_phase(q_weight: Tensor, taps: Sequence[int], stride: Sequence[int], groups: int) -> Tensor:
+    rank = len(taps)
+    missing = [t * s - k for t, s, k in zip(taps, stride, q_weight.shape[2:], strict=True)]
+    padded = F.pad(q_weight, [width for count in reversed(missing) for width in (0, count)])
+    split = padded.reshape(groups, -1, q_weight.shape[1], *(n for pair in zip(taps, stride, strict=True) for n in pair))
+    tap_dims, phase_dims = range(3, 3 + 2 * rank, 2), range(4, 4 + 2 * rank, 2)
+    ordered = split.flip(list(tap_dims)).permute(0, 2, *phase_dims, 1, *tap_dims)
+    return ordered.reshape(-1, q_weight.shape[0] // groups, *taps).contiguous()

@@ -1,0 +1,267 @@
+"""Int8 layers with ranges known beforehand, under the user's names.
+
+Called by itself a layer takes and gives floats. Inside a converted model `compute` takes uint8 and gives uint8, or
+float32 where only floats are wanted. What is stored is what the arithmetic is defined by: the int8 weight, the scales
+and zero points, the float bias. All else is derived when first needed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.kernels import Backend, QParams, dispatch
+from quant.kernels.reference_ops import OpTable
+from quant.runtime import nonfinite
+from quant.runtime.layers.polyphase import Polyphase
+from quant.runtime.layers.products import Product, TransposedProduct
+from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
+from quant.runtime.own_forward import is_falling_back
+
+
+@dataclass
+class QWeight:
+    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
+
+    q_weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+
+class StaticLayer(nn.Module):
+    """A linear layer or a convolution with an int8 weight, and an input and an output range per place it is called at.
+
+    Buffers:
+        q_weight: int8, in the layout of the user's layer.
+        weight_scale: float32, (out,).
+        bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
+        input_scale, output_scale: float32, (sites,); input_zero_point, output_zero_point: int32, (sites,).
+            An output_scale of 0 says that the site gives float32.
+        fold_gain, fold_shift: float32 (out,), or None: what a batch norm or the like in the weight does to the layer's
+            own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
+
+    Attributes:
+        product: what it multiplies, with the settings of a convolution.
+        clamps: (low, high) or None per site, of the activation that is part of the layer.
+        backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
+        own: the place whose ranges a call of the layer by itself has.
+    """
+
+    q_weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    input_scale: Tensor
+    input_zero_point: Tensor
+    output_scale: Tensor
+    output_zero_point: Tensor
+    fold_gain: Tensor | None
+    fold_shift: Tensor | None
+
+    def __init__(
+        self,
+        product: Product,
+        q: QWeight,
+        backend: str | None,
+        fold: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.product, self.backend = product, backend
+        self.own = 0
+        self.clamps: list[tuple[float, float] | None] = []
+        self.register_buffer("q_weight", q.q_weight)
+        self.register_buffer("weight_scale", q.scale)
+        self.register_buffer("bias", q.bias)
+        gain, shift = (None, None) if fold is None else _invertible(*fold)
+        self.register_buffer("fold_gain", gain)
+        self.register_buffer("fold_shift", shift)
+        for name in ("input", "output"):
+            self.register_buffer(f"{name}_scale", torch.empty(0))
+            self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
+        self._derived: dict[int, _Derived] = {}
+        self.training = False
+
+    def add_site(self, x: QParams, y: QParams | None, clamp: tuple[float, float] | None) -> int:
+        """Take note of one more place that calls the layer; returns its number."""
+        self.input_scale = torch.cat([self.input_scale, x.scale.reshape(1)])
+        self.input_zero_point = torch.cat([self.input_zero_point, x.zero_point.reshape(1)])
+        scale, zero_point = (
+            (torch.zeros(1), torch.zeros(1, dtype=torch.int32)) if y is None else (y.scale, y.zero_point)
+        )
+        self.output_scale = torch.cat([self.output_scale, scale.reshape(1)])
+        self.output_zero_point = torch.cat([self.output_zero_point, zero_point.reshape(1)])
+        self.clamps.append(clamp)
+        return len(self.clamps) - 1
+
+    @property
+    def weight(self) -> Tensor:
+        """The real values that the int8 weight stands for, so that code which reads a layer's weight finds one."""
+        return self.unfolded()[0] if is_falling_back() else self.product.real_weight(self.q_weight, self.weight_scale)
+
+    def unfolded(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the layer alone, in float, without what is folded into them."""
+        if self.fold_gain is None or self.fold_shift is None:
+            return self.product.real_weight(self.q_weight, self.weight_scale), self.bias
+        bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
+        return self.product.real_weight(self.q_weight, self.weight_scale / self.fold_gain), bias
+
+    def unknown_fold(self) -> dict[str, Tensor]:
+        """Gain and shift by name, for tensors of an older version, which do not say what is in the weight."""
+        if self.fold_gain is None or self.fold_shift is None:
+            return {}
+        return {"fold_gain": torch.ones_like(self.fold_gain), "fold_shift": torch.zeros_like(self.fold_shift)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call.
+
+        Where the user's forward runs as it is (`own_forward.py`), other values may come than calibration saw, and other
+        calls may follow: the input's range is that of the call, nothing is done to the output, and what is folded into
+        the weight is taken out of it again, because the forward computes that itself, or leaves it out.
+        """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"an int8 {self.product.name} layer: expected a tensor, got a {type(x).__name__}")
+        if x.dtype != torch.float32:
+            raise TypeError(f"an int8 {self.product.name} layer: expected torch.float32, got {x.dtype}")
+        if self.product.lacks_batch(x):
+            return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
+        known = self._alone(x) if is_falling_back() else self.site(self.own)
+        backend = dispatch.current(self.backend)
+        q_x = backend.operators["quantize"](x, known.input_scale, known.input_zero_point)
+        y = self._compute(q_x, known, None if known.alone else self.clamps[self.own], backend)
+        if y.dtype == torch.uint8:
+            y = backend.operators["dequantize"](y, known.output_scale, known.output_zero_point)
+        if known.alone and self.fold_gain is not None and self.fold_shift is not None:
+            gain, shift = (self.product.along_channels(one, y.dim()) for one in (self.fold_gain, self.fold_shift))
+            y = (y - shift) / gain
+        seen: dict[int, Any] = {}
+        nonfinite.note(x, seen)
+        return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
+
+    def compute(self, q_x: Tensor, site: int) -> Tensor:
+        """uint8 in; uint8 or float32 out, as the site says."""
+        return self._compute(q_x, self.site(site), self.clamps[site], dispatch.current(self.backend))
+
+    def _alone(self, x: Tensor) -> _Derived:
+        """What follows from the buffers for an input with a range of its own, and no range of the output."""
+        return _Derived(self, self.own, range_of_call(x))
+
+    def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None, backend: Backend) -> Tensor:
+        table = backend.operators
+        if known.pad is not None:
+            q_x = table["pad"](q_x, *known.pad)
+        if known.phases is not None and not backend.transposes:
+            y = self._product(table, known, known.phases, (q_x, known.input_zero_point, known.phases.q_weight))
+            y = known.phases.in_order(y, q_x.shape[2:])
+        else:
+            y = self._product(table, known, known, (q_x, known.input_zero_point, self.q_weight))
+        return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
+
+    @staticmethod
+    def _product(table: OpTable, known: _Derived, how: _Derived | Polyphase, operands: tuple[Any, ...]) -> Tensor:
+        args = (*operands, how.q_bias, *how.settings, how.multiplier)
+        if known.limits is None:
+            return table[how.product.reals](*args)
+        return table[how.product.integers](*args, known.output_zero_point, *known.limits)
+
+    def site(self, site: int) -> _Derived:
+        """What follows from the buffers for one place."""
+        if site not in self._derived:
+            self._derived[site] = _Derived(self, site)
+        return self._derived[site]
+
+    def derive(self) -> None:
+        """Work out what follows from the buffers, for all places: numbers from tensors, which no graph can hold.
+
+        So that torch.compile takes a model that never ran. Without values (on the meta device) there is nothing yet.
+        """
+        self._derived = {}
+        if self.q_weight.device.type != "meta":
+            for site in range(len(self.clamps)):
+                self.site(site)
+
+    def knows(self, site: int, derived: object) -> bool:
+        """Whether `derived` is still what `site` gives."""
+        return self._derived.get(site) is derived
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
+        for name, value in self.unknown_fold().items():
+            state_dict.setdefault(prefix + name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.derive()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_derived": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.derive()
+
+    def extra_repr(self) -> str:
+        return f"{self.product.name}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
+
+
+class FoldedNorm(nn.Identity):
+    """Where a batch norm was that is part of a layer's weight: nothing, but where the user's forward runs as it is.
+
+    Attributes:
+        layer: whose weight it is in; not a child.
+    """
+
+    def __init__(self, layer: StaticLayer) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer gives its own output in such a forward, so that the norm is computed here."""
+        layer: StaticLayer = self.__dict__["layer"]
+        if not is_falling_back() or layer.fold_gain is None or layer.fold_shift is None:
+            return input
+        shape = (-1, *[1] * (input.dim() - 2))
+        return input * layer.fold_gain.reshape(shape) + layer.fold_shift.reshape(shape)
+
+
+def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """A channel that a gain of 0 switches off keeps nothing of its weight: it stays folded in."""
+    lost = ~torch.isfinite(1 / gain)
+    return torch.where(lost, 1.0, gain), torch.where(lost, 0.0, shift)
+
+
+class _Derived:
+    """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
+
+    def __init__(self, layer: StaticLayer, site: int, input_range: tuple[Tensor, int] | None = None) -> None:
+        scale = layer.input_scale[site]
+        self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
+        self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
+        self.alone = input_range is not None
+        if input_range is not None:
+            scale, self.input_zero_point = input_range
+            self.input_scale, self.output_scale = float(scale), 0.0
+        product = scale * layer.weight_scale
+        self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)
+        self.limits: tuple[int, int] | None = None
+        self.multiplier = product
+        if self.output_scale:
+            self.multiplier = product / layer.output_scale[site]
+            self.limits = clamp_limits(layer.clamps[site], self.output_scale, self.output_zero_point)
+        self.product = layer.product
+        self.settings = tuple(layer.product.settings.values())
+        self.phases: Polyphase | None = None
+        if isinstance(layer.product, TransposedProduct) and layer.product.has_phases and not self.alone:
+            self.phases = Polyphase(layer.product, layer.q_weight, self.q_bias, self.multiplier)
+        before = layer.product.pad_before
+        self.pad = None if before is None else (*before, self.input_zero_point)
+
+
+def range_of_call(x: Tensor) -> tuple[Tensor, int]:
+    """Scale, float32 (), and zero point that an input takes where other values may come than calibration saw."""
+    x = x.detach()
+    low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
+    if not math.isfinite(high - low) or high == low:
+        low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
+    scale = torch.tensor((high - low) / 255, dtype=torch.float32)
+    zero_point = round(-low / float(scale))
+    return scale, min(max(zero_point, 0), 255)

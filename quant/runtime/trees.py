@@ -1,0 +1,173 @@
+"""Nested values with places in them: arguments and outputs of graphs and programs, and what becomes of them in a call.
+
+A place is a `Ref` to a value, an `Attr` of the module, or an object of the caller's (`objects.Given`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from quant.runtime.names import attribute
+from quant.runtime.objects import Given, Instance, Result, Write, at, built, fill, has_own_form
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of node `index` of the same graph."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Attr:
+    """A parameter or buffer of the captured module, by its dotted name; read anew at every run."""
+
+    path: str
+
+
+class PackedParts(NamedTuple):
+    """A PackedSequence whose parts are references; torch's own class looks into its parts whenever one is made."""
+
+    data: Any
+    batch_sizes: Any
+    sorted_indices: Any
+    unsorted_indices: Any
+
+
+class Sizes(tuple[Any, ...]):
+    """A torch.Size whose numbers are references; torch's own class takes none."""
+
+
+_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str})
+"""Asked first: what nearly all leaves are."""
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with fn applied to all that is no container; tuples (named too), lists, dicts, slices, dataclasses are."""
+    kind = type(tree)
+    if kind in _LEAVES:
+        return fn(tree)
+    if kind is tuple:
+        return tuple([map_leaves(fn, item) for item in tree])
+    if kind is dict:
+        return {key: map_leaves(fn, value) for key, value in tree.items()}
+    if kind in (Instance, Result, Write):
+        return _map_object(fn, tree)
+    if issubclass(kind, (tuple, list)):
+        items = [map_leaves(fn, item) for item in tree]
+        if kind is torch.Size:
+            return torch.Size(items) if all(isinstance(item, int) for item in items) else Sizes(items)
+        if kind is Sizes and all(isinstance(item, int) for item in items):
+            return torch.Size(items)
+        if kind in (PackedSequence, PackedParts):
+            return _packed(items)
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    if kind is slice:
+        return slice(*(map_leaves(fn, part) for part in (tree.start, tree.stop, tree.step)))
+    if dataclasses.is_dataclass(kind):
+        return _map_dataclass(fn, tree)
+    if issubclass(kind, Mapping):
+        pairs = {key: map_leaves(fn, value) for key, value in tree.items()}
+        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
+    return fn(tree)
+
+
+def _map_object(fn: Callable[[Any], Any], tree: Any) -> Any:
+    if type(tree) is Instance:
+        return Instance(tree.kind, map_leaves(fn, tree.attributes), map_leaves(fn, tree.items))
+    if type(tree) is Write:
+        return Write(tree.target, map_leaves(fn, tree.value))
+    return Result(map_leaves(fn, tree.value), tuple(_map_object(fn, write) for write in tree.writes))
+
+
+def settled(output: Any, root: nn.Module, arguments: Mapping[str, Any]) -> Any:
+    """What the caller gets for an output whose leaves are real: objects built, and everything written.
+
+    Args:
+        root: the captured module, whose attributes may be written.
+        arguments: of the call, by name.
+    """
+    if type(output) is not Result:
+        return output
+    value = settle(output.value, arguments)
+    contents = [(write.target, settle(write.value, arguments)) for write in output.writes]
+    for target, content in contents:
+        if isinstance(target, Given):
+            fill(at(arguments, target), *content)
+        else:
+            owner, _, name = target.rpartition(".")
+            setattr(attribute(root, owner), name, content)
+    return value
+
+
+def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
+    """`tree` with objects in place of `Instance` and `Given`."""
+    kind = type(tree)
+    if kind is Given:
+        return at(arguments, tree)
+    if kind is Instance:
+        attributes, items = settle((tree.attributes, tree.items), arguments)
+        return built(Instance(tree.kind, attributes, items))
+    if kind in (tuple, list):
+        return kind([settle(item, arguments) for item in tree])
+    if kind is PackedSequence or kind is slice or isinstance(tree, Tensor) or hasattr(kind, "n_sequence_fields"):
+        return tree
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*[settle(item, arguments) for item in tree])
+    if has_own_form(kind) and dataclasses.is_dataclass(kind):
+        return kind(**{name: settle(getattr(tree, name), arguments) for name in _init_fields(tree)})
+    if issubclass(kind, Mapping):
+        pairs = {key: settle(value, arguments) for key, value in tree.items()}
+        return pairs if kind is dict else kind(pairs)  # type: ignore[call-arg]
+    return tree
+
+
+def _packed(items: list[Any]) -> tuple[Any, ...]:
+    real = isinstance(items[0], Tensor)
+    return PackedSequence._make(items) if real else PackedParts._make(items)
+
+
+def _map_dataclass(fn: Callable[[Any], Any], tree: Any) -> Any:
+    return type(tree)(**{name: map_leaves(fn, getattr(tree, name)) for name in _init_fields(tree)})
+
+
+def _init_fields(tree: Any) -> list[str]:
+    return [item.name for item in dataclasses.fields(tree) if item.init]
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """All that `map_leaves` would visit, in order."""
+    found: list[Any] = []
+    _collect(tree, found)
+    return iter(found)
+
+
+def _collect(tree: Any, found: list[Any]) -> None:
+    """`map_leaves(found.append, tree)`, without another tree for what nearly all arguments are made of."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for item in tree:
+            _collect(item, found)
+    elif kind is dict:
+        for item in tree.values():
+            _collect(item, found)
+    elif kind in _LEAVES:
+        found.append(tree)
+    else:
+        map_leaves(found.append, tree)
+
+
+PLAIN = (type(None), bool, int, float, str)
+"""Constants that are equal to themselves; asked first, because most arguments of a call are one."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a constant is one of the plain ones, which `match_arguments` takes for equal where they are the same."""
+    return isinstance(value, PLAIN)

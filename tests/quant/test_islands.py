@@ -1,0 +1,118 @@
+"""Parts of a model that run as they are: what they are called with, and what the layers in them get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quant
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+
+class Around(nn.Module):
+    """Hands what it is called with to the part, and has a layer behind it."""
+
+    def __init__(self, part: nn.Module, hand: Callable[..., Any] = lambda *args: args) -> None:
+        super().__init__()
+        self.part, self.behind, self.hand = part, nn.Linear(16, 16), hand
+
+    def forward(self, *args: Any) -> Tensor:
+        out: Tensor = self.behind(self.part(*self.hand(*args)))
+        return out
+
+
+class Reads(Two):
+    """Two tensors of an iterator."""
+
+    def forward(self, pieces: Iterator[Tensor]) -> Tensor:
+        out: Tensor = self.last(self.first(next(pieces)).relu() + self.first(next(pieces)))
+        return out
+
+
+class ReadsByValues(Reads):
+    """The same, with a branch on values, which makes an island of it alone."""
+
+    def forward(self, pieces: Iterator[Tensor]) -> Tensor:
+        out = super().forward(pieces)
+        return out if bool(out.isfinite().all()) else out * 2
+
+
+class Writes(Two):
+    """Writes its first argument, which may be its second one's memory."""
+
+    def forward(self, x: Tensor, part: Tensor) -> Tensor:
+        x.add_(0.5)
+        out: Tensor = self.last(self.first(torch.cat([part, part], 1)).relu())
+        return out
+
+
+class Twice(nn.Module):
+    """Hands memory that is shared to the second call of a part alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = Writes()
+
+    def forward(self, x: Tensor, part: Tensor) -> Tensor:
+        out: Tensor = self.writes(x.clone(), part) + self.writes(x, part)
+        return out
+
+
+def rows() -> Tensor:
+    return torch.rand(64, 16) * 2 - 1
+
+
+def noise(model: nn.Module, call: Callable[[], tuple[Any, ...]]) -> float:
+    """Of the int8 model on inputs that calibration did not see, relative to the output."""
+    torch.manual_seed(0)
+    batches = (call() for _ in range(3))
+    q = quant.quantize_static(model.eval(), batches, forward=lambda one, given: one(*given), progress=False)
+    assert all(entry.outcome == "int8" for entry in quant.summary(q) if entry.type == "Linear")
+    with torch.no_grad():
+        torch.manual_seed(9)
+        expected = model(*call())
+        torch.manual_seed(9)
+        return float((q(*call()) - expected).norm() / expected.norm())
+
+
+PAIR: dict[str, Callable[[], nn.Module]] = {
+    "of the caller's": lambda: Around(Reads()),
+    "of the caller's, to an island": lambda: Around(ReadsByValues()),
+    "of the forward's": lambda: Around(ReadsByValues(), lambda pieces: (iter([*pieces]),)),
+}
+
+
+@pytest.mark.parametrize("make", PAIR.values(), ids=PAIR)
+def test_an_iterator_that_is_handed_on_is_read_anew_by_each_call(make: Callable[[], nn.Module]) -> None:
+    """A call of the graph held the iterator of the recording, which was read to its end: StopIteration."""
+    assert noise(make(), lambda: (iter([rows(), rows()]),)) < 0.1
+
+
+def with_view() -> tuple[Tensor, Tensor]:
+    x = rows()
+    return x, x[:, :8]
+
+
+SHARED: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
+    "at the root": (Writes, with_view),
+    "in another": (lambda: Around(Writes()), with_view),
+    "in two others": (lambda: Around(Around(Writes())), with_view),
+    "in the second call": (Twice, with_view),
+}
+
+
+@pytest.mark.parametrize(("make", "call"), SHARED.values(), ids=SHARED)
+def test_a_write_is_seen_in_an_argument_over_the_same_memory(
+    make: Callable[[], nn.Module], call: Callable[[], tuple[Tensor, ...]]
+) -> None:
+    """Captured with memories of their own, the part had a graph that no call was allowed to take: NotCalibrated."""
+    assert noise(make(), call) < 0.1

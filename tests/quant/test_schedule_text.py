@@ -1,0 +1,176 @@
+"""Schedules and captured graphs as text: they come back as they were, and texts that do not fit are refused by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quant
+from quant.runtime.program import Program, alike
+from quant.runtime.program_reader import parse
+from quant.runtime.program_text import text_without_constants
+from quant.runtime.schedule_text import parse_schedule, schedule_text
+from quant.runtime.tree_reader import TextError
+from quant.runtime.tree_text import Writer
+from quant.static.description import captured_runners
+
+
+class Residual(nn.Module):
+    """An attention between linear layers, a norm, a table, a branch by a size, and a float call between regions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act, self.norm, self.head = nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = self.norm(self.act(self.fc(x)) + x)
+        y = y + self.attention(y, y, y, need_weights=False)[0]
+        y = y.cumsum(1) * scale if x.shape[1] > 2 else y
+        out: Tensor = self.head(F.relu(y))
+        return out
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "attention": (Residual, (torch.randn(2, 5, 8), torch.tensor(0.5))),
+    "images": (convolutional, (torch.randn(2, 8, 10, 10),)),
+}
+
+
+def runner_of(case: str) -> Any:
+    torch.manual_seed(0)
+    make, inputs = CASES[case]
+    prepared = quant.prepare(make().eval(), inputs)
+    with torch.no_grad():
+        prepared(*inputs)
+    [(_, runner)] = captured_runners(quant.convert(prepared))
+    return runner
+
+
+def texts(program: Program) -> tuple[str, str, list[Tensor]]:
+    writer = Writer()
+    assert program.schedule is not None
+    return text_without_constants(program, writer), schedule_text(program.schedule, writer), writer.constants
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_program_comes_back_with_its_schedule(case: str) -> None:
+    runner = runner_of(case)
+    program, schedule, constants = texts(runner.program)
+    parsed = parse(program, constants)
+    parsed.schedule = parse_schedule(schedule, parsed, constants)
+    expected = runner.program.schedule
+    assert parsed == runner.program
+    assert alike(parsed.schedule.steps, expected.steps)
+    assert parsed.schedule.drops == expected.drops
+    assert parsed.schedule.reasons == expected.reasons
+    assert alike(parsed.schedule.singles, expected.singles)
+    assert texts(parsed)[:2] == (program, schedule)
+    _, inputs = CASES[case]
+    with torch.no_grad():
+        before = runner.run(*inputs)
+        runner.program = parsed
+        assert torch.equal(runner.run(*inputs), before)
+
+
+IMAGES = """\
+octet-program 1
+sizes n=2
+input %0 x: float32[n, 8, 10, 10]  ; #0
+%1 x: uint8[n, 8, 10, 10] scale=0.02 zero_point=128 = quantize(%0)  ; #0
+%2 a: uint8[n, 8, 10, 10] scale=0.02 zero_point=0 = layer a(%1)  ; #1
+%3 b: float32[n, 8, 10, 10] = layer b(%2)  ; #2
+output %3"""
+
+ONE_CALL = """\
+octet-schedule 1
+native([%1, %2, %3], inputs=[%0], outputs=[%3], drops=[%0], booleans=[False])
+  %1 = quantize x=%0 scale=0.02 zero_point=128
+  layer %2
+  layer %3"""
+
+STEPS = """\
+octet-schedule 1
+single(%1, drops=[%0])
+single(%2, drops=[%1])
+single(%3, drops=[%2])"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "old", "new", "said"),
+    [
+        (ONE_CALL, "schedule 1", "schedule 2", "written by another version"),
+        (ONE_CALL, "native", "notive", "line 2: expected 'native'"),
+        (ONE_CALL, "[%1, %2, %3]", "[%1, %2, %9]", "line 2: %9 is made by no instruction"),
+        (ONE_CALL, "[%1, %2, %3]", "[%1, %3]", "line 4: is no layer of this region"),
+        (ONE_CALL, "[%1, %2, %3]", "[1, 2]", "expected a list of values"),
+        (ONE_CALL, "[%1, %2, %3], ", "", "expected one argument without a name"),
+        (ONE_CALL, "inputs=[%0]", "inputs=[%2]", "reads %2, which is not there"),
+        (ONE_CALL, "outputs=[%3]", "outputs=[%0]", "gives out what it does not make"),
+        (ONE_CALL, "outputs=[%3]", "outputs=[%2]", "drops %3, which is given out"),
+        (ONE_CALL, "booleans=[False]", "booleans=[]", "a boolean for each input"),
+        (ONE_CALL, "booleans=[False]", "booleans=[False], ranks=[1, 2]", "a number of dimensions"),
+        (ONE_CALL, "booleans=[False]", "booleans=[False], other=1", "is no region"),
+        (ONE_CALL, "quantize", "destroy", "line 3: no such operation"),
+        (ONE_CALL, "zero_point=128", "zero_point=256", "zero_point is 256, expected 0 to 255"),
+        (ONE_CALL, "layer %2", "layer %1", "is no layer of this region"),
+        (ONE_CALL, "layer %2", "layer_norm(%2, [%1])", "expected 3 values"),
+        (ONE_CALL, "layer %2", "system(%2, [%1], 'a')", "is no plan's line, layer or module"),
+        (ONE_CALL, "layer %2", "attention(%2, [%1], 'a', 'rm')", "expected '%register = operation"),
+        (STEPS, "single(%2, drops=[%1])\n", "", "%3 reads %2, which is not there"),
+        (STEPS, "drops=[%0]", "drops=[%0, %1]", "%2 reads %1, which is not there"),
+        (STEPS, "drops=[%2]", "drops=[%2, %3]", "drops %3, which is given out"),
+        (STEPS, "single(%3, drops=[%2])", "reason('a', 'b')", "each once and in order"),
+    ],
+)  # fmt: skip
+def test_a_schedule_that_does_not_fit_its_program_is_refused(schedule: str, old: str, new: str, said: str) -> None:
+    program = parse(IMAGES)
+    parse_schedule(schedule, program, [])
+    with pytest.raises(TextError) as caught:
+        parse_schedule(schedule.replace(old, new, 1), program, [])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("builtins.getattr(%0, '__class__')", "no private name"),
+        ("builtins.getattr(%0, %0)", "no private name"),
+        ("builtins.max((1, 2), key=&builtins:len)", "no function as a key"),
+        ("torch.sum(%0, &builtins:getattr)", "getattr is no argument"),
+        ("method apply_(%0, &builtins:len)", "no method of a tensor"),
+        ("method __reduce_ex__(%0, 2)", "no method of a tensor"),
+        ("method system(%0, 'ls')", "no method of a tensor"),
+        ("torch.from_file('/etc/passwd', False, 4)", "no function that a program may name"),
+        ("function torch.ops:load_library('a.so')", "no function that a program may name"),
+        ("function torch.ops.profiler:_record_function_enter('a')", "no function that a program may name"),
+        ("torch._C._from_dlpack(%0)", "no function that a program may name"),
+        ("os.system('ls')", "no function that a program may name"),
+        ("builtins.eval('1')", "no function that a program may name"),
+        ("operator.methodcaller('a')", "no function that a program may name"),
+    ],
+)
+def test_a_text_names_nothing_that_does_more_than_compute(call: str, said: str) -> None:
+    text = f"octet-program 1\ninput %0 x: float32  ; #0\n%1 y: object = {call}  ; #1\noutput %1"
+    with pytest.raises(TextError, match=said):
+        parse(text)
+
+
+def test_classes_of_other_packages_than_the_models_are_refused() -> None:
+    text = "octet-program 1\ninput %0 x: float32  ; #0\noutput Instance(!subprocess:Popen, {'a': %0}, None)"
+    import subprocess  # noqa: F401 - which is imported, so that its classes can be found
+
+    assert parse(text)
+    with pytest.raises(TextError, match="none of the model's packages"):
+        parse(text, [], {"quant"})
+    plain = text.replace("subprocess:Popen", "collections:OrderedDict")
+    assert parse(plain, [], {"quant"})
