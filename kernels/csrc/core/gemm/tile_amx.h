@@ -35,8 +35,10 @@ struct Depth {
 // It is a copy where tiles read past K, as behind the last row there may be no memory.
 class RowTiles {
  public:
+  const int64_t count, size;  // of the tiles, and of each in rows
+
   RowTiles(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, const Depth& depth)
-      : x_(x), ldx_(ldx), m_(m), count(ceil_div(m, kTileRows)), size(ceil_div(m, count)), last_(at(count - 1)), last_ld_(ldx) {
+      : count(ceil_div(m, kTileRows)), size(ceil_div(m, count)), x_(x), ldx_(ldx), m_(m), last_(at(count - 1)), last_ld_(ldx) {
     if (depth.bytes() == k) return;
     thread_local FileBuffer<uint8_t> buffer;
     last_ld_ = depth.bytes();
@@ -53,13 +55,9 @@ class RowTiles {
 
  private:
   const uint8_t* at(int64_t tile) const { return x_ + first_row(tile) * ldx_; }
+
   const uint8_t* x_;
   int64_t ldx_, m_;
-
- public:
-  const int64_t count, size;
-
- private:
   const uint8_t* last_;
   int64_t last_ld_;
 };
