@@ -243,12 +243,12 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
     """The values of a captured module that was nothing but one layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
     if not isinstance(layer, StaticLayer):
-        given = bound_values(runner.expected, runner.root, args, kwargs)
-        found = layer(*args, **kwargs)
-        value = step.inputs[0]
-        q_x = runner.qparams(runner.fused.slot_of[value]).quantize(given[value])
-        output = found[0] if step.output != step.nodes[0] else found
-        return Held({**given, step.output: output}, {value: q_x})
+        values = bound_values(runner.expected, runner.root, args, kwargs)
+        result = layer(*args, **kwargs)
+        read = step.inputs[0]
+        q_x = runner.qparams(runner.fused.slot_of[read]).quantize(values[read])
+        output = result[0] if step.output != step.nodes[0] else result
+        return Held({**values, step.output: output}, {read: q_x})
     [read] = step.inputs
     q_x = runner.qparams(runner.fused.slot_of[read]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}

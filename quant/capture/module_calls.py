@@ -183,8 +183,8 @@ class ModuleCalls:
         places = (node.args, node.kwargs)
         if changed:
             said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
-            given = args or tuple(kwargs.values())
-            return self.writes.written(node, value, changed, given, GIVEN, said)
+            arguments = args or tuple(kwargs.values())
+            return self.writes.written(node, value, changed, arguments, GIVEN, said)
         by_values = self.tape.is_sized_by_values(places)
         hold = (lambda: self.island_results.hold(node, holds, value)) if holds else None
         return self.results.note(node, value, GIVEN, sized_by_values=by_values, hold=hold)
