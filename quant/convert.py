@@ -23,7 +23,7 @@ from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.runtime.as_forward import as_forward
-from quant.runtime.names import attribute, full_name, has_submodule
+from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.shown_programs import show_programs
@@ -114,9 +114,10 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
             model = _convert_unit(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+        called = _called(model, programs)
         for path, runner in programs.items():
             if path not in added:
-                removed += _remove_unread(runner, entries)
+                removed += _remove_unread(runner, called, entries)
     for layer in built.layers.values():
         layer.derive()  # type: ignore[operator]
     layers, rules = _settings(programs), next(iter(programs.values())).fused.rules
@@ -286,14 +287,25 @@ def _convert_unit(
     return model
 
 
-def _remove_unread(runner: GraphRunner, entries: Entries) -> list[str]:
+def _called(model: nn.Module, programs: dict[str, GraphRunner]) -> set[nn.Module]:
+    """The modules that some program calls as a whole: int8 layers by now, float ones, and islands."""
+    names = {
+        full_name(path.partition("@")[0], node.target)
+        for path, runner in programs.items()
+        for node in runner.graph.nodes
+        if node.kind is Kind.MODULE
+    }
+    return {submodule(model, name) for name in names}
+
+
+def _remove_unread(runner: GraphRunner, called: set[nn.Module], entries: Entries) -> list[str]:
     """Remove what no program of a module reads, once all are built; returns the removed tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
         return []
     programs = first.programs()
-    gone = set().union(*(remove_unread(one.fused, root, programs) for one in runner.programs()))
+    gone = set().union(*(remove_unread(one.fused, root, programs, called) for one in runner.programs()))
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")
     return [full_name(path, name) for name in sorted(gone)]

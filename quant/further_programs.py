@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from quant import forward_state
@@ -23,12 +24,13 @@ from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
-from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
+from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
+from quant.widening import refuse_another_way
 
 MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
 """Makes the runner of a fused graph, for calibration or for training."""
@@ -42,6 +44,7 @@ class Extender:
         recipe, islands, called, training: of the prepared model; new islands and calls are added.
         state: what forwards change of the model, as it was before any data; what a new program changes is added.
         make: makes the runner.
+        halves: of the tensors that are in a half type in the user's model, by name.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
     """
 
@@ -51,6 +54,7 @@ class Extender:
     state: forward_state.State
     training: bool
     make: MakeRunner
+    halves: Mapping[str, torch.dtype] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
@@ -59,6 +63,7 @@ class Extender:
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
             return None  # a program takes each argument by itself
         with _own_forwards(root):
+            self._refuse_another_way(root, path, (args, kwargs))
             captured = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
         self.called |= captured.called
         new = [name for name in captured.islands if name not in self.islands]
@@ -88,6 +93,7 @@ class Extender:
         """
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
         with _own_forwards(module):
+            self._refuse_another_way(module, path, (args, kwargs))
             captured = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
         if path not in captured.graphs:
             return None
@@ -98,6 +104,11 @@ class Extender:
         _share(around, added)
         _note_layers(around, added)
         return added
+
+    def _refuse_another_way(self, module: nn.Module, path: str, call: Arguments) -> None:
+        start = f"{path}." if path else ""
+        inside = {name.removeprefix(start): half for name, half in self.halves.items() if name.startswith(start)}
+        refuse_another_way(module, path, call, inside)
 
     def _watch_parts(self, runner: GraphRunner) -> None:
         if not self.training:

@@ -33,6 +33,11 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, tensor) for name, tensor in every if not nn.parameter.is_lazy(tensor))
 
 
+def halves_of(model: nn.Module) -> dict[str, torch.dtype]:
+    """The types of parameters and buffers in a half type, by name."""
+    return {name: tensor.dtype for name, tensor in _named(model) if tensor.dtype in HALVES}
+
+
 def sizes_of(model: nn.Module) -> dict[str, int]:
     """The bytes of parameters and buffers, by name."""
     return {name: tensor.nbytes for name, tensor in _named(model)}

@@ -43,8 +43,6 @@ END: tuple[Any, tuple[Any, ...]] = (None, ())
 """Where there is no further call."""
 NEAR = 0.3
 """Largest relative error of outputs where a forward decides by values: a token in a batch may have another expert."""
-MOST_CALLS = 4
-"""Of one part, that are tried."""
 
 Said = tuple[Any, tuple[Any, ...]]
 """A call of torch's: the function, and the constants that it was given."""
@@ -59,7 +57,7 @@ class Heard:
     Attributes:
         said: the calls of torch's that computed something, in order.
         output: of the module.
-        calls: what modules in it were called with, and the types of what they gave, by dotted name.
+        calls: what modules in it were called with, and the types of what they gave, by dotted name, where it was asked.
     """
 
     said: list[Said] = field(default_factory=list)
@@ -75,10 +73,11 @@ class Heard:
 class Hearing(TorchFunctionMode):
     """Notes which functions of torch's are called, and, told by watched modules, what modules are called with."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, most_calls: int) -> None:
         super().__init__()
         self.outside = Outside()
         self.heard = Heard()
+        self._most_calls = most_calls
         self._names = {id(module): name for name, module in root.named_modules()}
 
     def on_copy(self, module: nn.Module) -> None:
@@ -87,13 +86,12 @@ class Hearing(TorchFunctionMode):
     def on_call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a module's forward, and note with what."""
         known = self.heard.calls.setdefault(self._names.get(id(module), ""), [])
-        call: Arguments | None = None
-        if len(known) < MOST_CALLS:
-            with torch._C.DisableTorchFunction():  # our own copies are no calls of the model's
-                call = copied((args, kwargs))
+        if len(known) >= self._most_calls:
+            return forward(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # our own copies are no calls of the model's
+            call: Arguments = copied((args, kwargs))
         output = forward(*args, **kwargs)
-        if call is not None:
-            known.append((call, kinds_of(output)))
+        known.append((call, kinds_of(output)))
         return output
 
     def __torch_function__(
@@ -115,10 +113,14 @@ def _constant(leaf: Any) -> Any:
     return Tensor if isinstance(leaf, Tensor) else type(leaf)
 
 
-def hear(module: nn.Module, call: Arguments) -> Heard:
-    """Call a module, in eval mode and without the hooks of others; its state is put back."""
+def hear(module: nn.Module, call: Arguments, *, most_calls: int = 0) -> Heard:
+    """Call a module, in eval mode and without the hooks of others; its state is put back.
+
+    Args:
+        most_calls: of each module in it that are kept.
+    """
     args, kwargs = copied(call)
-    hearing = Hearing(module)
+    hearing = Hearing(module, most_calls)
     with watching(module) as watched, watched.telling(hearing), hearing:  # type: ignore[arg-type]
         hearing.heard.output = module.forward(*args, **kwargs)
     return hearing.heard

@@ -25,7 +25,7 @@ from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
-from quant.half_precision import widened
+from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
@@ -161,6 +161,7 @@ def planned(
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
+    halves = halves_of(prepared)
     if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
     captured = capture(prepared, example_inputs, training=training, islands=islands)
@@ -174,7 +175,7 @@ def planned(
     state: forward_state.State = {}
     kept = forward_state.kept_by_islands(prepared, "", captured.islands)
     forward_state.note(state, prepared, "", {*captured.state, *kept})
-    extender = Extender(recipe, captured.islands, captured.called, state, training, make)
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
@@ -184,7 +185,9 @@ def planned(
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, captured.islands, captured.called, example, state)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(
+        recipe, captured.islands, captured.called, example, state, halves
+    )
     return prepared
 
 

@@ -9,16 +9,20 @@ them stays as it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from quant.copying import copy_model
 from quant.half_precision import OwnOutputs, WideInputs, half_of, narrowed, sizes_of, widened
-from quant.heard_calls import MOST_CALLS, Heard, PartCalls, hear, near, same_calls
+from quant.heard_calls import Heard, PartCalls, hear, near, same_calls
 from quant.runtime.arguments import Arguments
 from quant.runtime.names import full_name
+
+MOST_CALLS = 4
+"""Of one part, that are tried."""
 
 
 @torch.no_grad()
@@ -36,17 +40,53 @@ def widen(model: nn.Module, calls: Sequence[Arguments]) -> bool:
     half = half_of(model)
     if half is None:
         return False
-    probe = copy.deepcopy(model).eval()
-    calls, heard = zip(*(_heard_in_own_type(probe, call, half) for call in calls), strict=True)
-    if _same_in_float32(probe, calls, heard):
+    probe = copy.deepcopy(model)
+    own, heard = zip(*(_heard_in_own_type(probe, call, half) for call in calls), strict=True)
+    if _does_the_same(probe.float(), own, heard):
         _put_hooks(model, half, heard[0].kinds)
         return True
-    parts = dict(_parts(probe, "", _calls_of(heard), half))
-    trial = copy.deepcopy(probe)
-    _widen_parts(trial, parts, half)
-    if all(_does_the_same(trial, call, one, wide=False) for call, one in zip(calls, heard, strict=True)):
+    probe = copy.deepcopy(model)
+    parts = dict(_parts(probe, "", _calls_of(hear(probe, call, most_calls=MOST_CALLS) for call in own), half))
+    _widen_parts(probe, parts, half)
+    if _does_the_same(probe, own, heard, wide=False):
         _widen_parts(model, parts, half)
     return False
+
+
+@torch.no_grad()
+def refuse_another_way(module: nn.Module, path: str, call: Arguments, halves: Mapping[str, torch.dtype]) -> None:
+    """Raise ValueError for a call in which a widened module does something else than the user's.
+
+    Args:
+        path: its dotted name, for the error.
+        halves: of its tensors that are in a half type in the user's model, by their names in it.
+    """
+    if not halves:
+        return
+    own, half = copy_model(module), next(iter(halves.values()))
+    _narrow(own, halves)
+    try:
+        _, heard = _heard_in_own_type(own, call, half)
+        found = hear(module, call)
+    except Exception:  # the user's, who will see it; or some of the caller's tensors were not in the half type
+        return
+    if not _are_the_same(heard, found):
+        raise ValueError(
+            f"{path or type(module).__name__}: a call that came after the examples does something else in {half} than "
+            "in float32, in which the model is prepared; give such a call to quant.prepare, or prepare_qat, as one of "
+            "examples=[...], and it goes by the model's own types"
+        )
+
+
+def _narrow(model: nn.Module, halves: Mapping[str, torch.dtype]) -> None:
+    """Give a copy of a widened module, or of one in it, its own types again."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in halves:
+            tensor.data = tensor.data.to(halves[name])
+    for part in model.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, (WideInputs, OwnOutputs))]:
+                del hooks[key]
 
 
 def _heard_in_own_type(module: nn.Module, call: Arguments, half: torch.dtype) -> tuple[Arguments, Heard]:
@@ -57,22 +97,27 @@ def _heard_in_own_type(module: nn.Module, call: Arguments, half: torch.dtype) ->
         return call, hear(module, call)
 
 
-def _same_in_float32(module: nn.Module, calls: Sequence[Arguments], heard: Sequence[Heard]) -> bool:
-    """Whether a module does in float32 what was heard of it."""
-    wide = copy.deepcopy(module).float()
-    return all(_does_the_same(wide, call, one, wide=True) for call, one in zip(calls, heard, strict=True))
+def _does_the_same(module: nn.Module, calls: Sequence[Arguments], heard: Sequence[Heard], *, wide: bool = True) -> bool:
+    """Whether a module does what was heard of the user's; in float32, or else in the types that its inputs have."""
+    return all(
+        _one_the_same(module, widened(call) if wide else call, known) for call, known in zip(calls, heard, strict=True)
+    )
 
 
-def _does_the_same(module: nn.Module, call: Arguments, known: Heard, *, wide: bool) -> bool:
+def _one_the_same(module: nn.Module, call: Arguments, known: Heard) -> bool:
     try:
-        found = hear(module, widened(call) if wide else call)
+        found = hear(module, call)
     except Exception:  # torch's, of other dtypes in one call, or the user's, who expects the half type
         return False
-    same = same_calls(known.said, found.said)
-    return near(known.output, found.output) if same is None else same
+    return _are_the_same(known, found)
 
 
-def _calls_of(heard: Sequence[Heard]) -> PartCalls:
+def _are_the_same(own: Heard, wide: Heard) -> bool:
+    same = same_calls(own.said, wide.said)
+    return near(own.output, wide.output) if same is None else same
+
+
+def _calls_of(heard: Iterable[Heard]) -> PartCalls:
     found: PartCalls = {}
     for one in heard:
         for name, calls in one.calls.items():
@@ -87,13 +132,10 @@ def _parts(module: nn.Module, path: str, calls: PartCalls, half: torch.dtype) ->
         own = calls.get(inner, [])[:MOST_CALLS]
         if half_of(child) is None or isinstance(child, torch.jit.ScriptModule):
             continue
-        kinds = [found for _, found in own]
-        one_form = all(found == kinds[0] for found in kinds)
-        if (
-            own
-            and one_form
-            and _same_in_float32(child, [call for call, _ in own], [hear(child, call) for call, _ in own])
-        ):
+        given, kinds = [call for call, _ in own], [found for _, found in own]
+        alike = all(found == kinds[0] for found in kinds)
+        heard = [hear(child, call) for call in given]
+        if own and alike and _does_the_same(copy.deepcopy(child).float(), given, heard):
             yield inner, kinds[0]
         else:
             yield from _parts(child, inner, calls, half)

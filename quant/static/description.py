@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.kernels import QParams
-from quant.ops.lookup import Lookup
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
@@ -98,8 +97,8 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if isinstance(one, KernelCall) and one.kernel == Lookup.kernel:
-                    yield unit, one.step, one.args[1]
+                if isinstance(one, KernelCall) and one.table is not None:
+                    yield unit, one.step, one.table
 
 
 def _part_programs(unit: nn.Module, runner: ProgramRunner) -> Iterator[Program]:

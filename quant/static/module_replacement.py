@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
-from quant.runtime.names import attribute
+from quant.runtime.names import attribute, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
@@ -42,10 +42,15 @@ def remove_folded(
             replace_module(root, attribute(root, node.target), FoldedNorm(layer))
 
 
-def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner]) -> set[str]:
+def remove_unread(
+    fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner], called: Container[nn.Module]
+) -> set[str]:
     """Take away the float parameters of functional layers where nothing in float reads them; returns their names.
 
     Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
+
+    Args:
+        called: modules that are called themselves, and so keep what they hold: a weight may be read beside its layer.
     """
     wanted = set().union(*(program.float_parameters() for program in programs))
     gone: set[str] = set()
@@ -53,7 +58,8 @@ def remove_unread(fused: FusedGraph, root: nn.Module, programs: list[ProgramRunn
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
             layer = _paths((step.operator.weight, step.operator.bias), fused)
             gone |= layer - wanted - folded_parameters(step.operator, fused)
-    return {path for path in sorted(gone) if remove_tensor(root, path)}
+    own = {path for path in gone if submodule(root, path.rpartition(".")[0]) not in called}
+    return {path for path in sorted(own) if remove_tensor(root, path)}
 
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:

@@ -176,7 +176,11 @@ def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries
         inside = [] if module is None else [module]
         if isinstance(module, QuantModule):  # with its children, which have no entries of their own
             prefix = f"{name}." if name else ""
-            parts += [own for inner, own in tensors.items() if inner.startswith(prefix) and inner != name]
+            parts += [
+                own
+                for inner, own in tensors.items()
+                if inner.startswith(prefix) and inner != name and RESERVED not in inner.split(".")  # observers
+            ]
             inside = list(module.modules())
         sizes[name] = (
             sum(bytes_of(part, before) for part in parts),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
@@ -123,3 +125,28 @@ def test_a_weight_that_would_learn_two_scales_is_refused() -> None:
     recipe = quant.Recipe(default=QConfig(weight_observer="lsq"))
     with pytest.raises(RecipeError, match=r"layer 'loud\.fc' is 'one\.fc' too.*one weight"):
         quant.prepare_qat(made("blocks"), torch.randn(4, 8), recipe)
+
+
+class ReadBeside(nn.Module):
+    """Calls a layer, and computes with its weight and bias by a function as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(F.linear(x, self.first.weight, self.first.bias).relu() + self.first(x))
+        return y
+
+
+@pytest.mark.parametrize("rules", [{}, {"first": None}], ids=["int8", "left float"])
+def test_a_layer_whose_weight_and_bias_are_read_beside_it_keeps_them(rules: dict[str, None], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, batches = ReadBeside().eval(), [torch.rand(16, 16) * 2 - 1 for _ in range(4)]
+    q = quant.quantize_static(model, batches, quant.Recipe(rules), progress=False)
+    with torch.no_grad():
+        expected, got = model(batches[0]), q(batches[0])
+    error = float((expected - got).square().mean())
+    assert 10 * math.log10(float(expected.square().mean()) / error) > 30
+    quant.save(q, tmp_path / "model.octet")
+    assert torch.equal(quant.load(tmp_path / "model.octet", model=ReadBeside())(batches[0]), q(batches[0]))

@@ -257,21 +257,43 @@ def test_int8_layers_keep_their_type_where_the_users_forward_runs() -> None:
         assert error(model(x), type(q).forward(q, x)) < 0.05
 
 
+class Scaled(Two):
+    """Goes by the dtype where it is given a scale that is not one, and else does the same in all types."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        y = super().forward(x)
+        if shift is not None:
+            y = y + shift
+        if scale is None:
+            return y
+        return y * scale if y.dtype == torch.float32 else y - scale
+
+
 @torch.no_grad()
 def test_an_example_tells_of_another_way() -> None:
-    class Optional(Two):
-        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-            y = super().forward(x)
-            if scale is None:
-                return y
-            return y * scale if y.dtype == torch.float32 else y - scale
-
-    model, call = (
-        made(Optional, torch.bfloat16),
-        {"x": rows(Optional, torch.bfloat16), "scale": torch.ones(16).bfloat16()},
-    )
-    prepared = quant.prepare(model, {"x": call["x"]}, examples=[call])
-    for given in (call, {"x": call["x"]}):
-        prepared(**given)
+    model, x = made(Scaled, torch.bfloat16), rows(Scaled, torch.bfloat16)
+    calls = {"x": x}, {"x": x, "scale": torch.ones(16).bfloat16()}
+    prepared = quant.prepare(model, calls[0], examples=calls[1:])
+    for call in calls:
+        prepared(**call)
     q = quant.convert(prepared)
-    assert error(model(**call), q(**call)) < 0.05
+    assert all(error(model(**call), q(**call)) < 0.05 for call in calls)
+
+
+@pytest.mark.parametrize(
+    "prepare", [quant.prepare, quant.prepare_qat, lambda *args: quant.prepare_qat(calibrated(*args))]
+)
+def test_a_call_that_comes_later_is_refused_where_it_goes_another_way(prepare: Any) -> None:
+    model, x = made(Scaled, torch.bfloat16), rows(Scaled, torch.bfloat16)
+    prepared = prepare(model, {"x": x}).train()
+    prepared(x, shift=torch.ones(16).bfloat16())
+    with pytest.raises(
+        ValueError, match=r"Scaled: a call that came after the examples does something else in torch.bf"
+    ):
+        prepared(x, scale=torch.ones(16).bfloat16())
+
+
+def calibrated(model: nn.Module, example: dict[str, Tensor]) -> nn.Module:
+    prepared = quant.prepare(model, example)
+    prepared(**example)
+    return prepared
