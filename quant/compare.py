@@ -1,13 +1,12 @@
-"""Lining the int8 form of a model up with float, step by step: where the error comes from, and why.
+"""Comparison of a model's int8 form with float, step by step: where the error arises, and why.
 
-A step's error has two parts: what came down to it, and what it adds. The first is seen against the float model's own
-values, the second against float arithmetic on the very integers that the step got. A user who looks for the layer to
-put right needs the second, so the list is sorted by it. `diagnosis.py` takes that error apart.
+A step's error has two parts: the error of its inputs, and its own. The whole is measured against the float model's
+values, its own part against float arithmetic on the step's integer inputs. To find the layer to change a user needs the
+step's own error, so the list is sorted by it. `error_parts.py` takes it apart, and `diagnosis.py` names the cause.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
-from quant.diagnosis import Range, StepError, StepSums, percent
+from quant.diagnosis import StepSums
+from quant.error_parts import Range, StepError, percent
 from quant.graph import Graph, Kind, Node, evaluate, expected_call
 from quant.half_precision import like
 from quant.recipe import QConfig
@@ -43,23 +43,24 @@ from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
 from quant.static.kept_graph import graph_of
+from quant.submodule_calls import Call, calls_of, evaluating
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
-"""Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
+"""Instructions without an error of their own, except for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every step, the one that adds most error first. Printable, iterable, and JSON through `to_dict`.
+    """Every step, the one with the largest own error first. Printable, iterable, and JSON through `to_dict`.
 
     Attributes:
         steps: sorted by `own_sqnr`.
-        unreached: layers that are int8 and that no batch came to, so that nothing is known of them.
+        unreached: int8 layers that no batch reached.
         order: the steps' names as the model runs them.
-        outside: modules with calls that no captured program stands for, which are not compared: there the user's
-            forward runs, with a range per call.
+        outside: modules with calls that no captured program stands for. They are not compared: the user's forward runs
+            them, with a range per call.
     """
 
     steps: tuple[StepError, ...]
@@ -115,7 +116,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> Comparison:
-    """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
+    """The error of each step of the int8 model against float, the worst first, with the likely cause.
 
     Args:
         model: the float model of `converted`; it is run in eval mode, and left as it was.
@@ -123,7 +124,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
     Raises:
-        ValueError: `converted` has no int8 layers, or no batch came.
+        ValueError: `converted` has no int8 layers, or `batches` is empty.
         TypeError: `batches` is a single batch.
     """
     units = units_of(converted)
@@ -145,7 +146,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
             arguments = caller.arguments(batch)
             of_float.clear()
             of_int8.clear()
-            for form in (model, converted):  # each with arguments of its own, which its forward may write into
+            for form in (model, converted):  # copies for each, as a forward may write into its arguments
                 args, kwargs = copied(arguments)
                 form(*args, **kwargs)
             for path, unit in units.items():
@@ -156,15 +157,6 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module: what it got and gave, before anything after it wrote into these tensors."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
 
 
 def units_of(converted: nn.Module) -> dict[str, nn.Module]:
@@ -180,48 +172,6 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
             units[path] = module
             parts.update(module.modules())
     return units
-
-
-@contextlib.contextmanager
-def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
-    """The calls of the named submodules while the context lasts."""
-    calls: dict[str, list[Call]] = {}
-    handles = []
-
-    def watch(path: str) -> None:
-        begun: list[Any] = []  # a module may call itself
-
-        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            begun.append(copied((args, kwargs)))
-
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            args, kwargs = begun.pop()
-            calls.setdefault(path, []).append(Call(args, kwargs, copied(output)))
-
-        module = model.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-
-    try:
-        for path in paths:
-            watch(path)
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Models in eval mode while the context lasts, each of their modules in its own mode again after it."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _settings(converted: nn.Module) -> dict[str, QConfig]:
@@ -258,7 +208,7 @@ def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
     kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
-    # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
+    # The int8 call's own inputs; of PackedSequences and tuples the first tensor is compared.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
     known, expected, output = None, _first(one.output), _first(other.output)
@@ -308,13 +258,13 @@ def _is_linear(layer: object) -> bool:
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
-    """The module of a step: its own name without the place it is called at, or the owner of a functional call."""
+    """The module of a step: its name without the number of the call, or the owner of a functional call."""
     name = step.split("@")[0]
     return name if name in settings else name.rpartition(".")[0]
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
-    """What a call does, for people, and whether it has a weight of ours."""
+    """The kind of a call, for reports, and whether it has an int8 weight."""
     if not isinstance(instruction, LayerCall):
         return instruction.kind, False
     layer: object = runner.layer(instruction.layer)
@@ -322,7 +272,7 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
-    """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
+    """Copies of all float values: a later call may write into a value, as `ReLU(inplace=True)` does."""
     values = bound_values(expected_call(graph), model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
@@ -333,10 +283,10 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
 
 
 def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
-    """The value of a step in float, on the inputs that the int8 step got.
+    """The value of a step in float, on the int8 step's inputs.
 
-    Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
-    are computed from the nearest values that it does hold.
+    Values between calls that were folded into one step (conv, batch norm, ReLU) are not in the program: they are
+    computed from the nearest values that are.
     """
 
     def value(index: int) -> Any:

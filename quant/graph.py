@@ -188,14 +188,14 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
-    found = call(node, root, *arguments_of(node, root, value))
-    if node.meta is not None and not isinstance(found, Tensor) and node.kind is Kind.MODULE:
+    result = call(node, root, *arguments_of(node, root, value))
+    if node.meta is not None and not isinstance(result, Tensor) and node.kind is Kind.MODULE:
         raise CaptureMismatch(
             f"{type(root).__name__}: {node.target or 'its forward'} gave a tensor for example_inputs and gives "
-            f"{said(found)} now, so the captured graph does not stand for this call",
+            f"{said(result)} now, so the captured graph does not stand for this call",
             node.index,
         )
-    return found
+    return result
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,8 +257,8 @@ def expected_input(graph: Graph, value: int, name: str, quantized: Container[int
 def _written_before_guards(graph: Graph) -> tuple[Attr | Ref, ...]:
     """The buffers and inputs that a graph writes to before its last guard."""
     last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
-    found = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
-    return tuple(dict.fromkeys(one for one in found if one is not None))
+    origins = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
+    return tuple(dict.fromkeys(one for one in origins if one is not None))
 
 
 def _written_origin(graph: Graph, source: Any) -> Attr | Ref | None:

@@ -1,7 +1,7 @@
-"""A recurrent int8 layer against its simulation one time step at a time, each from the states that the integers had.
+"""A recurrent int8 layer against its simulation, one time step at a time, each from the int8 layer's states.
 
-Over a whole sequence the two cannot be compared: a state that rounds to the other of two integers is fed back, and what
-grows from it is no disagreement about any step. So each time step starts from the int8 layer's own input and state.
+Whole sequences cannot be compared: a state that is rounded to the other of two integers is fed back, and the difference
+grows although every step is right. So each time step starts from the int8 layer's own input and state.
 """
 
 from __future__ import annotations

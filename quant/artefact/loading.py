@@ -102,9 +102,9 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
     """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
     name = type(result).__name__
     tensors = {**_added_since(result, tensors), **tensors}
-    wanted, given = set(without_ranges(result.state_dict())), set(tensors)
-    if wanted != given:
-        missing, extra = sorted(wanted - given)[:8], sorted(given - wanted)[:8]
+    wanted, there = set(without_ranges(result.state_dict())), set(tensors)
+    if wanted != there:
+        missing, extra = sorted(wanted - there)[:8], sorted(there - wanted)[:8]
         raise ArtefactError(
             f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
             f"and the file has {extra or 'nothing'} that the model lacks"
@@ -197,15 +197,15 @@ def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
 def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
     """Put a converted model in place of a float one that the file names."""
     part = _submodule(model, source.name)
-    made = source.built(part)
-    if made is None:
+    rebuilt = source.built(part)
+    if rebuilt is None:
         from quant.artefact.rebuild import rebuild  # which imports all that captures and converts
 
-        made = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
+        rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
     if not source.name:
-        return made
+        return rebuilt
     parent, _, child = source.name.rpartition(".")
-    setattr(model.get_submodule(parent), child, made)
+    setattr(model.get_submodule(parent), child, rebuilt)
     return model
 
 
@@ -218,19 +218,19 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 
 def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """Put an int8 module, of the file's shapes and settings, in place of each float one that the file names."""
-    made: dict[int, QuantModule] = {}
+    rebuilt: dict[int, QuantModule] = {}
     for name, entry in modules.items():
         old = _submodule(model, name)
-        new = made.get(id(old))
+        new = rebuilt.get(id(old))
         if new is None and isinstance(old, QuantModule) and type(old).__name__ == entry["class"]:
-            new = made[id(old)] = old  # a static conversion made it
+            new = rebuilt[id(old)] = old  # a static conversion made it
             _restore(new, name, entry["inner"], tensors)
         if new is None:
             source = settled(old)
             new = _stand_in(name, source, entry, tensors)
             adopt(new, source, name)
             _restore(new, name, entry["inner"], tensors)
-            made[id(old)] = made[id(new)] = new
+            rebuilt[id(old)] = rebuilt[id(new)] = new
         if not name:
             return new
         parent, _, child = name.rpartition(".")
@@ -249,10 +249,10 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
         return TiedEmbedding(old, weight)
     base = base_type(old)
     qconfig = QConfig(weight_bits=settings.get("bits", 8), activation_bits=8)
-    made = None if base is None else stand_in(old, base, qconfig)
-    if made is None or type(made).__name__ != kind:
+    layer = None if base is None else stand_in(old, base, qconfig)
+    if layer is None or type(layer).__name__ != kind:
         raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
-    return made
+    return layer
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -89,10 +89,10 @@ def _check_names(first: ProgramRunner) -> None:
 
 def _names(model: nn.Module) -> dict[int, list[str]]:
     """All names of each module, by its id."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        found.setdefault(id(module), []).append(name)
-    return found
+        names.setdefault(id(module), []).append(name)
+    return names
 
 
 def _of_class(model: nn.Module, kind: Any) -> list[Any]:

@@ -59,11 +59,11 @@ def _programs(static: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str
     constants: dict[str, Tensor] = {}
     for name, part in static.items():
         try:
-            documents[name], found = write_programs(part)
+            documents[name], tensors = write_programs(part)
         except NoText as reason:
             documents[name] = {"why_none": str(reason)}
             continue
-        constants.update({f"{CONSTANT}{name}/{place}": tensor for place, tensor in enumerate(found)})
+        constants.update({f"{CONSTANT}{name}/{place}": tensor for place, tensor in enumerate(tensors)})
     return documents, constants
 
 
@@ -75,18 +75,18 @@ def _is_prepared(module: nn.Module) -> bool:
 
 def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
     """The int8 modules that stand for a module of the user's, by name; their inner ones go with them."""
-    found: dict[str, QuantModule] = {}
+    modules: dict[str, QuantModule] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in found):
-            found[name] = module
-    return found
+        if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in modules):
+            modules[name] = module
+    return modules
 
 
 def _static_models(model: nn.Module) -> dict[str, nn.Module]:
     """What `convert` made, by name: the model itself, or parts that the user put in a model."""
     if any(_is_prepared(module) for module in model.modules()):
         raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
-    found = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
+    models = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
     replaced = [
         full_name(name, path)
         for name, module in model.named_modules()
@@ -99,13 +99,13 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
             "and the float model given to quant.load would not have it; replace it in the float model and convert that"
         )
     for name, module in model.named_modules(remove_duplicate=False):
-        inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in found)
+        inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in models)
         if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:
             raise ArtefactError(
                 f"{name or '(root)'} is a part of a statically quantised model, and computes only together with the "
                 "rest; save the whole that quant.convert returned"
             )
-    return found
+    return models
 
 
 def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from quant.calibrate import Row
 from quant.compare import Comparison
-from quant.diagnosis import HEALTHY, StepError, percent
+from quant.diagnosis import HEALTHY
+from quant.error_parts import StepError, percent
 from quant.page.charts import error_through, histogram, share
 from quant.page.markup import Markup, join, tag
 from quant.report import Report, ReportEntry

@@ -101,7 +101,7 @@ class QuickBinding:
             places = self._forms[form] = self._places(forward, len(args), list(kwargs))
         if places is None:
             return None
-        found = {}
+        registers = {}
         for (register, dtype, constant, rank), value in zip(
             places, (*args, *kwargs.values()) if kwargs else args, strict=True
         ):
@@ -113,22 +113,22 @@ class QuickBinding:
                 return None
             if rank >= 0 and value.dim() != rank:
                 return None
-            found[register] = value
-        return found
+            registers[register] = value
+        return registers
 
     def _places(self, forward: Any, count: int, named: list[str]) -> list[_Place] | None:
         known = places_of(forward)
         if known is None or self._always_slow:
             return None
         names, defaults, _ = known
-        given = [*names[:count], *named]
+        bound = [*names[:count], *named]
         expected = self.expected.arguments
-        if len(set(given)) != count + len(named) or not set(given) <= set(expected) or set(names) != set(expected):
+        if len(set(bound)) != count + len(named) or not set(bound) <= set(expected) or set(names) != set(expected):
             return None
-        for name in set(names) - set(given):
+        for name in set(names) - set(bound):
             if not (is_plain(expected[name]) and _same(expected[name], defaults[name])):
                 return None
-        places = [self._place(expected[name]) for name in given]
+        places = [self._place(expected[name]) for name in bound]
         registers = [place.register for place in places if place is not None and place.register >= 0]
         distinct = len(registers) == len(set(registers))
         return [place for place in places if place is not None] if distinct and None not in places else None

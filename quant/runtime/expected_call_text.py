@@ -62,16 +62,16 @@ def read_input(reader: Reader) -> ExpectedInput:
     reader.expect("argument")
     name, dtype, rank = reader.word(), None, None
     kind: type = Tensor
-    found = reader.match(NAME)
-    if found in KINDS:
-        kind, found = KINDS[found], reader.match(NAME)
-    if isinstance(getattr(torch, found or "", None), torch.dtype):
-        dtype, found = getattr(torch, found or ""), reader.match(NAME)
-    if found == "rank":
-        rank, found = reader.integer(), reader.match(NAME)
-    if found not in (None, "contiguous"):
-        reader.fail(f"{found!r} is nothing that an input is checked for")
-    return ExpectedInput(name, kind, dtype, rank, found == "contiguous")
+    word = reader.match(NAME)
+    if word in KINDS:
+        kind, word = KINDS[word], reader.match(NAME)
+    if isinstance(getattr(torch, word or "", None), torch.dtype):
+        dtype, word = getattr(torch, word or ""), reader.match(NAME)
+    if word == "rank":
+        rank, word = reader.integer(), reader.match(NAME)
+    if word not in (None, "contiguous"):
+        reader.fail(f"{word!r} is nothing that an input is checked for")
+    return ExpectedInput(name, kind, dtype, rank, word == "contiguous")
 
 
 KINDS: dict[str, type] = {"int": int, "float": float, "object": object}

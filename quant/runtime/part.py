@@ -57,13 +57,13 @@ class Part:
         return settle(self.runner.execute(program, registers), bound)
 
 
-def _check_sizes(shape: Shape, given: Tensor, where: str) -> None:
+def _check_sizes(shape: Shape, tensor: Tensor, where: str) -> None:
     """Raise CaptureMismatch for sizes that no recording had.
 
     The guards that hold a size stand where the model takes its arguments, which is before the part's own calls.
     """
-    if len(shape) != given.dim() or any(
-        isinstance(size, int) and size != now for size, now in zip(shape, given.shape, strict=True)
+    if len(shape) != tensor.dim() or any(
+        isinstance(size, int) and size != now for size, now in zip(shape, tensor.shape, strict=True)
     ):
         was = ", ".join(map(str, shape))
-        raise CaptureMismatch(f"{where} was of sizes ({was}) in example_inputs and is of {tuple(given.shape)} now")
+        raise CaptureMismatch(f"{where} was of sizes ({was}) in example_inputs and is of {tuple(tensor.shape)} now")

@@ -136,11 +136,11 @@ class _Reading:
         sizes: list[int | Size] = []
         reader.expect("[")
         while not reader.take("]"):
-            found = SIZE.match(reader.text, reader.place)
-            if found is None:
+            matched = SIZE.match(reader.text, reader.place)
+            if matched is None:
                 reader.fail(f"expected a size at column {reader.place + 1}")
-            reader.place = found.end()
-            factor, symbol, offset, number = found.groups()
+            reader.place = matched.end()
+            factor, symbol, offset, number = matched.groups()
             if symbol is not None and symbol not in self.sizes:
                 reader.fail(f"size {symbol!r} is not among the sizes at the beginning")
             sizes.append(Size(symbol, int(factor or 1), int(offset or 0)) if symbol else int(number))
@@ -209,19 +209,19 @@ def _node(reader: Reader) -> int:
 
 def _read_origin(reader: Reader, name: str, kind: type[Instruction]) -> dict[str, Any]:
     """The step, the owner and the modules of an instruction."""
-    found: dict[str, Any] = {"step": name}
+    origin: dict[str, Any] = {"step": name}
     if reader.take("step "):
-        found["step"] = reader.word()
+        origin["step"] = reader.word()
     if issubclass(kind, (FloatCall, Guard)) and reader.take("of "):
-        found["owner"] = reader.word()
+        origin["owner"] = reader.word()
     if issubclass(kind, FloatCall):
-        found.update({flag: True for flag in ("frozen", "writes") if reader.take(flag)})
+        origin.update({flag: True for flag in ("frozen", "writes") if reader.take(flag)})
     if reader.take("from "):
         modules = [reader.word()]
         while reader.take(","):
             modules.append(reader.word())
-        found["modules"] = tuple(modules)
-    return found
+        origin["modules"] = tuple(modules)
+    return origin
 
 
 def _given(reader: Reader, least: int, most: int) -> tuple[Any, ...]:
@@ -334,20 +334,22 @@ def read_dtype(reader: Reader) -> torch.dtype | None:
     name = reader.match(NAME)
     if name == "object":
         return None
-    found = getattr(torch, name or "", None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name or "", None)
+    if not isinstance(dtype, torch.dtype):
         reader.fail(f"{name!r} is no dtype")
-    return found
+    return dtype
 
 
 def _read_constants(lines: list[tuple[int, str]]) -> list[Tensor]:
     """The tensors at the end of a text."""
-    found: list[Tensor] = []
+    constants: list[Tensor] = []
     for place, (number, line) in enumerate(lines):
         if line.startswith("$"):
             data = itertools.takewhile(lambda one: one[1].startswith("  "), lines[place + 1 :])
-            found.append(_read_constant(Reader(line, number, []), len(found), "".join(one.strip() for _, one in data)))
-    return found
+            constants.append(
+                _read_constant(Reader(line, number, []), len(constants), "".join(one.strip() for _, one in data))
+            )
+    return constants
 
 
 def _read_constant(reader: Reader, place: int, data: str) -> Tensor:

@@ -114,9 +114,9 @@ def _class(kind: type) -> str:
     return f"!{kind.__module__}:{kind.__qualname__}"
 
 
-def callable_text(found: Function) -> str:
+def callable_text(function: Function) -> str:
     """A function as an argument of a call."""
-    return f"&{found.module}:{found.name}"
+    return f"&{function.module}:{function.name}"
 
 
 def _literal(writer: Writer, tree: Any) -> str:

@@ -47,13 +47,13 @@ def graph_of(runner: ProgramRunner) -> Graph:
     Raises:
         ValueError: the program was not made here, and nothing was captured.
     """
-    found = runner.__dict__.get(ATTRIBUTE)
-    if isinstance(found, GraphText):
-        found = found.read()
-        keep_graph(runner, found)
-    if not isinstance(found, Graph):
+    graph = runner.__dict__.get(ATTRIBUTE)
+    if isinstance(graph, GraphText):
+        graph = graph.read()
+        keep_graph(runner, graph)
+    if not isinstance(graph, Graph):
         raise ValueError(
             f"{runner.expected.path or type(runner.root).__name__}: its program has no captured graph beside it; "
             "convert the float model again to compare them"
         )
-    return found
+    return graph

@@ -22,6 +22,7 @@ ORDER = (
     "quant.folding",
     "quant.dead_calls",
     "quant.recipe",
+    "quant.error_parts",
     "quant.diagnosis",
     "quant.rebinding",
     "quant.uncompiled",
@@ -50,8 +51,10 @@ ORDER = (
     # What is asked of the results.
     "quant.post_training",
     "quant.equalize",
+    "quant.submodule_calls",
     "quant.compare",
     "quant.time_steps",
+    "quant.step_parity",
     "quant.parity",
     "quant.page",
     "quant.artefact",

@@ -30,7 +30,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/*_reader.py": {"*"},
         "quant/*_text.py": {"*"},
         "quant/report.py": {"float"},
-        "quant/diagnosis.py": {"e"},
+        "quant/error_parts.py": {"e"},
         "quant/runtime/region.py": {"."},
     },
     "reasons, of which reports and files have the text alone": {

@@ -60,9 +60,9 @@ class _Static(QuantModule):
         x = ranges.input
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
         self.register_buffer("input_zero_point", x.zero_point.reshape(()).clone())
-        for name, found in (("state", ranges.states), ("product", ranges.products)):
-            scales = torch.stack([one.scale for one in found]) if found else None
-            zero_points = torch.stack([one.zero_point for one in found]) if found else None
+        for name, qparams in (("state", ranges.states), ("product", ranges.products)):
+            scales = torch.stack([one.scale for one in qparams]) if qparams else None
+            zero_points = torch.stack([one.zero_point for one in qparams]) if qparams else None
             self.register_buffer(f"{name}_scale", scales)
             self.register_buffer(f"{name}_zero_point", zero_points)
         self.derive()

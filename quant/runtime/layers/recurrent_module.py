@@ -75,8 +75,8 @@ class Int8Direction(QuantModule):
     @torch.jit.unused
     def float_tensor(self, which: str) -> Tensor | None:
         """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`: what the int8 one stands for, or None."""
-        found = self._float32(which)
-        return None if found is None else found.to(self.dtype)
+        tensor = self._float32(which)
+        return None if tensor is None else tensor.to(self.dtype)
 
     @torch.jit.unused
     def _float32(self, which: str) -> Tensor | None:
