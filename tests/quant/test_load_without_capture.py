@@ -90,9 +90,16 @@ def q() -> nn.Module:
     return converted()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("programs") / "model.q8"
+    quant.save(converted(), path)
+    return path.read_bytes()
+
+
 @pytest.fixture
-def path(q: nn.Module, tmp_path: Path) -> Path:
-    quant.save(q, tmp_path / "model.q8")
+def path(whole: bytes, tmp_path: Path) -> Path:
+    (tmp_path / "model.q8").write_bytes(whole)
     return tmp_path / "model.q8"
 
 
@@ -363,7 +370,7 @@ def test_mutated_programs_load_or_are_refused(path: Path, never_captured: None) 
     draw, whole = random.Random(0), path.read_bytes()
     document = json.dumps(read(path)[0]["programs"][""])
     refused = 0
-    for _ in range(200):
+    for _ in range(60):
         path.write_bytes(whole)
         changed = json.loads(mutated(document, draw))
 
@@ -376,7 +383,7 @@ def test_mutated_programs_load_or_are_refused(path: Path, never_captured: None) 
             quant.load(path, model=model())
         except (quant.ArtefactError, Captured):
             refused += 1
-    assert refused > 100
+    assert refused > 30
 
 
 def test_the_constants_of_programs_are_in_the_file_once(tmp_path: Path) -> None:
