@@ -170,7 +170,8 @@ class _Source:
             return None
         if self.document.get("half") is not None:
             part = copy_model(part).float()
-        if fingerprint(part) != self.description.get("fingerprint"):
+        expected = self.description.get("fingerprint")
+        if not expected or fingerprint(part) != expected:
             return None
         _forget_weights(part, self.modules)
         try:

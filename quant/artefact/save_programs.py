@@ -51,8 +51,8 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
     Raises:
         NoText: the model cannot be built from one; with the reason.
     """
-    if "fingerprint" not in model.__dict__[DESCRIPTION]:
-        raise NoText("it was made by a version that noted too little of its float model")
+    if not model.__dict__[DESCRIPTION].get("fingerprint"):
+        raise NoText("its float model holds an object that cannot be looked into")
     writer, names = Writer(), _names(model)
     layers = {id(module): place for place, module in enumerate(_of_class(model, StaticLayer))}
     document = {

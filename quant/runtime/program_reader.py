@@ -300,7 +300,7 @@ def read_callee(reader: Reader) -> Callee:
     if reader.take("method "):
         return Method(_method(reader))
     if reader.take("module "):
-        return Submodule(reader.word())
+        return Submodule(reader.path())
     if reader.take("function "):
         return reader.allowed(*reader.place_of())
     name = reader.match(NAME)

@@ -216,7 +216,14 @@ class Reader:
     def attribute(self) -> Attr:
         """A parameter or buffer."""
         self.expect("@")
-        return Attr(self.word())
+        return Attr(self.path())
+
+    def path(self) -> str:
+        """The dotted name of a module or of its attribute; private ones of Python's lead to any code."""
+        found = self.word()
+        if "__" in found and any(part.startswith("__") for part in found.split(".")):
+            self.fail(f"{found!r} leads through a private attribute")
+        return found
 
     def ellipsis(self) -> Any:
         """Three dots."""

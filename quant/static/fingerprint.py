@@ -37,13 +37,22 @@ DEPTH = 4
 LONGEST = 4096
 """Of longer containers the length counts."""
 
+MOST = 200_000
+"""Values of all attributes together; of what comes after them the class counts."""
+
 
 def fingerprint(model: nn.Module) -> str:
-    """The fingerprint of a float model; a prepared model has that of the model that it was prepared from."""
+    """The fingerprint of a float model; a prepared model has that of the model that it was prepared from.
+
+    '' where an object of the user's cannot be looked into: no model has the fingerprint of such a one.
+    """
     seen = _Seen()
-    for name, module in model.named_modules(remove_duplicate=False):
-        if RESERVED not in name.split("."):
-            seen.add(name, *_of_module(module, seen))
+    try:
+        for name, module in model.named_modules(remove_duplicate=False):
+            if RESERVED not in name.split("."):
+                seen.add(name, *_of_module(module, seen))
+    except Exception:  # a class of the user's may raise anything when it is asked for an attribute
+        return ""
     return seen.digest()
 
 
@@ -52,11 +61,13 @@ class _Seen:
 
     Attributes:
         code: of functions that are in it, so that each is in it once.
+        values: how many values of attributes are in it.
     """
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(repr(sys.version_info[:2]).encode())
         self.code: set[types.CodeType] = set()
+        self.values = 0
 
     def add(self, *parts: object) -> None:
         """Take in some texts."""
@@ -106,8 +117,11 @@ def _name(kind: type) -> str:
 
 def _plain(value: Any, seen: _Seen, depth: int) -> object:
     """A value as numbers and texts; an object by its class and its attributes."""
+    seen.values += 1
     if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > LONGEST:
         return _name(type(value)), len(value)
+    if seen.values > MOST:
+        return _name(type(value))
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return type(value).__name__, str(value)
     if isinstance(value, enum.Enum):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 from torch import nn
 
+from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Submodule
-from quant.runtime.instructions import FloatCall, Guard, IntegerMove, LayerCall, RecurrentCall
+from quant.runtime.instructions import FloatCall, Guard, IntegerMove, KernelCall, LayerCall, RecurrentCall
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import has_submodule, submodule
@@ -16,7 +17,7 @@ from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.tree_reader import TextError
-from quant.runtime.trees import Attr, leaves
+from quant.runtime.trees import Attr
 from quant.runtime.values import Value
 
 BYTES = range(256)
@@ -32,7 +33,6 @@ def check_names(program: Program, runner: ProgramRunner) -> None:
         TextError: with the name.
     """
     root = runner.root
-    check_paths(program)
     for value in program.values:
         _check_numbers(value)
     for one in program.instructions:
@@ -40,17 +40,12 @@ def check_names(program: Program, runner: ProgramRunner) -> None:
             _check_layer(one, runner)
         elif isinstance(one, RecurrentCall) and not isinstance(_module(root, one.path), QuantModule):
             raise TextError(f"{one.path!r} is no int8 recurrent layer")
-        if isinstance(one, (FloatCall, Guard)):
-            _module(root, one.owner)
-        if isinstance(one, (FloatCall, IntegerMove)) and isinstance(one.callee, Submodule):
-            _module(root, one.callee.path)
-    for tree in _trees(program):
-        for leaf in leaves(tree):
-            if isinstance(leaf, Attr):
-                _check_attribute(leaf.path, root)
-        for part in walk(tree):
-            if type(part) is Write and isinstance(part.target, str):
-                _check_attribute(part.target, root)
+        elif isinstance(one, KernelCall) and one.kernel not in OPS:
+            raise TextError(f"there is no operator {one.kernel!r}")
+    for path in _modules(program):
+        _module(root, path)
+    for path in _attributes(program):
+        _check_attribute(path, root)
 
 
 def check_paths(program: Program) -> None:
@@ -59,19 +54,37 @@ def check_paths(program: Program) -> None:
     Raises:
         TextError: with the name.
     """
-    calls = [one for one in program.instructions if isinstance(one, FloatCall)]
-    names = [one.owner for one in calls] + [one.callee.path for one in calls if isinstance(one.callee, Submodule)]
-    for tree in _trees(program):
-        names += [leaf.path for leaf in leaves(tree) if isinstance(leaf, Attr)]
-        names += [part.target for part in walk(tree) if type(part) is Write and isinstance(part.target, str)]
-        names += [str(key) for part in walk(tree) if type(part) is Given for _, key in part.path]
-    for name in names:
-        if any(part.startswith("__") for part in name.split(".")):
-            raise TextError(f"{name!r} leads through a private attribute")
+    for path in (*_modules(program), *_attributes(program)):
+        _check_path(path)
 
 
-def _trees(program: Program) -> list[Any]:
-    return [*(one.arguments for one in program.instructions), program.output]
+def _modules(program: Program) -> Iterator[str]:
+    """The modules that calls name."""
+    for one in program.instructions:
+        if isinstance(one, (FloatCall, Guard)):
+            yield one.owner
+        if isinstance(one, (FloatCall, IntegerMove)) and isinstance(one.callee, Submodule):
+            yield one.callee.path
+
+
+def _attributes(program: Program) -> Iterator[str]:
+    """The attributes of modules that are read or written; those of the caller's objects are checked on the way."""
+    call = [] if program.call is None else [program.call.arguments, program.call.written]
+    for tree in (*(one.arguments for one in program.instructions), program.output, *call):
+        for part in walk(tree):
+            kind = type(part)
+            if kind is Attr:
+                yield part.path
+            elif kind is Write and isinstance(part.target, str):
+                yield part.target
+            elif kind is Given:
+                for _, key in part.path:
+                    _check_path(str(key))
+
+
+def _check_path(path: str) -> None:
+    if "__" in path and any(part.startswith("__") for part in path.split(".")):
+        raise TextError(f"{path!r} leads through a private attribute")
 
 
 def _check_numbers(value: Value) -> None:
@@ -98,6 +111,7 @@ def _module(root: nn.Module, path: str) -> nn.Module:
 
 def _check_attribute(path: str, root: nn.Module) -> None:
     """A parameter, a buffer, or an attribute of the user's that a forward reads or writes."""
+    _check_path(path)
     owner, _, name = path.rpartition(".")
     module = _module(root, owner)
     if name in module._parameters or name in module._buffers:
