@@ -75,6 +75,12 @@ def _own_outputs(module: nn.Module) -> list[OwnOutputs]:
     return [hook for hook in module._forward_hooks.values() if isinstance(hook, OwnOutputs)]
 
 
+def hooks_of_others(module: nn.Module) -> bool:
+    """Whether a module has forward hooks beside those that cast."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return not all(isinstance(hook, (WideInputs, OwnOutputs)) for hook in hooks)
+
+
 def kinds_of(output: Any) -> list[torch.dtype | None]:
     """The types of the tensors in an output, in order; None for what is no tensor."""
     return [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
@@ -82,7 +88,15 @@ def kinds_of(output: Any) -> list[torch.dtype | None]:
 
 def widened(tree: Any) -> Any:
     """Nested values with tensors of half types in float32."""
-    return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, tree)
+    return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and _dtype(leaf) in HALVES else leaf, tree)
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    """The type of a tensor, by a question of ours that a capture does not take for the forward's."""
+    if torch.compiler.is_compiling():
+        return tensor.dtype
+    with torch._C.DisableTorchFunction():
+        return tensor.dtype
 
 
 def narrowed(tree: Any, half: torch.dtype) -> Any:
@@ -104,7 +118,10 @@ def carry(old: nn.Module, new: nn.Module) -> None:
 
 
 class WideInputs:
-    """A forward pre-hook that makes inputs of half types float32."""
+    """A forward pre-hook that makes inputs of half types float32.
+
+    It is on parts too, which a user may call alone.
+    """
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -18,6 +18,7 @@ from torch import nn
 from quant.copying import copy_model
 from quant.half_precision import OwnOutputs, WideInputs, half_of, narrowed, sizes_of, widened
 from quant.heard_calls import Heard, PartCalls, hear, near, same_calls
+from quant.leaves import is_leaf
 from quant.runtime.arguments import Arguments
 from quant.runtime.names import full_name
 
@@ -162,5 +163,7 @@ def _put_hooks(module: nn.Module, half: torch.dtype, kinds: list[torch.dtype | N
     """Make a module float32, and give it the hooks that keep its own types outside."""
     sizes = sizes_of(module)
     module.float()
-    module.register_forward_pre_hook(WideInputs(), with_kwargs=True)
+    for part in module.modules():
+        if part is module or not is_leaf(part):  # a user may call a part alone, and layers are called by what is around
+            part.register_forward_pre_hook(WideInputs(), with_kwargs=True)
     module.register_forward_hook(OwnOutputs(half, kinds, sizes))

@@ -2,7 +2,8 @@
 
 The blocks of one document share a namespace and a folder, and run in order. A python block that begins with a comment
 like `# tagger.py` is also written to that file, so that a command can import it. A `text` block is what the python
-block before it prints; `...` stands for any text.
+block before it prints; `...` stands for any text. Blocks whose fence goes on with `needs=timm` run by themselves, where
+that library is installed.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ DOCUMENTS = sorted(
     for path in CHECKOUT.glob(pattern)
     if not path.relative_to(CHECKOUT).parts[0].startswith(".")
 )
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)(?: needs=(\w+))?[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 ELLIPSIS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, and the line of the document on which the text begins."""
+    """A fenced block: its language, its text, the line of the document on which the text begins, and the library that
+    it needs beyond those of the tests."""
 
     language: str
     text: str
     line: int
+    needs: str = ""
 
 
 def blocks(text: str) -> list[Block]:
-    return [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+    return [Block(m[1], m[3], text.count("\n", 0, m.start(3)) + 1, m[2] or "") for m in FENCE.finditer(text)]
 
 
 def run_python(block: Block, document: str, namespace: dict[str, Any]) -> str:
@@ -80,19 +83,37 @@ def run_console(block: Block, document: str) -> None:
             check_output(expected, done.stdout, f"{document}: $ {line}")
 
 
-@pytest.mark.usefixtures("own_registries")
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def run(shown: list[Block], document: str) -> None:
     namespace: dict[str, Any] = {"__name__": "shown"}
     printed = None
-    for block in blocks((CHECKOUT / document).read_text()):
+    for block in shown:
         if block.language == "text":
             assert printed is not None, f"{document}:{block.line}: no python block before it prints this"
             check_output(block.text, printed, f"{document}:{block.line}")
         printed = run_python(block, document, namespace) if block.language == "python" else None
         if block.language == "console":
             run_console(block, document)
+
+
+@pytest.mark.usefixtures("own_registries")
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run([block for block in blocks((CHECKOUT / document).read_text()) if not block.needs], document)
+
+
+@pytest.mark.filterwarnings("ignore")  # what these libraries warn of themselves
+@pytest.mark.usefixtures("own_registries", "torchvision_loads")
+@pytest.mark.parametrize(
+    ("document", "library"),
+    sorted({(one, block.needs) for one in DOCUMENTS for block in blocks((CHECKOUT / one).read_text()) if block.needs}),
+)
+def test_what_needs_another_library_runs(
+    document: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    monkeypatch.chdir(tmp_path)
+    run([block for block in blocks((CHECKOUT / document).read_text()) if block.needs == library], document)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -129,6 +150,11 @@ def test_a_block_that_fails_is_reported_at_its_line() -> None:
     with pytest.raises(AssertionError) as caught:
         run_python(block, "README.md", {})
     assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_a_block_says_which_library_it_needs() -> None:
+    found = blocks("```python\nx = 1\n```\n\n```python needs=timm\nimport timm\n```\n")
+    assert [(one.needs, one.line, one.text) for one in found] == [("", 2, "x = 1\n"), ("timm", 6, "import timm\n")]
 
 
 def test_printed_text_that_drifted_is_reported() -> None:

@@ -7,6 +7,7 @@ what a conversion takes away. Its code is the user's own; only its weights are n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from quant.half_precision import OwnOutputs, WideInputs
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
-from quant.ops.recurrent import range_names
-from quant.recipe import QConfig
+from quant.recurrent_layers import directions_of, is_cell, kind_of, sizes_of
 from quant.runtime.as_forward import as_forward
+from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_module import Int8Tensors
 from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.part import Part
@@ -40,7 +42,6 @@ from quant.runtime.tree_reader import TextError, UnknownClass
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild
-from quant.static.int8_recurrent import static_recurrent
 from quant.static.kept_graph import keep_graph
 from quant.static.named_parts import check_names, check_paths
 from quant.static.removed_tensors import remove_parametrizations, remove_tensor
@@ -95,7 +96,7 @@ class _Builder:
         tensors: Mapping[str, Tensor],
         backend: str | None,
     ) -> None:
-        self.model, self.document, self.backend = model, document, backend
+        self.model, self.document, self.tensors, self.backend = model, document, tensors, backend
         self.units = read_units(document, laid_out(constants, document["orders"]), packages_of(model))
         self.layers = read_layers(document)
         self.int8 = [_layer(one, tensors, backend) for one in self.layers]
@@ -128,7 +129,7 @@ class _Builder:
         """Put int8 layers in the places of the user's, and what a batch norm in a weight leaves in its place."""
         for entry in self.document["recurrent"]:
             name = entry["names"][0]
-            self._place(entry["names"], _recurrent(self.model.get_submodule(name), name))
+            self._place(entry["names"], _recurrent(self.model.get_submodule(name), name, self.tensors))
         for one, layer in zip(self.layers, self.int8, strict=True):
             names = [name for name in one.names if not _in_runner(name)]
             if names:
@@ -214,16 +215,31 @@ def _check_layer(name: str, layer: StaticLayer) -> None:
         raise TextError(f"layer {name!r}: its numbers do not fit each other")
 
 
-@torch.no_grad()
-def _recurrent(module: nn.Module, name: str) -> nn.Module:
-    """The int8 form of a recurrent layer of a copy; its numbers come with the state_dict."""
-    for parameter in module.parameters():
-        parameter.fill_(1.0)  # a model that was made without values may hold NaN
-    any_range = QParams(torch.tensor(1.0), torch.tensor(0, dtype=torch.int32), ACTIVATION_U8)
-    layer = static_recurrent(module, QConfig(), any_range, dict.fromkeys(range_names(module), any_range))
+def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The int8 form of a float recurrent layer, which tells its kind and its sizes."""
+    kind, sizes, cell = kind_of(module), sizes_of(module), is_cell(module)
+    places = ["direction"] if cell else [f"directions.{place}" for place in range(len(directions_of(module)))]
+    directions = [_direction(full_name(name, place), tensors) for place in places]
+    states, products = (_ranges(full_name(name, one), tensors) for one in ("state", "product"))
+    ranges = RecurrentRanges(_ranges(full_name(name, "input"), tensors)[0], states, products)
+    layer = StaticCell(kind, sizes, directions[0], ranges) if cell else StaticRecurrent(kind, sizes, directions, ranges)
     adopt(layer, module, name)
     layer.__dict__.pop("forward", None)
     return layer
+
+
+def _direction(name: str, tensors: Mapping[str, Tensor]) -> Int8Tensors:
+    own: dict[str, Any] = {item.name: tensors.get(full_name(name, item.name)) for item in fields(Int8Tensors)}
+    return Int8Tensors(**own)
+
+
+def _ranges(name: str, tensors: Mapping[str, Tensor]) -> list[QParams]:
+    """The ranges whose scales and zero points stand under a name; none where there are none."""
+    scales, points = (tensors.get(f"{name}_{one}") for one in ("scale", "zero_point"))
+    if scales is None or points is None:
+        return []
+    pairs = zip(scales.reshape(-1), points.reshape(-1), strict=True)
+    return [QParams(scale, point, ACTIVATION_U8) for scale, point in pairs]
 
 
 def _give_halves(model: nn.Module, entry: Mapping[str, Any]) -> None:

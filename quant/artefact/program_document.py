@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-import quant.ops  # noqa: F401 - the calls of modules that a schedule may have stand in its files
 from quant.runtime.layers.products import Product
 from quant.runtime.program import Program
 from quant.runtime.program_reader import parse

@@ -95,6 +95,10 @@ class Recorder(Tape, TorchFunctionMode):
         """A recorder of another call of the same kind, on a model that now holds `before`."""
         return Recorder(self.root, self.path, self.islands, self.limits, before, training=training, keeps=keeps)
 
+    def guard_islands_like(self, other: Recorder) -> None:
+        """Guard what islands give where `other` does, a recording of the same call in another mode."""
+        self._modules.island_results.like = other._modules.island_results
+
     def forget_values(self) -> None:
         """Let go of all tensors of the call; with gradients each leads to all that came before it."""
         self.forget()

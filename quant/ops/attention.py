@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from quant.kernels.reference_plan import Constant, Line, Register
+from quant.kernels.reference_plan import Line, Register
 from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned
 from quant.ops.registry import plans_reals
 from quant.runtime.calls import attend
-from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import AttentionCall
 from quant.runtime.trees import Ref
-
-
-@dataclass(frozen=True)
-class AttentionCall(ModuleCall):
-    """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
-
-    Attributes:
-        whole: its line.
-    """
-
-    kind: ClassVar[str] = "attention"
-    whole: str
-
-    def holds(self, module: nn.Module) -> bool:
-        return not module.training
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
-        return self.whole
 
 
 @plans_reals(attend, exact=False)

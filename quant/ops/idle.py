@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.call import Call, StaysFloat
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.views import View, view_of
-from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import IDLE, IdleCall
 
 
 @dataclass(frozen=True)
@@ -76,28 +74,7 @@ def copy(call: Call) -> Recognised:
     return view_of(Copy(), call)
 
 
-@dataclass(frozen=True)
-class IdleCall(ModuleCall):
-    """A float module that does nothing in eval mode."""
-
-    kind: ClassVar[str] = "idle"
-
-    def holds(self, module: nn.Module) -> bool:
-        return is_untouched(module) and type(module) in _PLANNED and not module.training
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        return Line(self.out, "same", {"x": Register(self.reads[0])})
-
-
-_PLANNED = (nn.Dropout, nn.Identity)
-
-
-def is_untouched(module: nn.Module) -> bool:
-    """Whether calling the module calls its class's forward, without hooks."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
-@plans_reals(*_PLANNED, moves=True)
+@plans_reals(*IDLE, moves=True)
 def idle_in_reals(call: PlanCall) -> IdleCall:
     """Between float steps."""
     module = call.module

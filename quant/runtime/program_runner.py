@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from quant.runtime.own_forward import is_falling_back, run_own_forward
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
+from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
@@ -46,19 +47,12 @@ from quant.runtime.write_rollback import undone_at_mismatch
 
 
 def names_more_than_registers(output: Any) -> bool:
-    """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
+    """Whether an output names parameters, or holds objects or writes, which `outputs.finished` is for."""
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
 NAMED = (TypeError, ValueError, RuntimeError)
 """What torch and the kernels raise of sizes and types that do not fit; the step's name is put before it."""
-
-
-class Restores(Protocol):
-    """Puts parameters back that have become parts of int8 layers, for the user's own forward."""
-
-    def restore(self, root: nn.Module, layers: Any) -> None:
-        """Set the parameters that are gone to the real values of the integers they became."""
 
 
 class ProgramRunner(Programs):
@@ -86,7 +80,7 @@ class ProgramRunner(Programs):
         self.expected = program.call
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
-        self.weights: Restores | None = None
+        self.weights: WeightsToRestore | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quant.graph import Kind
+from quant.half_precision import hooks_of_others
 from quant.ops.operator import Weighted
 from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
@@ -24,6 +25,6 @@ def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
         ]
         inner |= {node.target for node in nodes if node.kind is Kind.MODULE}
         for name, module in runner.root.named_modules():
-            if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
+            if name and name in inner and hooks_of_others(module):
                 names.append(full_name(path, name))
     return names

@@ -297,3 +297,60 @@ def calibrated(model: nn.Module, example: dict[str, Tensor]) -> nn.Module:
     prepared = quant.prepare(model, example)
     prepared(**example)
     return prepared
+
+
+class Encoded(nn.Module):
+    """Takes rows, or what its encoder made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = Two(), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
+        out: Tensor = self.head(self.encoder(x) if hidden is None else hidden)
+        return out
+
+
+@torch.no_grad()
+@HALVES
+@pytest.mark.parametrize("alone", [False, True], ids=["as a whole", "in two"])
+@pytest.mark.filterwarnings("ignore::quant.types.UncapturedCall")
+def test_a_part_of_a_half_model_may_be_called_alone(alone: bool, dtype: torch.dtype) -> None:
+    """Its weights were float32 and its inputs were not, which torch refuses."""
+    model = made(Encoded, dtype)
+    prepared = quant.prepare(model, rows(Encoded, dtype))
+    for _ in range(3):
+        x = rows(Encoded, dtype)
+        prepared(hidden=prepared.encoder(x)) if alone else prepared(x)  # type: ignore[operator]
+    q = quant.convert(prepared)
+    x = rows(Encoded, dtype)
+    assert error(model(x), q(hidden=q.encoder(x))) < 0.05  # type: ignore[operator]
+
+
+@torch.no_grad()
+def test_casts_of_ours_hold_no_dtype_of_the_inputs() -> None:
+    class Words(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.part = nn.Embedding(9, 16), Two()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(self.part(self.words(tokens)))
+
+    tokens = torch.randint(9, (64,))
+    q = quant.quantize_static(made(Words, torch.bfloat16), [tokens], progress=False)
+    assert torch.equal(q(tokens.int()), q(tokens))
+
+
+@torch.no_grad()
+def test_the_report_has_no_note_of_hooks_that_cast() -> None:
+    plain, hooked = made(Behind, torch.bfloat16), made(Hooked, torch.bfloat16)
+    notes = [
+        [
+            entry.detail
+            for entry in quant.summary(quant.quantize_static(one, [rows(Behind, torch.bfloat16)], progress=False))
+        ]
+        for one in (plain, hooked)
+    ]
+    assert "hook" not in " ".join(notes[0])
+    assert "hook" in " ".join(notes[1])

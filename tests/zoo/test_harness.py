@@ -190,17 +190,19 @@ def test_luck_is_what_the_simulation_itself_varies_by() -> None:
 
 
 def test_new_values_are_those_that_calibration_did_not_bring() -> None:
-    """The int8 model is as good as the simulation on what it was calibrated with, and on all where it clips nothing."""
+    """The int8 model is as good as it can be on what it was calibrated with, the new batches too where they were."""
+    assert "31.8 of 32.1 on these" in reasons.new_values((32.7, 33.0), (31.8, 32.1))
+    assert reasons.new_values((31.0, 33.0), (31.8, 32.1)) == ""
+    assert reasons.new_values((32.7, 33.0), (30.0, 32.1)) == ""
 
+
+def test_what_is_attainable_rounds_between_layers_too() -> None:
     def at(decibels: float) -> Likeness:
-        return Likeness({"[0].x": decibels}, {})
+        return Likeness({".x": decibels}, {})
 
-    simulation, path = Likeness({"[0].x": 33.0, "[1].x": 32.0}, {}), "[1].x"
-    wide = Likeness({"[1].x": 31.5}, {})
-    assert "31.5 on these" in reasons.new_values((at(32.6), at(33.0)), wide, simulation, path)
-    assert reasons.new_values((at(31.0), at(33.0)), wide, simulation, path) == ""
-    short = Likeness({"[1].x": 30.0}, {})
-    assert reasons.new_values((at(32.6), at(33.0)), short, simulation, path) == ""
+    assert reasons.attainable(at(28.0), at(26.0), ".x") == 26.0
+    assert reasons.attainable(at(28.0), at(-20.0), ".x") == 28.0  # which says nothing
+    assert reasons.attainable(at(60.0), at(50.0), ".x") == reasons.CLEAR
 
 
 class OwnForward(nn.Linear):
@@ -284,6 +286,31 @@ def test_a_wrong_model_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(measuring.quant, "quantize_static", stale)
     assert "below the simulation" in measuring.measure(entry, "static")["verdict"]
+
+
+def test_a_model_that_is_a_little_worse_everywhere_has_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.5 dB, on the batches of its calibration as on others."""
+
+    class Worse(nn.Module):
+        def __init__(self, model: nn.Module, q: nn.Module) -> None:
+            super().__init__()
+            self.model, self.q, self._quant_report = model, q, q._quant_report
+
+        def forward(self, x: Tensor) -> Tensor:
+            exact: Tensor = self.model(x)
+            return exact + 1.5 * (self.q(x) - exact)
+
+    entry = Entry(
+        "own_test",
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)),
+        lambda n: torch.randn(n, 8),
+        size=64,
+    )
+    quantise = measuring.quant.quantize_static
+    monkeypatch.setattr(measuring.quant, "quantize_static", lambda m, *rest, **how: Worse(m, quantise(m, *rest, **how)))
+    row = measuring.measure(entry, "static")
+    assert row["verdict"].startswith("wrong:"), row
+    assert {"all_db", "luck_db", "informed_db"} < row.keys()
 
 
 ENDINGS = {
