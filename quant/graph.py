@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from quant.runtime.matching import CaptureMismatch, check_guard, said
+from quant.runtime.matching import check_guard, check_tensor
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
 
@@ -188,13 +188,8 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         value: gives the value of a node by its index.
     """
     found = call(node, root, *arguments_of(node, root, value))
-    if node.meta is not None and not isinstance(found, Tensor) and node.kind is Kind.MODULE:
-        raise CaptureMismatch(
-            f"{type(root).__name__}: {node.target or 'its forward'} gave a tensor for example_inputs and gives "
-            f"{said(found)} now, so the captured graph does not stand for this call",
-            node.index,
-        )
-    return found
+    known = node.kind is Kind.MODULE and node.meta is not None
+    return check_tensor(found, node.target, root, node.index) if known else found
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -48,8 +48,8 @@ class IslandResults:
                 self.tape.problem(self.tape.owner, f"calls {name}, which gives a bool")
             elif not isinstance(leaf, Tensor) and not is_literal(leaf):
                 self.tape.problem(self.tape.owner, f"calls {name}, which gives a {type(leaf).__name__}")
-        if isinstance(value, Tensor) and any(place == node.index for place, _ in self.lasting):
-            return  # a guard would make its caller an island
+        if isinstance(value, Tensor):
+            return  # which is looked at where it is called (`matching.check_tensor`)
         form = form_of(value)
         asked = Node(len(self.tape.nodes), Kind.FUNCTION, form_of, (Ref(node.index),), owner=self.tape.owner)
         self.tape.guard(Ref(self.tape.append(asked, form, CONSTANT)), form)
