@@ -19,6 +19,8 @@ from quant.runtime.arguments import copyable
 from quant.runtime.objects import OPAQUE, attributes_of
 
 STORES = ("_parameters", "_buffers", "_modules")
+CLASS = "__class__"
+"""The attribute by which an object changes its class."""
 OURS = {"forward", "training"}
 """Attributes that a capture sets itself: they are put back, and are no change of the model's."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
@@ -72,7 +74,7 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module, places: Places) -> None:
-        self.module = module
+        self.module, self.kind = module, type(module)
         self.own = dict(vars(module))
         self.stores = {key: dict(self.own[key]) for key in STORES}
         self._names, self._values = [*self.own], [*self.own.values()]
@@ -117,6 +119,8 @@ class ModuleState:
     def _holds_the_same(self) -> bool:
         """Whether its attributes, parameters, buffers and submodules are the same objects."""
         own = vars(self.module)
+        if type(self.module) is not self.kind:
+            return False
         if [*own] != self._names or not all(map(is_, own.values(), self._values)):
             return False
         return all(
@@ -142,7 +146,7 @@ class ModuleState:
             return {}
         own = vars(self.module)
         before, now = _flat(self.own, self.stores), _flat(own, own)
-        found = {}
+        found = {} if type(self.module) is self.kind else {CLASS: (self.kind, type(self.module))}
         for name in {**before, **now}:
             one, other = before.get(name, MISSING), now.get(name, MISSING)
             if isinstance(one, (list, dict, set)):
@@ -160,6 +164,9 @@ class ModuleState:
         own = vars(self.module)
         before, now = _put_back(self.own, self.stores), _put_back(own, own)
         changed = {key for key in {*before, *now} if before.get(key, MISSING) is not now.get(key, MISSING)}
+        if type(self.module) is not self.kind:
+            self.module.__class__ = self.kind
+            changed.add(CLASS)
         for key in set(own) - set(self.own):
             del own[key]
         own.update(self.own)
