@@ -28,8 +28,8 @@ from quant.capture.writes import Writes, versions
 from quant.dead_calls import remove_dead
 from quant.graph import Graph, Kind, Node
 from quant.leaves import is_leaf
-from quant.runtime.arguments import bind, kept
-from quant.runtime.objects import Given, Result, containers, holds_objects
+from quant.runtime.arguments import bind, copyable, kept
+from quant.runtime.objects import OPAQUE, Given, Result, containers, holds_objects
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 
@@ -162,6 +162,12 @@ class Recorder(Tape, TorchFunctionMode):
         for leaf in leaves(self.opened(result)):
             if _is_lazy(leaf):
                 self.problem("", f"returns a {type(leaf).__name__}, which runs after the call")
+            elif not isinstance(leaf, OPAQUE) and not copyable(leaf):
+                self.problem("", f"returns an object that holds a {type(leaf).__name__}, which cannot be copied")
+            elif isinstance(leaf, Tensor) and id(leaf) in self.where and leaf.__dict__:
+                own = named_in(self.root, leaf.__dict__.keys())
+                if own:
+                    self.problem("", f"returns a tensor with an attribute '{own}'")
         return self.places(result, own=True)
 
     def __torch_function__(
