@@ -21,12 +21,12 @@ CORE := build/core/liboctet_core.a
 # files, whose fixtures are made once, and takes from the other's when it is done.
 PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto --dist worksteal
 PACKAGES := quant kernels observers calibrate
-CHECKS := lint types build test test-no-compiler test-arm
+CHECKS := lint types docs build test test-no-compiler test-arm
 
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core architecture clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat install build core docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -136,6 +136,15 @@ core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
 
+docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
+	@$(say) "building the documentation"
+	@# -a: a page's navigation names pages that are newer than itself.
+	@$(in_venv) PYTHONSAFEPATH=1 sphinx-build -q -a -W --keep-going -c docs/site -d build/docs-cache docs build/docs $(ARGS)
+	@echo "open build/docs/index.html"
+
+drawings: install ## The pictures of the documentation, anew from docs/site/drawings.py
+	@$(in_venv) python docs/site/drawings.py
+
 architecture: ## The packages, their sizes, who imports whom, and what is against the order
 	@$(PYTHON) tests/architecture/run.py $(ARGS)
 
@@ -179,6 +188,12 @@ $(STAMPS)/bench: pyproject.toml | $(STAMPS)/install
 $(STAMPS)/zoo: pyproject.toml | $(STAMPS)/install
 	@$(say) "installing the libraries of the zoo's architectures"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[zoo]' \
+	    --config-settings editable_mode=strict
+	@touch $@
+
+$(STAMPS)/docs: pyproject.toml | $(STAMPS)/install
+	@$(say) "installing what the documentation is built with"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[docs]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 

@@ -196,9 +196,9 @@ def _read(path: Path) -> dict[str, tuple[float, float]]:
 def _refusing_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; of two lines with one name, json would take the last without a word."""
     names = [name for name, _ in pairs]
-    twins = sorted({name for name in names if names.count(name) > 1})
-    if twins:
-        raise ValueError(f"{listed(list(map(repr, twins)))} stands there twice")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{listed(list(map(repr, repeated)))} stands there twice")
     return dict(pairs)
 
 

@@ -191,11 +191,11 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _calls(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[_Call]]:
     """Run the model once; what every module in it was called with, by name."""
-    found: dict[str, dict[str, _Call]] = {}
+    calls: dict[str, dict[str, _Call]] = {}
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen = found.setdefault(name, {})
+            seen = calls.setdefault(name, {})
             key = _shapes((args, kwargs))
             if key in seen:
                 seen[key].count += 1
@@ -209,7 +209,7 @@ def _calls(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
             handle = module.register_forward_pre_hook(recorder(name), with_kwargs=True)
             hooks.callback(handle.remove)
         model(*args, **kwargs)
-    return {name: list(seen.values()) for name, seen in found.items()}
+    return {name: list(seen.values()) for name, seen in calls.items()}
 
 
 def _groups(

@@ -30,7 +30,7 @@ class Backend:
         computes_reals: whether it has kernels for float steps (layer norms, attention), which then compute these
             wherever they stand, planned or alone, because their last bits are not torch's.
         transposes: whether its transposed convolutions are better than ordinary ones over phases
-            (`static/polyphase.py`).
+            (`runtime/layers/polyphase.py`).
     """
 
     name: str
@@ -64,7 +64,7 @@ class Backend:
 
     @property
     def _product(self) -> Product:
-        """`product`, as an operator where a graph is made."""
+        """`product`; an operator of torch while a graph is traced."""
         return functools.partial(torch.ops.octet.product, backend=self.name) if in_graphs.is_made() else self.product
 
     def route(self, q_weight: Tensor) -> str:

@@ -32,14 +32,16 @@ COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-
 # the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
 EXACT_FLAGS = ["-ffp-contract=off"]
 ROW_FLAGS = [*EXACT_FLAGS, "-fno-math-errno", "-fno-trapping-math"]
+# A kernel that a table leaves out would be null without a word.
+TABLE_FLAGS = ["-Werror=missing-field-initializers"]
 FAMILY_FLAGS = {
-    "gemm": EXACT_FLAGS,
-    "depthwise": EXACT_FLAGS,
-    "winograd": EXACT_FLAGS,
-    "rows": ROW_FLAGS,
-    "elementwise": ROW_FLAGS,
+    "gemm": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "depthwise": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "winograd": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "rows": [*TABLE_FLAGS, *ROW_FLAGS],
+    "elementwise": [*TABLE_FLAGS, *ROW_FLAGS],
     # What is float32 in a float model has no reference to the bit.
-    "reals": ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
+    "reals": [*TABLE_FLAGS, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
 }
 """Of `<family>_<instruction set>.cpp`, before the flags of the instruction set."""
 FILE_FLAGS = {
@@ -254,7 +256,7 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
             _archive(
                 [compiled[path] for path in core_sources(target.arch)], core, core_fingerprint(target.cxx, target.arch)
             )
-        objects = [made for source, made in compiled.items() if source.name != STANDALONE]
+        objects = [compiled_file for source, compiled_file in compiled.items() if source.name != STANDALONE]
         # Beside the output, so that the rename that publishes it is atomic.
         whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
         _run(_link_command(target, objects, whole))
@@ -282,9 +284,9 @@ def _compile_all(
     """The object of each file, in their order."""
 
     def compile_one(source: Path) -> Path:
-        made = folder / f"{source.stem}.o"
-        _run([cxx, *flags_of(source, torch_dir), "-c", str(source), "-o", str(made)])
-        return made
+        compiled_file = folder / f"{source.stem}.o"
+        _run([cxx, *flags_of(source, torch_dir), "-c", str(source), "-o", str(compiled_file)])
+        return compiled_file
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         return dict(zip(files, pool.map(compile_one, files), strict=True))

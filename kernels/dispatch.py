@@ -55,7 +55,7 @@ _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
 _HAS_EXTENSION = not (ops.extension_problem() or ops.isa_problem())
 
 _usable: dict[str, Backend] = {}
-"""Backends that `find` has found usable, '' for the one where no one chose: what a CPU can do does not change."""
+"""Backends that `find` has checked, '' for the default: what a CPU can do does not change."""
 
 
 class _Scoped(threading.local):
@@ -120,7 +120,7 @@ def _reason(backend: Backend) -> str:
 def current(name: str | None = "") -> Backend:
     """The backend that a call with this `name` ('' or None for no choice of its own) uses in this thread.
 
-    While a graph is made (torch.compile, torch.export, torch.jit.trace) a layer without a choice of its own stays so:
+    While a graph is traced (torch.compile, torch.export, torch.jit.trace) a layer without a choice of its own stays so:
     the machine that runs the graph decides.
     """
     if not name:
@@ -135,7 +135,7 @@ def current(name: str | None = "") -> Backend:
 
 def is_direct(name: str | None = "") -> bool:
     """Whether a layer with this choice may hand its call straight to the extension, as `direct` operators do, and leave
-    the choice out: nobody made one, and the default here is a library of the extension.
+    the choice out: there is none, and the default here is a library of the extension.
 
     For layers so small that looking up a backend would cost as much as their arithmetic.
     """
@@ -198,6 +198,6 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
 
 def histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     """`reference_histogram.histogram`, on the device of x."""
-    found: tuple[Tensor, Tensor, Tensor]
-    found = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
-    return found
+    counted: tuple[Tensor, Tensor, Tensor]
+    counted = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
+    return counted

@@ -48,7 +48,7 @@ def define(find: Callable[[str], _Multiplies]) -> None:
 
 
 def is_made() -> bool:
-    """Whether a graph is made of what this thread calls."""
+    """Whether this thread's calls are being traced into a graph."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 

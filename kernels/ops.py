@@ -172,12 +172,12 @@ ELSEWHERE = {
 def _without_backend(name: str) -> Callable[..., Any]:
     module = next((module for kind, module in ELSEWHERE.items() if name.startswith(kind)), reference)
     function: Callable[..., Any] = getattr(module, name)
-    taken = len(torch._C.parse_schema(name + SCHEMAS[name]).arguments) - (name in WITH_BACKEND)
+    count = len(torch._C.parse_schema(name + SCHEMAS[name]).arguments) - (name in WITH_BACKEND)
 
     def call(*arguments: Any) -> Any:
         # As with the extension: the gradient of a rounding is zero, so none starts here.
         with torch.no_grad():
-            return function(*arguments[:taken])
+            return function(*arguments[:count])
 
     return call
 

@@ -16,9 +16,9 @@ _State = tuple[int, int, torch.Size]
 
 
 class PerWeight(Generic[T]):
-    """Weight -> what was made of it. Any number of threads may ask.
+    """Weight -> what was computed from it. Any number of threads may ask.
 
-    A write through torch moves the weight's version, and what follows from it is made anew; kernels/README.md ("Packed
+    A write through torch moves the weight's version, and what follows from it is recomputed; kernels/README.md ("Packed
     weights") says which writes are not seen.
     """
 

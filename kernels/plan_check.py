@@ -105,10 +105,10 @@ def parts(name: str, word: str) -> list[str]:
     Raises:
         ValueError: one is empty.
     """
-    found = word.removesuffix(",").split(",")
-    if "" in found:
+    words = word.removesuffix(",").split(",")
+    if "" in words:
         raise ValueError(f"{name} has an empty part")
-    return found
+    return words
 
 
 def check(op: str, fields: Mapping[str, str]) -> None:
@@ -151,11 +151,11 @@ def _check_together(op: str, fields: Mapping[str, str]) -> None:
 
 def _check_rescaling(fields: Mapping[str, str]) -> None:
     """A concatenation copies, or brings every input to its own range."""
-    given = [name in fields for name in ("zero_points", "multipliers", "output_zero_point")]
-    if any(given) and not all(given):
+    present = [name in fields for name in ("zero_points", "multipliers", "output_zero_point")]
+    if any(present) and not all(present):
         raise ValueError("expected zero_points, multipliers and output_zero_point, or none of them")
     inputs = len(parts("tensors", fields["tensors"]))
-    for name in ("zero_points", "multipliers") if all(given) else ():
+    for name in ("zero_points", "multipliers") if all(present) else ():
         count = len(parts(name, fields[name]))
         if count != inputs:
             raise ValueError(f"{name} has {count} values, expected one for each of {inputs} inputs")
@@ -245,4 +245,4 @@ KINDS: dict[str, _Check] = {
     "flag": _flag,
     **dict.fromkeys(REGISTERS, _register),
 }
-"""What one value of each kind must be; lists are made of these."""
+"""What one value of each kind must be, in lists too."""

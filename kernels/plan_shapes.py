@@ -118,9 +118,9 @@ def _interpolate(settings: Settings) -> None:
     expect(1 <= dims <= 3, "its input has no spatial dimensions, or more than three")
     sized = settings.get("size") is not None
     wanted = settings["size"] if sized else settings["scale_factor"]
-    given = wanted if isinstance(wanted, tuple) else (wanted,) * dims
-    expect(len(given) == dims, "its size has another number of dimensions")
-    spatial = given if sized else [math.floor(size * factor) for size, factor in zip(q.shape[2:], given, strict=True)]
+    sizes = wanted if isinstance(wanted, tuple) else (wanted,) * dims
+    expect(len(sizes) == dims, "its size has another number of dimensions")
+    spatial = sizes if sized else [math.floor(size * factor) for size, factor in zip(q.shape[2:], sizes, strict=True)]
     expect(all(size > 0 for size in (*spatial, *q.shape[1:])), "it would be empty")
     _within_memory([*q.shape[:2], *spatial])
 

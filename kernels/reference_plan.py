@@ -279,8 +279,8 @@ def run_plan(
         if isinstance(value, tuple):
             return tuple(map(filled, value))
         if isinstance(value, Register):
-            found = registers[value.index]
-            return found if value.dim is None else found.shape[value.dim]
+            register = registers[value.index]
+            return register if value.dim is None else register.shape[value.dim]
         if not isinstance(value, Constant):
             return value
         if value.index >= len(constants):

@@ -240,6 +240,6 @@ def _step_sizes(
 
 
 def _check_floats(h: Tensor, c: Tensor | None) -> None:
-    for name, given in (("h", h), ("c", c)):
-        if given is not None and given.dtype != torch.float32:
-            raise TypeError(f"{name} is {given.dtype}, expected torch.float32")
+    for name, state in (("h", h), ("c", c)):
+        if state is not None and state.dtype != torch.float32:
+            raise TypeError(f"{name} is {state.dtype}, expected torch.float32")

@@ -44,7 +44,7 @@ class Observer(Stateful, ABC):
 
     Attributes:
         by_hand: whether its options are the range itself, rather than how one is chosen.
-        follows_batches: whether its range is made of batches one after another. A weight is looked at once.
+        follows_batches: whether its range depends on the order of batches. A weight is observed once.
         given: a range (low, high) set by hand, in place of the one that statistics would choose; None lets
             them. A setting, not a statistic: no part of state_dict.
 

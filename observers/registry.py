@@ -127,7 +127,7 @@ def by_hand(name: str) -> bool:
 
 
 def follows_batches(name: str) -> bool:
-    """Whether the range of the observer of that name is made of batches one after another."""
+    """Whether the range of the observer of that name depends on the order of batches."""
     return name in OBSERVERS and OBSERVERS[name].follows_batches
 
 
@@ -173,14 +173,14 @@ def make_observer(name: str, scheme: QScheme = ACTIVATION_U8, **options: Any) ->
     Raises:
         ValueError: no observer has that name, or it has no such option, or not such a value.
     """
-    made: Observer = _make(OBSERVERS, "observer", name, scheme, options)
-    return made
+    observer: Observer = _make(OBSERVERS, "observer", name, scheme, options)
+    return observer
 
 
 def make_learned(name: str, scheme: QScheme = ACTIVATION_U8, **options: Any) -> FakeQuantizeBase:
     """The learned fake quantiser of that name; as make_observer."""
-    made: FakeQuantizeBase = _make(LEARNED, "learned fake quantiser", name, scheme, options)
-    return made
+    quantizer: FakeQuantizeBase = _make(LEARNED, "learned fake quantiser", name, scheme, options)
+    return quantizer
 
 
 def _make(known: Mapping[str, type[Any]], kind: str, name: str, scheme: QScheme, options: dict[str, Any]) -> Any:

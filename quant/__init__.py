@@ -1,10 +1,15 @@
-"""Octet: int8 for PyTorch models on the CPUs people really have."""
+"""Octet: int8 for PyTorch models on the CPUs people really have.
+
+A name is imported when it is first asked for: a process that runs a converted model imports no capture and no
+conversion. The kernels come at once, since scripted and exported models call their operators by name.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
-import types as _types
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from quant import kernels
@@ -58,60 +63,48 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
-_DOORS = {
-    "ArtefactError": "artefact",
-    "NotCalibrated": "convert",
-    "NothingQuantized": "dynamic_decisions",
-    "QATSchedule": "qat",
-    "QConfig": "recipe",
-    "Recipe": "recipe",
-    "RecipeError": "recipe",
-    "Report": "report",
-    "check_optimizer": "qat",
-    "compare": "compare",
-    "convert": "convert",
-    "distill_loss": "qat",
-    "equalize": "equalize",
-    "load": "artefact",
-    "parity": "parity",
-    "prepare": "prepare",
-    "prepare_qat": "qat",
-    "quantize_dynamic": "dynamic",
-    "quantize_static": "post_training",
-    "register_leaf": "leaves",
-    "report_html": "page",
-    "save": "artefact",
-    "summary": "report",
+_MODULES = {
+    "artefact": ("ArtefactError", "load", "save"),
+    "compare": ("compare",),
+    "convert": ("NotCalibrated", "convert"),
+    "dynamic": ("quantize_dynamic",),
+    "dynamic_decisions": ("NothingQuantized",),
+    "equalize": ("equalize",),
+    "leaves": ("register_leaf",),
+    "page": ("report_html",),
+    "parity": ("parity",),
+    "post_training": ("quantize_static",),
+    "prepare": ("prepare",),
+    "qat": ("QATSchedule", "check_optimizer", "distill_loss", "prepare_qat"),
+    "recipe": ("QConfig", "Recipe", "RecipeError"),
+    "report": ("Report", "summary"),
 }
-"""Public name -> the module that has it, which is imported when the name is first used.
+"""Where the names above stand that are no modules."""
 
-A process that loads and runs a converted model imports nothing of what makes one.
-"""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-class _Package(_types.ModuleType):
-    """This package; a public function of a module of the same name, as `quant.convert`, stands before that module."""
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        found = getattr(importlib.import_module(f"quant.{_MODULE_OF[name]}"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"quant.{name}") is not None:
+        found = importlib.import_module(f"quant.{name}")
+    else:
+        raise AttributeError(f"module 'quant' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"module 'quant' has no attribute {name!r}")
-        if name in _DOORS:
-            found = getattr(importlib.import_module(f"quant.{_DOORS[name]}"), name)
-            super().__setattr__(name, found)
-            return found
-        try:
-            return importlib.import_module(f"quant.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"quant.{name}":
-                raise
-            raise AttributeError(f"module 'quant' has no attribute {name!r}") from None
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, in which a verb is not hidden by the module of the same name when that is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _DOORS or not isinstance(value, _types.ModuleType):  # which Python sets when it imports one
+        if not (isinstance(value, ModuleType) and name in _MODULE_OF):
             super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
 
 
 sys.modules[__name__].__class__ = _Package

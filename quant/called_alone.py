@@ -1,7 +1,7 @@
-"""Parts of a captured module that are called by themselves, as `generate()` calls an encoder before its decoder.
+"""Parts of a captured module that are called directly, as `generate()` calls an encoder before its decoder.
 
-The module's graph sees through such a part. The first call that calibration makes of it alone gives the part a program
-of its own, whose values share observers with those that the same places make in the graphs around it.
+The module's graph sees through such a part. Its first direct call in calibration gives the part a program of its own,
+whose values share observers with the values at the same places in the graphs around it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from quant.runtime.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
 
 MakeProgram = Callable[[GraphRunner, str, tuple[Any, ...], dict[str, Any]], GraphRunner | None]
-"""Gives the part of this name, in the module of a runner, a program for a call; None where it cannot have one."""
+"""Adds a program for a call to the part of this name in a runner's module; None where it cannot have one."""
 
 
 class CalledAlone:
-    """The forward of a part of a prepared module, which only calls from outside of the module's graphs reach.
+    """The forward of a part of a prepared module, for calls from outside of the module's graphs.
 
     Attributes:
         own_forward: the forward that the user had set on the part itself, if any.
@@ -39,11 +39,11 @@ class CalledAlone:
         if self.runner.simulate and not is_falling_back():
             return self._simulated(args, kwargs)
         waits = not (self._refused or is_falling_back() or is_replaying())
-        made = self.add_program(args, kwargs) if waits else None
-        return self._as_it_is(args, kwargs) if made is None else made.run(*args, **kwargs)
+        program = self.add_program(args, kwargs) if waits else None
+        return self._as_it_is(args, kwargs) if program is None else program.run(*args, **kwargs)
 
     def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As a converted model computes a part for which there is no program of its own (`static/part_calls.py`)."""
+        """Run the part as a converted model does without a program for it (`static/part_calls.py`)."""
         span = next(one for one in self.runner.graph.spans if one.path == self.path)
         try:
             return self.runner.simulated_part(self.part, span, args, kwargs)
@@ -57,14 +57,14 @@ class CalledAlone:
         return type(self.part).forward(self.part, *args, **kwargs)
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
-        """Capture a call; the program runs in place of this from then on."""
-        made = self.make(self.runner, self.path, args, kwargs)
-        self._refused = made is None
-        return made
+        """Capture a call; afterwards the program runs in place of this forward."""
+        runner = self.make(self.runner, self.path, args, kwargs)
+        self._refused = runner is None
+        return runner
 
 
 def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
-    """Let the parts that a graph sees through be captured when they are called alone."""
+    """Let parts that a graph sees through be captured when they are called directly."""
     for path in dict.fromkeys(span.path for span in runner.graph.spans):
         part = runner.root.get_submodule(path)
         if part is not runner.root and not is_ours(part):
@@ -72,38 +72,38 @@ def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
 
 
 def is_ours(module: nn.Module) -> bool:
-    """Whether a module of a prepared model has a forward of this library's."""
+    """Whether a module of a prepared model has a forward of this library."""
     return isinstance(getattr(module.__dict__.get("forward"), "__self__", None), (CalledAlone, GraphRunner))
 
 
 def alone(module: nn.Module) -> CalledAlone | None:
-    """What waits for calls of a part; None where nothing does."""
+    """The `CalledAlone` that waits for calls of a part, or None."""
     waiting = getattr(module.__dict__.get("forward"), "__self__", None)
     return waiting if isinstance(waiting, CalledAlone) else None
 
 
 def stop_waiting(model: nn.Module) -> dict[nn.Module, CalledAlone]:
-    """Let all parts of a model run the user's own forwards; returns what waited for their calls."""
-    found = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
-    for module, waiting in found.items():
+    """Let all parts of a model run the user's own forwards; returns the forwards that waited for calls."""
+    stopped = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
+    for module, waiting in stopped.items():
         del module.__dict__["forward"]
         if waiting.own_forward is not None:
             module.__dict__["forward"] = waiting.own_forward
-    return found
+    return stopped
 
 
 @contextlib.contextmanager
 def not_waiting(model: nn.Module) -> Iterator[None]:
-    """As `stop_waiting`, for the time of a context."""
-    found = stop_waiting(model)
+    """As `stop_waiting`, within a context."""
+    stopped = stop_waiting(model)
     try:
         yield
     finally:
-        for module, waiting in found.items():
+        for module, waiting in stopped.items():
             module.__dict__["forward"] = waiting.run
 
 
 def layers_of(runner: GraphRunner) -> frozenset[str]:
-    """The full names of the modules whose integer steps a program has."""
+    """The full names of the modules of a program's integer steps."""
     nodes = [runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if step.integer]
     return frozenset(full_name(runner.graph.path, node.target) for node in nodes if node.kind is Kind.MODULE)

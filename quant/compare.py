@@ -1,13 +1,12 @@
-"""Lining the int8 form of a model up with float, step by step: where the error comes from, and why.
+"""Comparison of a model's int8 form with float, step by step: where the error arises, and why.
 
-A step's error has two parts: what came down to it, and what it adds. The first is seen against the float model's own
-values, the second against float arithmetic on the very integers that the step got. A user who looks for the layer to
-put right needs the second, so the list is sorted by it. `diagnosis.py` takes that error apart.
+A step's error has two parts: the error of its inputs, and its own. The whole is measured against the float model's
+values, its own part against float arithmetic on the step's integer inputs. To find the layer to change a user needs the
+step's own error, so the list is sorted by it. `error_parts.py` takes it apart, and `diagnosis.py` names the cause.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
-from quant.diagnosis import Range, StepError, StepSums, percent
-from quant.graph import Graph, Kind, Node, evaluate
+from quant.diagnosis import StepSums
+from quant.error_parts import Range, StepError, percent
+from quant.graph import Graph, Kind, Node, evaluate, expected_call
 from quant.half_precision import like
-from quant.nn.base import QuantModule
 from quant.recipe import QConfig
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
@@ -34,30 +33,34 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.layers.products import LinearProduct
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import leaves, map_leaves
 from quant.runtime.values import Held
 from quant.static.description import DESCRIPTION
-from quant.static.layers import StaticLayer
+from quant.static.kept_graph import graph_of
+from quant.submodule_calls import Call, calls_of, evaluating
 
 UNCOMPARED = (Dequantize, IntegerMove, FloatCall, Guard, RecurrentCall)
-"""Instructions that add no error of their own, or none of ours; but for concatenations that rescale an input."""
+"""Instructions without an error of their own, except for concatenations that rescale an input."""
 
 Sums = dict[str, StepSums]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every step, the one that adds most error first. Printable, iterable, and JSON through `to_dict`.
+    """Every step, the one with the largest own error first. Printable, iterable, and JSON through `to_dict`.
 
     Attributes:
         steps: sorted by `own_sqnr`.
-        unreached: layers that are int8 and that no batch came to, so that nothing is known of them.
+        unreached: int8 layers that no batch reached.
         order: the steps' names as the model runs them.
-        outside: modules with calls that no captured program stands for, which are not compared: there the user's
-            forward runs, with a range per call.
+        outside: modules with calls that no captured program stands for. They are not compared: the user's forward runs
+            them, with a range per call.
     """
 
     steps: tuple[StepError, ...]
@@ -113,15 +116,15 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> Comparison:
-    """Per-layer error of the real int8 model against float, the worst first, with the likely cause.
+    """The error of each step of the int8 model against float, the worst first, with the likely cause.
 
     Args:
-        model: the float model that `converted` was made from; run in eval mode, and left as it was.
+        model: the float model of `converted`; it is run in eval mode, and left as it was.
         converted: from `convert`, `quantize_static`, `quantize_dynamic` or `load`.
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
     Raises:
-        ValueError: `converted` has no int8 layers, or no batch came.
+        ValueError: `converted` has no int8 layers, or `batches` is empty.
         TypeError: `batches` is a single batch.
     """
     units = units_of(converted)
@@ -143,7 +146,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
             arguments = caller.arguments(batch)
             of_float.clear()
             of_int8.clear()
-            for form in (model, converted):  # each with arguments of its own, which its forward may write into
+            for form in (model, converted):  # copies for each, as a forward may write into its arguments
                 args, kwargs = copied(arguments)
                 form(*args, **kwargs)
             for path, unit in units.items():
@@ -154,15 +157,6 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module: what it got and gave, before anything after it wrote into these tensors."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
 
 
 def units_of(converted: nn.Module) -> dict[str, nn.Module]:
@@ -178,48 +172,6 @@ def units_of(converted: nn.Module) -> dict[str, nn.Module]:
             units[path] = module
             parts.update(module.modules())
     return units
-
-
-@contextlib.contextmanager
-def calls_of(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Call]]]:
-    """The calls of the named submodules while the context lasts."""
-    found: dict[str, list[Call]] = {}
-    handles = []
-
-    def watch(path: str) -> None:
-        begun: list[Any] = []  # a module may call itself
-
-        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            begun.append(copied((args, kwargs)))
-
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            taken, named = begun.pop()
-            found.setdefault(path, []).append(Call(taken, named, copied(output)))
-
-        module = model.get_submodule(path)
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-
-    try:
-        for path in paths:
-            watch(path)
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Models in eval mode while the context lasts, each of their modules in its own mode again after it."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _settings(converted: nn.Module) -> dict[str, QConfig]:
@@ -243,10 +195,10 @@ def _add_unit(
     """
     runner = child_of(unit, RESERVED)
     if isinstance(runner, ProgramRunner):
-        found = runner.held_by(other.args, other.kwargs)
-        if found is None:
+        known = runner.held_by(other.args, other.kwargs)
+        if known is None:
             return False
-        _add_program(path, model, *found, one, sums, settings)
+        _add_program(path, model, *known, one, sums, settings)
         return True
     _add_layer(path, model, unit, one, other, sums, settings)
     return True
@@ -256,14 +208,14 @@ def _add_layer(
     path: str, model: nn.Module, unit: nn.Module, one: Call, other: Call, sums: Sums, settings: dict[str, QConfig]
 ) -> None:
     kind = unit.product.name if isinstance(unit, StaticLayer) else type(unit).__name__
-    # The int8 call's own inputs; in PackedSequences and tuples the first tensor is what the layer is for.
+    # The int8 call's own inputs; of PackedSequences and tuples the first tensor is compared.
     args, kwargs = copied((other.args, other.kwargs))
     own = _first(model.forward(*args, **kwargs))
-    known, expected, found = None, _first(one.output), _first(other.output)
-    if expected is None or own is None or found is None or expected.shape != found.shape:
+    known, expected, output = None, _first(one.output), _first(other.output)
+    if expected is None or own is None or output is None or expected.shape != output.shape:
         return
-    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path)))
-    total.add(expected, own, found, known)
+    total = sums.setdefault(path or "(root)", StepSums(kind, path, settings.get(path), _is_linear(unit)))
+    total.add(expected, own, output, known)
 
 
 def _first(tree: Any) -> Tensor | None:
@@ -280,33 +232,39 @@ def _add_program(
     settings: dict[str, QConfig],
 ) -> None:
     """Add a call of a captured module whose program is known."""
-    values = _float_values(runner.graph, model, one)
+    graph = graph_of(runner)
+    values = _float_values(graph, model, one)
     for instruction in runner.program.instructions:
         rescales = isinstance(instruction, IntegerMove) and instruction.rescaled
         if isinstance(instruction, UNCOMPARED) and not rescales:
             continue
         value = runner.program.values[instruction.out]
         known = None if value.qparams is None else Range(*value.qparams)
-        found = held.of(value) if known is None else known.real(held.of(value))
+        output = held.of(value) if known is None else known.real(held.of(value))
         kind, weighted = _kind(instruction, runner)
-        node = runner.graph.nodes[value.node]
+        node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = held.reals[value.node] if rounds else _own(node, runner, model, held)
+        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
-        total = sums.setdefault(name, StepSums(kind, module, settings.get(module)))
-        total.add(values[value.node], own, found, known)
+        linear = isinstance(instruction, LayerCall) and _is_linear(runner.layer(instruction.layer))
+        total = sums.setdefault(name, StepSums(kind, module, settings.get(module), linear))
+        total.add(values[value.node], own, output, known)
+
+
+def _is_linear(layer: object) -> bool:
+    return isinstance(layer, StaticLayer) and isinstance(layer.product, LinearProduct)
 
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
-    """The module of a step: its own name without the place it is called at, or the owner of a functional call."""
+    """The module of a step: its name without the number of the call, or the owner of a functional call."""
     name = step.split("@")[0]
     return name if name in settings else name.rpartition(".")[0]
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
-    """What a call does, for people, and whether it has a weight of ours."""
+    """The kind of a call, for reports, and whether it has an int8 weight."""
     if not isinstance(instruction, LayerCall):
         return instruction.kind, False
     layer: object = runner.layer(instruction.layer)
@@ -314,8 +272,8 @@ def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:
 
 
 def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
-    """Every value as it was when it was made: a later call may write into it, as `ReLU(inplace=True)` does."""
-    values = bound_values(graph, model, *copied((call.args, call.kwargs)))
+    """Copies of all float values: a later call may write into a value, as `ReLU(inplace=True)` does."""
+    values = bound_values(expected_call(graph), model, *copied((call.args, call.kwargs)))
     seen = {index: copied(value) for index, value in values.items()}
     for node in graph.nodes:
         if node.kind is not Kind.INPUT:
@@ -324,11 +282,11 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
-    """The value of a step in float, on the inputs that the int8 step got.
+def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
+    """The value of a step in float, on the int8 step's inputs.
 
-    Of calls that were folded into one step (conv, batch norm, ReLU) the program does not hold what lies between: they
-    are computed from the nearest values that it does hold.
+    Values between calls that were folded into one step (conv, batch norm, ReLU) are not in the program: they are
+    computed from the nearest values that are.
     """
 
     def value(index: int) -> Any:
@@ -337,7 +295,7 @@ def _own(node: Node, runner: ProgramRunner, model: nn.Module, held: Held) -> Ten
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
         if index in held.reals:
             return copied(held.reals[index])  # the call may change it in place
-        return evaluate(runner.graph.nodes[index], model, value)
+        return evaluate(graph.nodes[index], model, value)
 
     own: Tensor = evaluate(node, model, value)
     return own

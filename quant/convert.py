@@ -15,24 +15,27 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import Kind
+from quant.graph import Kind, expected_call
 from quant.half_precision import carry, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.as_forward import as_forward
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.as_forward import as_forward
+from quant.runtime.shown_programs import show_programs
+from quant.runtime.state import keep_ranges
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
 from quant.static.description import DESCRIPTION, make_description
 from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
-from quant.static.int8_layers import Made, int8_layers, is_layer
+from quant.static.int8_layers import Built, int8_layers, is_layer
+from quant.static.kept_graph import graph_of, keep_graph
 from quant.static.module_replacement import remove_folded, remove_unread, replace_module
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
@@ -40,14 +43,12 @@ from quant.static.outlier_check import float_norms, leave_float
 from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
+from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, keep_programs, runners, unwrapped
-from quant.static.shown_programs import show_programs
+from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
-from quant.static.state import keep_ranges
 from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.user_replacements import GraphOrigin
 from quant.static.weights_to_restore import weights_to_restore
 
 PLANNED = "(planned run)"
@@ -71,7 +72,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         a copy; its attribute `program` prints what it computes, call by call.
 
     Raises:
-        ValueError: `prepared` was not made by `prepare`, or holds a part that was.
+        ValueError: `prepared` does not come from `prepare`, or only a part of it does.
         NotCalibrated: some observers saw no data; all are listed.
 
     Warns:
@@ -98,36 +99,38 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     tensors = sizes_before(model)
     float_model = fingerprint(model)
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
-    found = all_runners(model)
-    hooked = silenced(found)
-    calls = {path: signature(runner.graph, runner.root) for path, runner in found.items()}
-    made = Made(found, ranges)
+    programs = all_runners(model)
+    hooked = silenced(programs)
+    calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
+    built = Built(programs, ranges)
     entries: Entries = {}
+    firsts = first_programs(model)
+    added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
+    odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
     removed: list[str] = []
-    odd = {path for path, one in found.items() if "@" in path and not agree(one, found[path.partition("@")[0]])}
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
-        for path, runner in sorted(found.items(), key=lambda unit: is_layer(unit[1])):
+        for path, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = _convert_unit(model, path, runner, ranges[path], backend, made, entries)
-        called = _called(model, found)
-        for path, runner in found.items():
-            if "@" not in path:
+            model = _convert_unit(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+        called = _called(model, programs)
+        for path, runner in programs.items():
+            if path not in added:
                 removed += _remove_unread(runner, called, entries)
-    for made_layer in made.layers.values():
-        made_layer.derive()  # type: ignore[operator]
-    layers, rules = _settings(found), next(iter(found.values())).fused.rules
-    dynamic = {**_shared(model, found), **dynamic}
+    for layer in built.layers.values():
+        layer.derive()  # type: ignore[operator]
+    layers, rules = _settings(programs), next(iter(programs.values())).fused.rules
+    dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = dict(info.islands)
-    description["norms"] = {path: float_norms(one) for path, one in found.items()}
-    further = {path: one for path, one in found.items() if "@" in path or one.promoted}
+    description["norms"] = {path: float_norms(one) for path, one in programs.items()}
+    further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
     description["guards"] = {path: guards(one.graph) for path, one in further.items()}
     description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
-    description["alone"] = {path: one.example for path, one in found.items() if one.alone and "@" not in path}
+    description["alone"] = {path: one.example for path, one in programs.items() if one.alone and path not in added}
     description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
     model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
@@ -136,7 +139,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
     for module in model.modules():
         if isinstance(module, ProgramRunner):
-            module.origin = GraphOrigin(module.root, module.graph, module.program.instructions)
+            module.origin = origin_of(module, graph_of(module))
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
@@ -188,12 +191,12 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     return ranges
 
 
-def _shared(model: nn.Module, found: dict[str, GraphRunner]) -> dict[str, str]:
+def _shared(model: nn.Module, programs: dict[str, GraphRunner]) -> dict[str, str]:
     """Why layers stay float that several units call, by the first names of the modules."""
     first = {id(module): name for name, module in model.named_modules()}
     return {
         first[id(attribute(runner.root, name))]: reason
-        for runner in found.values()
+        for runner in programs.values()
         for name, reason in runner.fused.floats.items()
         if has_submodule(runner.root, name) and id(attribute(runner.root, name)) in first
     }
@@ -222,22 +225,29 @@ def _convert_unit(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: Made,
+    built: Built,
     entries: Entries,
+    *,
+    further: bool,
 ) -> nn.Module:
-    """Put the integers of one captured module in place; returns the model, another one where it was a layer itself."""
+    """Put the integers of one program of a captured module in place.
+
+    Args:
+        further: whether the module's first program is in place.
+
+    Returns:
+        the model; another one where it was a layer itself.
+    """
     fused, root = runner.fused, runner.root
-    further = "@" in path  # a further program of a module whose first one is in place
     by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
     emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
     shapes = SymbolicShapes(fused.graph)
     context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the layers are those of the first program
-    layers, sites = int8_layers(runner, ranges, backend, made, shown, path)
+    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
     note_floats(fused, shown, path)
     steps = fused.steps
-    given = {node.index for node in fused.graph.nodes if node.kind is Kind.INPUT}
-    assembled = assemble(fused, steps, given, fused.graph.output, context, sites)
+    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
     remove_folded(fused, root, layers, sites)
     if not further:
         del root._modules[RESERVED]
@@ -251,9 +261,11 @@ def _convert_unit(
         return replace_module(model, root, layers[""])
     for name, layer in layers.items():
         if not name.startswith("/"):
-            replace_module(root, made.originals[path, name], layer)
+            carry(built.originals[path, name], layer)
+            replace_module(root, built.originals[path, name], layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
-    program_runner = ProgramRunner(root, fused.graph, assembled.program, numbers, backend)
+    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
+    keep_graph(program_runner, fused.graph)
     program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
     program_runner.eval()
     for name, layer in layers.items():
@@ -275,11 +287,11 @@ def _convert_unit(
     return model
 
 
-def _called(model: nn.Module, found: dict[str, GraphRunner]) -> set[nn.Module]:
+def _called(model: nn.Module, programs: dict[str, GraphRunner]) -> set[nn.Module]:
     """The modules that some program calls as a whole: int8 layers by now, float ones, and islands."""
     names = {
         full_name(path.partition("@")[0], node.target)
-        for path, runner in found.items()
+        for path, runner in programs.items()
         for node in runner.graph.nodes
         if node.kind is Kind.MODULE
     }
@@ -287,7 +299,7 @@ def _called(model: nn.Module, found: dict[str, GraphRunner]) -> set[nn.Module]:
 
 
 def _remove_unread(runner: GraphRunner, called: set[nn.Module], entries: Entries) -> list[str]:
-    """Take away what no program of a module reads any more, now that all have been made; returns the tensors' names."""
+    """Remove what no program of a module reads, once all are built; returns the removed tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
@@ -299,10 +311,10 @@ def _remove_unread(runner: GraphRunner, called: set[nn.Module], entries: Entries
     return [full_name(path, name) for name in sorted(gone)]
 
 
-def _settings(found: dict[str, GraphRunner]) -> dict[str, QConfig]:
+def _settings(programs: dict[str, GraphRunner]) -> dict[str, QConfig]:
     """The QConfig of every weighted module, or owner of functional layers, by its full name."""
     settings: dict[str, QConfig] = {}
-    for runner in found.values():
+    for runner in programs.values():
         for step in runner.fused.steps:
             if step.integer and step.qconfig is not None:
                 node = runner.graph.nodes[step.nodes[0]]

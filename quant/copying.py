@@ -1,4 +1,4 @@
-"""Copies of a user's model, and weights that a hook or a parametrization computes: the copy can be taken and read.
+"""Copies of a user's model, with readable weights where a hook or a parametrization computes them.
 
 The older `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` recompute a weight before each forward and keep it
 as a plain attribute, which torch refuses to deep-copy, and which is stale where parameters were loaded since. A copy
@@ -38,7 +38,7 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
     _begin_by_hand(model, memo)
-    with torch.no_grad():  # else the parameters of a scripted module are computed from those that they are copies of
+    with torch.no_grad():  # else copies of a scripted module's parameters would have a gradient function
         copied: nn.Module = copy.deepcopy(model, memo)
     _require_gradients(model, copied)
     rebind(copied, memo)
@@ -54,21 +54,21 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
 
 
 def _begin_by_hand(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Put into a deep copy's memo what it would fail at: see `_begun`."""
+    """Put objects that a deep copy fails on into its memo: see `_begun`."""
     states = []
     for module in model.modules():
         begun = _begun(module)
         if begun is not None:
             memo[id(module)] = begun[0]
             states.append(begun)
-    for made, state in states:  # when all are known: one may hold another
-        made.__setstate__(copy.deepcopy(state, memo))
+    for copied, state in states:  # once all are in the memo: one may hold another
+        copied.__setstate__(copy.deepcopy(state, memo))
 
 
 def _begun(module: nn.Module) -> tuple[Any, Any] | None:
-    """The empty copy of a module and its state, where copy is to have no say in it.
+    """An empty copy of a module and its state, where `copy.deepcopy` cannot copy the module.
 
-    Compiled modules, and those whose `__getattr__` raises another error than AttributeError at `__deepcopy__`.
+    These are compiled modules, and those whose `__getattr__` raises another error than AttributeError.
     """
     if is_compiled(module):
         return stand_in_of(module)
@@ -82,15 +82,15 @@ def _begun(module: nn.Module) -> tuple[Any, Any] | None:
 
 
 def _require_gradients(model: nn.Module, copied: nn.Module) -> None:
-    """Let the parameters of copied scripted modules require a gradient where those of the model do."""
-    for module, twin in zip(model.modules(), copied.modules(), strict=True):
+    """Let parameters of copied scripted modules require gradients as the model's do."""
+    for module, duplicate in zip(model.modules(), copied.modules(), strict=True):
         if isinstance(module, torch.jit.ScriptModule):
-            for one, other in zip(module.parameters(), twin.parameters(), strict=True):
+            for one, other in zip(module.parameters(), duplicate.parameters(), strict=True):
                 other.requires_grad_(one.requires_grad)
 
 
 def follow_weak_references(copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Let weak references to parts of a model, which a deep copy leaves as they are, be references to the copy's.
+    """Let weak references to parts of a model, which a deep copy does not change, refer to parts of the copy.
 
     Args:
         memo: of the deep copy.
@@ -107,7 +107,7 @@ def copy_value(value: Any) -> Any:
 
 
 def hooks_of(module: nn.Module) -> list[tuple[int, Any]]:
-    """The hooks of torch's that compute a tensor of the module before each forward, with their keys."""
+    """The module's hooks of torch that compute a tensor before each forward, with their keys."""
     known = (WeightNorm, SpectralNorm, prune.BasePruningMethod)
     return [(key, hook) for key, hook in module._forward_pre_hooks.items() if isinstance(hook, known)]
 
@@ -131,12 +131,12 @@ def settled(module: nn.Module) -> nn.Module:
 
 
 def _is_parametrized(module: nn.Module) -> bool:
-    """As torch's, without asking a `__getattr__` of the user's."""
+    """As torch's, without calling the user's `__getattr__`."""
     return isinstance(child_of(module, "parametrizations"), nn.ModuleDict)
 
 
 def _unparametrize(module: nn.Module) -> None:
-    """Not by torch's `remove_parametrizations`: it changes the class, which is that of the module copied from too."""
+    """Remove parametrizations; torch's function would also change the class that the original module shares."""
     values = {name: getattr(module, name).detach().clone() for name in module.parametrizations}  # type: ignore[union-attr]
     del module._modules["parametrizations"]
     module.__class__ = type(module).__base__  # type: ignore[assignment]
@@ -158,19 +158,19 @@ def _held(tree: Any) -> Iterator[Tensor]:
 
 
 def _computed(module: nn.Module, hook: Any) -> Tensor:
-    """What a hook gives now, in eval mode."""
+    """The tensor that a hook computes now, in eval mode."""
     if isinstance(hook, WeightNorm):
         value = hook.compute_weight(module)
     elif isinstance(hook, SpectralNorm):
         value = hook.compute_weight(module, do_power_iteration=False)
     else:
         value = hook.apply_mask(module)
-    found: Tensor = value.detach().clone()
-    return found
+    computed: Tensor = value.detach().clone()
+    return computed
 
 
 def _forget(module: nn.Module, hook: Any) -> None:
-    """Take away a hook's parts: the computed tensor and what it was computed from."""
+    """Remove a hook's tensors: the computed one and its sources."""
     name = name_of(hook)
     module.__dict__.pop(name, None)
     for part in ("_g", "_v", "_orig", "_u", "_mask"):
@@ -191,14 +191,14 @@ def _drop(hooks: dict[int, Any], which: Callable[[Any], bool]) -> None:
 
 
 def _set(module: nn.Module, name: str, value: nn.Parameter) -> None:
-    """Give a module a parameter; recurrent layers keep a list of theirs as well."""
+    """Set a module's parameter, also in the list that recurrent layers keep."""
     setattr(module, name, value)
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()
 
 
 def _parametrize(module: nn.Module, hook: Any) -> None:
-    """The same computation as a parametrization, on the same parameters."""
+    """Replace a hook by a parametrization with the same computation and parameters."""
     name = name_of(hook)
     held: dict[str, Any] = {**module._parameters, **module._buffers}
     parts = {key.removeprefix(f"{name}_"): value for key, value in held.items() if key.startswith(f"{name}_")}
@@ -222,14 +222,14 @@ def _parametrize(module: nn.Module, hook: Any) -> None:
 
 
 def _originals(module: nn.Module, name: str, **tensors: Any) -> None:
-    """Put the user's own parameters where the parametrization made its own."""
+    """Put the user's own parameters in place of those that the parametrization created."""
     holder: Any = module.parametrizations[name]  # type: ignore[index]
     for key, tensor in tensors.items():
         holder._parameters[key] = tensor
 
 
 class Mask(nn.Module):
-    """A pruned weight: what the mask leaves of it."""
+    """The parametrization of a pruned weight: multiplication by the mask."""
 
     mask: Tensor
 
@@ -243,7 +243,7 @@ class Mask(nn.Module):
 
 
 class LoadsPruned:
-    """Lets a checkpoint of the pruned float model load: `weight_orig` and `weight_mask` under their new names."""
+    """Load checkpoints of the pruned float model: renames `weight_orig` and `weight_mask`."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What nobody needs: captured calls, taken out of a graph, and values after their last use."""
+"""Dead code in graphs: calls without readers, which are removed, and values after their last use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quant.runtime.trees import Ref, map_leaves
 
 
 def needed_places(graph: Graph) -> list[int]:
-    """The calls of a graph, but for those whose value nobody reads; guards stay, and so do inputs and modules."""
+    """The places of the calls to keep: those whose value is read, and all guards, inputs and modules."""
     users = graph.users()
     keep: set[int] = set()
     spans = {leaf.index for span in graph.spans for leaf in _refs((span.arguments, span.output))}
@@ -22,12 +22,12 @@ def needed_places(graph: Graph) -> list[int]:
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """The graph without calls that nobody needs."""
+    """The graph without dead calls."""
     return keep_only(graph, set(needed_places(graph)))
 
 
 def keep_only(graph: Graph, keep: set[int]) -> Graph:
-    """The graph of some of its calls, none of which reads another; nodes and spans are numbered anew in place."""
+    """Keep only some of a graph's calls, which read no others; nodes and spans are renumbered in place."""
     order = [node for node in graph.nodes if node.index in keep]
     moved = {node.index: place for place, node in enumerate(order)}
 
@@ -48,7 +48,7 @@ def keep_only(graph: Graph, keep: set[int]) -> Graph:
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:
-    """For each node the values that nobody reads after it, so that they can be dropped."""
+    """For each node, the values that have no reader after it and can be dropped."""
     last: dict[int, list[int]] = {}
     for value, readers in graph.users().items():
         place = max(readers, default=value)
@@ -58,6 +58,6 @@ def last_uses(graph: Graph) -> dict[int, list[int]]:
 
 
 def _refs(tree: Any) -> list[Ref]:
-    found: list[Ref] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, tree)
-    return found
+    refs: list[Ref] = []
+    map_leaves(lambda leaf: refs.append(leaf) if isinstance(leaf, Ref) else None, tree)
+    return refs

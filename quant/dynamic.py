@@ -127,10 +127,10 @@ def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> Quan
     """
     make = maker(base)
     assert make is not None
-    made = make(module, qconfig)
-    if not isinstance(made, QuantModule):
-        raise ValueError(f"{described(make)} made a {described(made)}, expected a quant.nn.QuantModule")
-    return made
+    layer = make(module, qconfig)
+    if not isinstance(layer, QuantModule):
+        raise ValueError(f"{described(make)} returned a {described(layer)}, expected a quant.nn.QuantModule")
+    return layer
 
 
 def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
@@ -175,7 +175,7 @@ def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
     """What became of each decision; what was quantised earlier stays as `before` tells it."""
     entries = []
     counted: set[int] = set()
-    earlier = {entry.name: entry for entry in before if entry.outcome != "float"}
+    earlier = {entry.name: entry for entry in before if entry.quantized}
     for decision in decisions:
         name, kind = decision.names[0], type(decision.module).__name__
         also = f"; also {', '.join(decision.names[1:])}" if len(decision.names) > 1 else ""
@@ -220,5 +220,5 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    found = [tensor for name, tensor in module.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
-    return [tensor for tensor in found if tensor.dtype == torch.int8 and tensor.dim() == 2]
+    buffers = [tensor for name, tensor in module.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
+    return [tensor for tensor in buffers if tensor.dtype == torch.int8 and tensor.dim() == 2]

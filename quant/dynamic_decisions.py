@@ -16,11 +16,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
-from quant.nn.base import HALVES
 from quant.nn.registry import maker, supported
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
+from quant.runtime.layers.quant_module import HALVES
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
@@ -74,15 +74,15 @@ def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
 def _count(decisions: Iterable[Decision]) -> None:
     """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
     counted: set[int] = set()
-    for decision in sorted(decisions, key=lambda decision: decision.reason == ""):
+    for decision in sorted(decisions, key=lambda decision: not decision.reason):
         parts = [decision.module] if decision.reason else decision.module.modules()
         decision.bytes_before = sum(own_bytes(part, counted) for part in parts)
 
 
 def _resolve(module: nn.Module, names: list[str], recipe: Recipe) -> tuple[QConfig | None, int]:
     """The settings of a module by the first rule that matches any of its names."""
-    found = [recipe.resolve(name, module) for name in names]
-    return min(found, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
+    resolved = [recipe.resolve(name, module) for name in names]
+    return min(resolved, key=lambda each: len(recipe.rules) if each[1] == NO_RULE else each[1])
 
 
 def base_type(module: nn.Module) -> type[nn.Module] | None:
@@ -166,7 +166,7 @@ def check_something(decisions: list[Decision]) -> None:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
     found = Counter(type(decision.module).__name__ for decision in decisions)
     types = ", ".join(f"{name} ({count})" for name, count in found.items())
-    reasons = sorted({decision.reason for decision in decisions if base_type(decision.module)})
+    reasons = sorted({decision.reason for decision in decisions if isinstance(decision.module, tuple(supported()))})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(
         f"no module was quantised. The model holds {types}; quantised dynamically are {_supported_names()}.{why}"

@@ -1,14 +1,14 @@
-"""Cross-layer equalisation: a float model that gives the same answers, with channels of like size (Nagel et al. 2019,
+"""Cross-layer equalisation: an equivalent float model whose channels have similar magnitudes (Nagel et al. 2019,
 arXiv:1906.04721, section 4.1).
 
-Between two layers a channel can be made smaller in the first and larger in the second: for s > 0, relu(x / s) s is
+Between two layers a channel can be scaled down in the first and up in the second: for s > 0, relu(x / s) s is
 relu(x). With R1 and R2 the largest weights of channel i in the first layer (its output) and in the second (its input),
 batch norms folded in,
 
     s_i = sqrt(R1_i / R2_i),    R1_i / s_i = R2_i s_i = sqrt(R1_i R2_i)                     (equation 11 there)
 
-makes the two alike. Where one scale has to do for a whole weight, small channels are then not rounded away. With a
-scale per channel every row fits already; there it only makes the columns unequal, and can do harm.
+makes the two equal. With one scale for a whole weight, small channels are then not rounded away. With a scale per
+channel every row fits already; there equalisation only makes the columns unequal, and can do harm.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from quant.static.runner import runners
 from quant.static.weights import folded
 
 ROUNDS, CONVERGED = 100, 1e-3
-"""Pairs are neighbours, so each undoes a little of what the one before did; a few rounds settle them."""
+"""The number of rounds: pairs overlap, so each partly undoes the one before, and a few rounds converge."""
 
 SIGMAS = 6.0
-"""Of what a batch norm puts out, beta + 6 |gamma| is taken for the largest value, as in section 5 there."""
+"""The largest output of a batch norm is estimated as beta + 6 |gamma|, as in section 5 there."""
 
 
 @dataclass
 class Pair:
-    """Two layers in a row, the second the only reader of the first, of one captured module."""
+    """Two consecutive layers of a captured module; the second is the only reader of the first."""
 
     first: Step
     second: Step
@@ -61,7 +61,7 @@ class Pair:
         return rows.abs().amax(1), columns.abs().amax([d for d in range(columns.dim()) if d not in (0, 2)]).flatten()
 
     def rescale(self, s: Tensor) -> None:
-        """Divide the channels of the first layer by s and multiply those that the second reads; float32 (channels,)."""
+        """Divide the first layer's output channels by s, (channels,), and multiply the second's input channels."""
         norm = self.norm
         if norm is None:
             weight = self._own(self.first, "weight")
@@ -76,7 +76,7 @@ class Pair:
         columns.mul_(s.reshape(columns.shape[0], 1, columns.shape[2], *[1] * (columns.dim() - 3)))  # a view
 
     def excess(self) -> float:
-        """The largest value that the first layer is expected to have, over the largest that its clamp lets through."""
+        """The first layer's estimated largest output, relative to its clamp."""
         norm, (_, high) = self.norm, self.first.weighted.clamp or (0.0, math.inf)
         if norm is None or high == math.inf:
             return 0.0
@@ -93,15 +93,15 @@ class Pair:
         return None if source is None else attribute(self.root, source.path)
 
 
-@torch.inference_mode(False)  # it turns gradients on, so they are turned off inside of it
+@torch.inference_mode(False)  # `evaluating` turns gradients on, so they are turned off inside
 @torch.no_grad()
 def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
-    """A float copy of `model` with the same answers, whose layers can do with one scale for their whole weight.
+    """A float copy of `model` with the same outputs, in which one scale suffices for each whole weight.
 
-    Convolutions and linear layers that follow each other are equalised, each with its batch norm, with nothing or a
-    ReLU between. A ReLU6 (a batch norm before it) counts: all channels are made small enough not to reach 6, where it
-    acts as a ReLU, which a value that it did clamp will notice. Layers with forward hooks stay as they are. The copy
-    has the user's classes and names; quantise it, or train it by `prepare_qat`, as any float model.
+    Consecutive convolutions and linear layers are equalised, with their batch norms, and with nothing or a ReLU between
+    them. A ReLU6 after a batch norm is included: channels are scaled so as not to reach 6, so that it acts as a ReLU;
+    values that it did clamp change. Layers with forward hooks stay as they are. The copy has the user's classes and
+    names; quantise it, or train it by `prepare_qat`, as any float model.
 
     Args:
         model: a float module, trained; left as it is.
@@ -109,23 +109,23 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: it is prepared already, or no two of its layers follow each other so.
+        ValueError: it is prepared already, or has no such pair of layers.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quant.equalize: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
     equalized = copy_model(model)
-    found = list(_pairs(equalized, example_inputs))
-    if not found:
+    pairs = list(_pairs(equalized, example_inputs))
+    if not pairs:
         raise ValueError(
             "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
             "batch norm and a ReLU between, so there is nothing to equalise; use a scale per channel"
         )
     for _ in range(ROUNDS):
-        if max(map(_equalize_pair, found)) < CONVERGED:
+        if max(map(_equalize_pair, pairs)) < CONVERGED:
             break
-    for pair in found:
+    for pair in pairs:
         excess = pair.excess()
         if excess > 1.0:
             first, _ = pair.ranges()
@@ -134,9 +134,9 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
 
 
 def _equalize_pair(pair: Pair) -> float:
-    """Returns the largest |log s| that was asked for."""
+    """Equalise a pair; returns the largest |log s|."""
     first, second = pair.ranges()
-    # A channel that is 0 on one side has no size to give to the other.
+    # A channel of zeros on one side cannot be scaled against the other.
     s = torch.where((first > 0) & (second > 0), (first / second).sqrt(), 1.0)
     pair.rescale(s)
     return float(s.log().abs().max())
@@ -151,9 +151,10 @@ def _by_input(weight: Tensor, step: Step) -> Tensor:
 
 def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
     modules = dict(model.named_modules())
-    found = capture(model, example_inputs)
-    uses = Counter(id(p) for path, graph in found.graphs.items() for p in _uses(graph, modules[path], found.islands))
-    for path, graph in found.graphs.items():
+    captured = capture(model, example_inputs)
+    graphs, islands = captured.graphs, captured.islands
+    uses = Counter(id(p) for path, graph in graphs.items() for p in _uses(graph, modules[path], islands))
+    for path, graph in graphs.items():
         root = modules[path]
         fused, users = fuse(graph, root, Recipe()), graph.users()
         makers = {step.output: step for step in fused.steps}
@@ -167,7 +168,7 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
 
 
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
-    """The parameters that the calls of a graph read, as often as they do; calls inside of an island count there."""
+    """The parameters that a graph's calls read, repeated as often as they do; an island's calls count for it."""
     for node in graph.nodes:
         if node.kind is Kind.MODULE and full_name(graph.path, node.target) not in islands:
             yield from attribute(root, node.target).parameters()
@@ -177,7 +178,7 @@ def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator
 
 
 def _scalable(pair: Pair) -> bool:
-    """Whether a channel may be made smaller in the first layer and larger in the second."""
+    """Whether a channel may be scaled down in the first layer and up in the second."""
     first, second = pair.first.operator, pair.second.operator
     if type(first) is not type(second) or not isinstance(first, (Linear, Conv)) or isinstance(first, ConvTranspose):
         return False
@@ -190,7 +191,7 @@ def _scalable(pair: Pair) -> bool:
 
 
 def _hooked(pair: Pair) -> bool:
-    """Whether modules of the pair, or what they stand in, have forward hooks, which may change what is between them."""
+    """Whether modules of the pair, or modules around them, have forward hooks, which may change values between them."""
     nodes = [pair.fused.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
     paths = {node.target if node.kind is Kind.MODULE else node.owner for node in nodes}
     names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
@@ -199,12 +200,12 @@ def _hooked(pair: Pair) -> bool:
 
 
 def _parameters(pair: Pair) -> list[Any]:
-    """What `rescale` writes to, and the weight of the first layer; other than parameters if it cannot."""
+    """The tensors that `rescale` writes to; not all are parameters where it cannot."""
     sources = [pair.first.weighted.weight, pair.second.weighted.weight]
     if pair.norm is None:
         bias = pair.first.weighted.bias
         sources += [bias] * (bias is not None)
-    found = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
+    parameters = [attribute(pair.root, one.path) if isinstance(one, Attr) else one for one in sources]
     if pair.norm is not None:
-        found += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
-    return found
+        parameters += [pair.norm.weight] + [pair.norm.bias] * (pair.norm.bias is not None)
+    return parameters

@@ -1,4 +1,4 @@
-"""What is folded into a weight, and the parameters that it is made of: batch norms in whatever way they are written.
+"""Folding into weights, and the parameters involved: batch norms in every form in which they are written.
 
 A batch norm is a module of torch.nn; or a call of `F.batch_norm` (timm's `BatchNormAct2d`), which `FunctionalNorm`
 shows as such a module; or it is written out, x * scale + bias (torchvision's `FrozenBatchNorm2d`): that is two
@@ -20,18 +20,18 @@ from quant.runtime.objects import Result
 from quant.runtime.trees import Attr, Ref, leaves
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-"""Of F.batch_norm, in order."""
+"""The parameters of F.batch_norm, in order."""
 
 NORM_DEFAULTS = {"momentum": 0.1, "eps": 1e-5}
 
 
 @dataclass(frozen=True)
 class Affine:
-    """y = gain x + shift with one number per channel that is the model's own: a `ChannelFactor` or a `ChannelShift`.
+    """y = gain x + shift, with one constant of the model per channel: a `ChannelFactor` or a `ChannelShift`.
 
     Attributes:
-        constant: the numbers: an Attr, a Ref to what follows from parameters alone, or a tensor.
-        axis: of x along which they lie, 1 or -1; 0 for one number for all.
+        constant: an Attr, a Ref to a value that follows from parameters alone, or a tensor.
+        axis: the axis of x that the constants belong to, 1 or -1; 0 for a single constant.
     """
 
     constant: Any
@@ -39,15 +39,15 @@ class Affine:
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether a weight that it is folded into stays as it is, so that the bias alone changes."""
+        """Whether folding changes only the bias, and not the weight."""
         return False
 
     def fold(self, rows: Tensor, bias: Tensor | None, constant: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weight, output channels first, and bias of a layer that has it inside."""
+        """The weight, output channels first, and bias of a layer after folding."""
         raise NotImplementedError
 
     def after(self, gain: Tensor, shift: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
-        """Gain and shift of what it makes of gain x + shift, one number per channel each."""
+        """Gain and shift of its result on gain x + shift, one number per channel each."""
         rows, moved = self.fold(gain, shift, constant)
         assert moved is not None
         return rows, moved
@@ -81,24 +81,24 @@ class ChannelShift(Affine):
 
 
 def _per_row(constant: Tensor, rows: Tensor) -> Tensor:
-    """The constant's numbers, one for each row of a weight."""
+    """The constants, one for each row of a weight."""
     return constant.reshape(-1).to(rows.dtype).expand(rows.shape[0])
 
 
 @dataclass(frozen=True)
 class Transposed:
-    """A weight that is kept (in, out), as `torch.addmm` and `x @ weight` take it."""
+    """A weight that is stored as (in, out), as for `torch.addmm` and `x @ weight`."""
 
     source: Any
 
 
 def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
-    """The tensor that a step's weight or bias stands for: a parameter, a constant, or what follows from them alone."""
+    """The tensor of a step's weight or bias: a parameter, a constant, or a value that follows from them alone."""
     if source is None or isinstance(source, Tensor):
         return source
     if isinstance(source, Attr):
-        found: Tensor = attribute(root, source.path)
-        return found
+        tensor: Tensor = attribute(root, source.path)
+        return tensor
     if isinstance(source, Transposed):
         kept = parameter(source.source, graph, root)
         assert kept is not None
@@ -109,7 +109,7 @@ def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
 
 
 def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:
-    """Whether a node is a batch norm, as a module or a call, by statistics that are the model's own."""
+    """Whether a node is a batch norm, a module or a call, with running statistics of the model."""
     node = graph.nodes[place]
     if node.kind is not Kind.MODULE:
         return is_own_norm(node, graph)
@@ -124,7 +124,7 @@ def norm_of(place: int, graph: Graph, root: nn.Module) -> Any:
 
 
 def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
-    """What a batch norm does in eval mode, y = gain x + shift, one number per channel each."""
+    """Gain and shift of a batch norm in eval mode, y = gain x + shift, one number per channel each."""
     gain = torch.rsqrt(norm.running_var + norm.eps)
     if norm.weight is not None:
         gain = gain * norm.weight
@@ -138,20 +138,20 @@ def norm_arguments(node: Node) -> dict[str, Any]:
 
 
 def is_own_norm(node: Node, graph: Graph) -> bool:
-    """Whether a node is a call of F.batch_norm with statistics that are the model's own."""
+    """Whether a node is a call of F.batch_norm with running statistics of the model."""
     if node.target is not F.batch_norm or not node.args or not isinstance(node.args[0], Ref):
         return False
-    given = norm_arguments(node)
-    own = [given.get(name) for name in NORM_ARGUMENTS[1:5]]
-    kept = given.get("running_mean") is not None and given.get("running_var") is not None
+    arguments = norm_arguments(node)
+    own = [arguments.get(name) for name in NORM_ARGUMENTS[1:5]]
+    kept = arguments.get("running_mean") is not None and arguments.get("running_var") is not None
     settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
-    return kept and not given.get("training") and settled
+    return kept and not arguments.get("training") and settled
 
 
 def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor that is the model's own: a parameter, a constant, or what follows from them; else None.
+    """The shape of a constant of the model: a parameter, a buffer, or a value that follows from them; else None.
 
-    What a forward writes to is read anew at every call, and so is none.
+    Tensors that a forward writes to are read at every call, and so are not constants.
     """
     if _is_written(graph, source):
         return None
@@ -173,12 +173,12 @@ def _is_written(graph: Graph, source: Any) -> bool:
 def _written_paths(graph: Graph) -> set[str]:
     """The attributes of the model that the forward sets, or changes in place."""
     writes = graph.output.writes if isinstance(graph.output, Result) else ()
-    found = {write.target for write in writes if isinstance(write.target, str)}
+    paths = {write.target for write in writes if isinstance(write.target, str)}
     for node in graph.nodes:
         in_place = node.kind is Kind.METHOD and node.target.endswith("_") and not node.target.endswith("__")
         if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
-            found.add(node.args[0].path)
-    return found
+            paths.add(node.args[0].path)
+    return paths
 
 
 def _paths(graph: Graph, source: Any) -> set[str]:
@@ -191,45 +191,45 @@ def _paths(graph: Graph, source: Any) -> set[str]:
 
 
 def _behind(graph: Graph, source: Any) -> set[int]:
-    """The nodes that an argument is, or is computed from; each once, for it may lie on very many paths."""
-    found: set[int] = set()
+    """The nodes that an argument is, or is computed from, each once: there may be very many paths to it."""
+    behind: set[int] = set()
     rest = [source.index] if isinstance(source, Ref) else []
     while rest:
         index = rest.pop()
-        if index not in found:
-            found.add(index)
+        if index not in behind:
+            behind.add(index)
             rest.extend(graph.nodes[index].refs)
-    return found
+    return behind
 
 
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
-    """Whether a parameter is, or goes into, an argument: buffers alone are a filter bank or a table of positions."""
+    """Whether an argument depends on a parameter: buffers alone are a filter bank or a table of positions."""
     return any(isinstance(attribute(root, path), nn.Parameter) for path in _paths(graph, source))
 
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:
-    """Whether an argument follows from parameters and constants alone."""
+    """Whether an argument depends on parameters and constants alone."""
     return all(graph.nodes[index].kind not in (Kind.INPUT, Kind.GUARD) for index in _behind(graph, source))
 
 
 class FunctionalNorm:
-    """A call of F.batch_norm, as the batch norm module that it amounts to; its tensors are the model's own.
+    """A call of F.batch_norm with tensors of the model, presented as a batch norm module.
 
-    It follows the mode of the module that makes the call, as `training=self.training` does. A call that is told
+    It follows the mode of the calling module, as `training=self.training` does. A call that is told
     `training=False` in training mode too, or whose weight and bias are buffers, stays in eval mode.
-    Where that module is a batch norm itself (timm's), momentum and the count of batches are its own: in eval mode, in
-    which a model is captured, it passes others.
+    Where that module is a batch norm itself (timm's), momentum and the count of batches are read from it: in eval mode,
+    in which models are captured, the call has other values.
     """
 
     def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
-        given = norm_arguments(node)
+        arguments = norm_arguments(node)
         self.owner: Any = attribute(root, node.owner)
-        self.running_mean: Any = parameter(given["running_mean"], graph, root)
-        self.running_var: Any = parameter(given["running_var"], graph, root)
-        self.weight = parameter(given.get("weight"), graph, root)
-        self.bias = parameter(given.get("bias"), graph, root)
-        self.eps: float = given["eps"]
-        self.momentum: float | None = given["momentum"]
+        self.running_mean: Any = parameter(arguments["running_mean"], graph, root)
+        self.running_var: Any = parameter(arguments["running_var"], graph, root)
+        self.weight = parameter(arguments.get("weight"), graph, root)
+        self.bias = parameter(arguments.get("bias"), graph, root)
+        self.eps: float = arguments["eps"]
+        self.momentum: float | None = arguments["momentum"]
         self.track_running_stats = True
         self.num_batches_tracked = torch.zeros((), dtype=torch.long)
         is_frozen = node.frozen or (self.weight is not None and not isinstance(self.weight, nn.Parameter))
@@ -243,11 +243,11 @@ class FunctionalNorm:
         self.training: bool = self.owner.training and not is_frozen
 
     def share(self, batches: int | Tensor) -> float | None:
-        """How much of the running statistics is the last batch's, of so many."""
+        """The weight of the latest batch in the running statistics, after a number of batches."""
         return 1.0 / float(batches) if self.momentum is None else self.momentum
 
     def __call__(self, x: Tensor) -> Tensor:
-        """As the module's forward, its updates of statistics included."""
+        """The module's forward, with its updates of statistics."""
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         share, kept = self.momentum, self.track_running_stats

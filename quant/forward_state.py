@@ -60,12 +60,12 @@ def keeping_children(model: nn.Module) -> Iterator[None]:
 
     What calls of another structure add stays: it is under the reserved name, and in what is there already.
     """
-    found = [
+    modules = [
         module
         for name, module in model.named_modules()
         if not isinstance(module, torch.jit.ScriptModule) and RESERVED not in name.split(".")
     ]
-    before = [(module, dict(module._modules)) for module in found]
+    before = [(module, dict(module._modules)) for module in modules]
     yield
     for module, children in before:
         added = {name: child for name, child in module._modules.items() if name == RESERVED}

@@ -1,7 +1,7 @@
 """Further programs of a captured module: for calls of another structure than those that were captured before.
 
 A mask that is there or not, a cache that is empty or filled, another branch on a size: each such call is captured by
-itself, up to `MOST_PROGRAMS` of a module, when it comes. Values that are made at the same place share their observers,
+itself, up to `MOST_PROGRAMS` of a module, when it comes. Values computed at the same place share observers,
 so that a layer has the same ranges in all programs.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from quant import forward_state
@@ -23,12 +24,13 @@ from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
-from quant.runtime.arguments import copied, copied_together, share_memory, tensors_in
+from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
+from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
-from quant.static.as_forward import as_forward
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
+from quant.widening import refuse_another_way
 
 MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
 """Makes the runner of a fused graph, for calibration or for training."""
@@ -39,9 +41,10 @@ class Extender:
     """Makes one more program of a module for a call; the `extend` of a `GraphRunner`.
 
     Attributes:
-        recipe, islands, called, training: of the prepared model; islands and calls that are found are added.
+        recipe, islands, called, training: of the prepared model; new islands and calls are added.
         state: what forwards change of the model, as it was before any data; what a new program changes is added.
         make: makes the runner.
+        halves: of the tensors that are in a half type in the user's model, by name.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
     """
 
@@ -51,6 +54,7 @@ class Extender:
     state: forward_state.State
     training: bool
     make: MakeRunner
+    halves: Mapping[str, torch.dtype] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
@@ -59,20 +63,21 @@ class Extender:
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
             return None  # a program takes each argument by itself
         with _own_forwards(root):
-            found = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
-        self.called |= found.called
-        new = [name for name in found.islands if name not in self.islands]
-        forward_state.note(self.state, root, path, {*found.state, *forward_state.kept_by_islands(root, path, new)})
-        floats = {**first.fused.floats, **within(found.unlike_in_training, path)}
-        for name, graph in found.graphs.items():
+            self._refuse_another_way(root, path, (args, kwargs))
+            captured = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
+        self.called |= captured.called
+        new = [name for name in captured.islands if name not in self.islands]
+        forward_state.note(self.state, root, path, {*captured.state, *forward_state.kept_by_islands(root, path, new)})
+        floats = {**first.fused.floats, **within(captured.unlike_in_training, path)}
+        for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, fuse(graph, module, self.recipe, within(found.unlike_in_training, name)))
-        self.islands.update({name: why for name, why in found.islands.items() if name != path})
-        if path not in found.graphs:
-            self.refused.setdefault(path, []).append(found.islands.get(path, "it gives no graph"))
+                self.install(module, fuse(graph, module, self.recipe, within(captured.unlike_in_training, name)))
+        self.islands.update({name: why for name, why in captured.islands.items() if name != path})
+        if path not in captured.graphs:
+            self.refused.setdefault(path, []).append(captured.islands.get(path, "it gives no graph"))
             return None
-        fused = fuse(found.graphs[path], root, self.recipe, floats)
+        fused = fuse(captured.graphs[path], root, self.recipe, floats)
         fused.shared = first.fused.shared
         added = self.add(first, fused)
         added.example = encode((args, kwargs))
@@ -88,16 +93,22 @@ class Extender:
         """
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
         with _own_forwards(module):
-            found = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
-        if path not in found.graphs:
+            self._refuse_another_way(module, path, (args, kwargs))
+            captured = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
+        if path not in captured.graphs:
             return None
-        self.called |= found.called
-        self.islands.update(found.islands)
-        made = self.install(module, fuse(found.graphs[path], module, self.recipe, _inside(name, around.fused)))
-        made.alone, made.example = True, encode((args, kwargs))
-        _share(around, made)
-        _note_layers(around, made)
-        return made
+        self.called |= captured.called
+        self.islands.update(captured.islands)
+        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, _inside(name, around.fused)))
+        added.alone, added.example = True, encode((args, kwargs))
+        _share(around, added)
+        _note_layers(around, added)
+        return added
+
+    def _refuse_another_way(self, module: nn.Module, path: str, call: Arguments) -> None:
+        start = f"{path}." if path else ""
+        inside = {name.removeprefix(start): half for name, half in self.halves.items() if name.startswith(start)}
+        refuse_another_way(module, path, call, inside)
 
     def _watch_parts(self, runner: GraphRunner) -> None:
         if not self.training:
@@ -128,8 +139,8 @@ class Extender:
 @contextlib.contextmanager
 def _own_forwards(root: nn.Module) -> Iterator[None]:
     """Let the user's forwards run in place of captured ones, in a module and all that is in it."""
-    found = list(runners(root).values())
-    for runner in found:
+    programs = list(runners(root).values())
+    for runner in programs:
         del runner.root.__dict__["forward"]
         if runner.own_forward is not None:
             runner.root.__dict__["forward"] = runner.own_forward
@@ -137,7 +148,7 @@ def _own_forwards(root: nn.Module) -> Iterator[None]:
         with not_waiting(root):
             yield
     finally:
-        for runner in found:
+        for runner in programs:
             runner.root.__dict__["forward"] = as_forward(runner.run, runner.root, runner.own_forward)
 
 
@@ -146,9 +157,9 @@ def _inside(name: str, fused: FusedGraph) -> dict[str, str]:
     return {layer.removeprefix(f"{name}."): why for layer, why in fused.floats.items() if layer.startswith(f"{name}.")}
 
 
-def _note_layers(around: GraphRunner, made: GraphRunner) -> None:
+def _note_layers(around: GraphRunner, added: GraphRunner) -> None:
     """Note the layers that a part's program and those around it both call, which have one bias and two inputs."""
-    programs = [*around.programs(), made]
+    programs = [*around.programs(), added]
     for one in programs:
         others = frozenset().union(*(layers_of(other) for other in programs if other.graph.path != one.graph.path))
         path = one.graph.path
@@ -183,12 +194,12 @@ def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:
 def _places(graph: Graph) -> list[Any]:
     """Of each node what tells it from the others of a module's programs: who calls what, and which such call it is."""
     counts: Counter[Any] = Counter()
-    found = []
+    places = []
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         # By full names, so that a part's program and those of the module around it have the same places.
         what = full_name(graph.path, what) if node.kind is Kind.MODULE else what
         key = (node.kind, full_name(graph.path, node.owner), what)
-        found.append((*key, counts[key]))
+        places.append((*key, counts[key]))
         counts[key] += 1
-    return found
+    return places

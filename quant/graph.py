@@ -10,13 +10,14 @@ import enum
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.matching import check_guard, check_tensor
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
@@ -48,7 +49,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class _Named:
-    """A function by where it is found."""
+    """A function by its module and name."""
 
     module: str
     name: str
@@ -85,7 +86,7 @@ class Node:
     other_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
+        # Some functions of torch.nn.functional (max_pool2d) are defined inside another one, and pickle refuses them.
         module, name = getattr(self.target, "__module__", None), getattr(self.target, "__name__", None)
         if (
             self.kind is Kind.FUNCTION
@@ -225,3 +226,39 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     if path:
         return attribute(root, path)(*args, **kwargs)
     return type(root).forward(root, *args, **kwargs)
+
+
+def expected_call(graph: Graph, quantized: Container[int] = ()) -> ExpectedCall:
+    """The calls that a graph stands for, by its nodes.
+
+    Args:
+        quantized: values that become integers, which only float32 does.
+    """
+    nodes = [node for node in graph.nodes if node.kind is Kind.INPUT]
+    inputs = {node.index: expected_input(graph, node.index, str(node.target), quantized) for node in nodes}
+    return ExpectedCall(graph.path, graph.arguments, inputs, graph.writes, _written_before_guards(graph))
+
+
+def expected_input(graph: Graph, value: int, name: str, quantized: Container[int]) -> ExpectedInput:
+    """What is expected where a value of the graph goes in, in place of the node that gives it."""
+    node = graph.nodes[value]
+    if node.meta is None:
+        return ExpectedInput(name, Tensor if node.number is None else node.number)
+    dtype = node.meta.dtype if graph.typed or value in quantized else None
+    rank = len(node.meta.shape) if graph.ranked else None
+    return ExpectedInput(name, Tensor, dtype, rank, graph.contiguous)
+
+
+def _written_before_guards(graph: Graph) -> tuple[Attr | Ref, ...]:
+    """The buffers and inputs that a graph writes to before its last guard."""
+    last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
+    origins = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
+    return tuple(dict.fromkeys(one for one in origins if one is not None))
+
+
+def _written_origin(graph: Graph, source: Any) -> Attr | Ref | None:
+    """Whose memory a written tensor is: the buffer or the input that it is a view of."""
+    while isinstance(source, Ref) and graph.nodes[source.index].kind is not Kind.INPUT:
+        node = graph.nodes[source.index]
+        source = node.args[0] if node.args else None
+    return source if isinstance(source, (Attr, Ref)) else None

@@ -1,13 +1,12 @@
 """Static quantisation of models in bfloat16 and float16: float32 inside, the model's own types outside.
 
 int8 takes the place of the half type; what stays float beside it is faster and finer in float32 on CPUs, and ranges and
-training want float32. So the copy that is prepared is a float32 one, and two hooks of its own make inputs float32 and
-outputs what the user's model gives.
+training want float32. So the copy that is prepared is a float32 one, or parts of it are (`widening.py`), and two hooks
+of ours make inputs float32 and outputs what the user's model gives.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.copying import copy_model
-from quant.nn.base import HALVES
 from quant.report import own_tensors
+from quant.runtime.layers.quant_module import HALVES
 from quant.runtime.trees import leaves, map_leaves
 
 
@@ -28,57 +27,28 @@ def half_of(model: nn.Module) -> torch.dtype | None:
     return None
 
 
-@torch.no_grad()
-def widen(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Make a model float32 in place, with its own types in and out, where it is in a half type.
-
-    Args:
-        model: a copy of the user's.
-        args, kwargs: of an example call, which tells the types of the outputs.
-
-    Returns:
-        whether it was. Not where the forward itself goes from one type to another, between layers of both: there the
-        layers in the half type stay what they are.
-    """
-    half = half_of(model)
-    if half is None:
-        return False
-    probe = copy.deepcopy(model).eval()
-    try:
-        output = type(probe).forward(probe, *args, **kwargs)
-    except (RuntimeError, ValueError):  # a saved example is a float32 one
-        args, kwargs = _narrowed((args, kwargs), half)
-        output = type(probe).forward(probe, *args, **kwargs)
-    kinds = [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
-    if not _runs_wide(probe, args, kwargs):
-        return False
-    sizes = {name: tensor.nbytes for name, tensor in _named(model)}
-    model.float()
-    model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
-    model.register_forward_hook(OwnOutputs(half, kinds, sizes))
-    return True
-
-
-def _runs_wide(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a model still runs when all of it, and its inputs, are float32; makes it so."""
-    model.float()
-    try:
-        type(model).forward(model, *widened(args), **widened(kwargs))
-    except RuntimeError:  # of other dtypes in one call of torch's
-        return False
-    return True
-
-
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by every name they have, without lazy ones that nothing has initialised."""
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return ((name, tensor) for name, tensor in every if not nn.parameter.is_lazy(tensor))
 
 
+def halves_of(model: nn.Module) -> dict[str, torch.dtype]:
+    """The types of parameters and buffers in a half type, by name."""
+    return {name: tensor.dtype for name, tensor in _named(model) if tensor.dtype in HALVES}
+
+
+def sizes_of(model: nn.Module) -> dict[str, int]:
+    """The bytes of parameters and buffers, by name."""
+    return {name: tensor.nbytes for name, tensor in _named(model)}
+
+
 def sizes_before(model: nn.Module) -> dict[str, dict[int, int]]:
-    """`own_tensors` of every module by name, with the bytes that the user's tensors had before `widen`."""
-    own = [hook for hook in model._forward_hooks.values() if isinstance(hook, OwnOutputs)]
-    sizes = {id(tensor): hook.sizes[name] for hook in own for name, tensor in _named(model) if name in hook.sizes}
+    """`own_tensors` of every module by name, with the bytes that the user's tensors had before they were widened."""
+    sizes: dict[int, int] = {}
+    for part in model.modules():
+        for hook in _own_outputs(part):
+            sizes.update({id(tensor): hook.sizes[name] for name, tensor in _named(part) if name in hook.sizes})
     return {
         name: {one: sizes.get(one, size) for one, size in own_tensors(module).items()}
         for name, module in model.named_modules(remove_duplicate=False)
@@ -86,38 +56,72 @@ def sizes_before(model: nn.Module) -> dict[str, dict[int, int]]:
 
 
 def like(model: nn.Module, converted: nn.Module) -> nn.Module:
-    """The float model in the type that `converted` computes in: a float32 copy of a half one that became static."""
-    if half_of(model) is None or not any(isinstance(hook, OwnOutputs) for hook in converted._forward_hooks.values()):
+    """The float model in the types that `converted` computes in: a copy that is float32 where that one is widened."""
+    if half_of(model) is None:
         return model
-    wide = copy_model(model).float()
-    wide.register_forward_pre_hook(WideInputs(), with_kwargs=True)
+    hooks = {name: _own_outputs(part) for name, part in converted.named_modules() if _own_outputs(part)}
+    if not hooks:
+        return model
+    wide = copy_model(model)
+    for name, own in hooks.items():
+        part = wide.get_submodule(name).float()
+        part.register_forward_pre_hook(WideInputs(), with_kwargs=True)
+        if name:  # what is around it wants its own types; the whole is compared in float32
+            part.register_forward_hook(own[0])
     return wide
+
+
+def _own_outputs(module: nn.Module) -> list[OwnOutputs]:
+    return [hook for hook in module._forward_hooks.values() if isinstance(hook, OwnOutputs)]
+
+
+def hooks_of_others(module: nn.Module) -> bool:
+    """Whether a module has forward hooks beside those that cast."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return not all(isinstance(hook, (WideInputs, OwnOutputs)) for hook in hooks)
+
+
+def kinds_of(output: Any) -> list[torch.dtype | None]:
+    """The types of the tensors in an output, in order; None for what is no tensor."""
+    return [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
 
 
 def widened(tree: Any) -> Any:
     """Nested values with tensors of half types in float32."""
-    return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf, tree)
+    return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and _dtype(leaf) in HALVES else leaf, tree)
 
 
-def _narrowed(tree: Any, half: torch.dtype) -> Any:
+def _dtype(tensor: Tensor) -> torch.dtype:
+    """The type of a tensor, by a question of ours that a capture does not take for the forward's."""
+    if torch.compiler.is_compiling():
+        return tensor.dtype
+    with torch._C.DisableTorchFunction():
+        return tensor.dtype
+
+
+def narrowed(tree: Any, half: torch.dtype) -> Any:
+    """Nested values with float32 tensors in a half type."""
     return map_leaves(
         lambda leaf: leaf.to(half) if isinstance(leaf, Tensor) and leaf.dtype == torch.float32 else leaf, tree
     )
 
 
 def carry(old: nn.Module, new: nn.Module) -> None:
-    """Give the hooks of `widen` to what takes the place of the whole model."""
-    hooks = list(new._forward_hooks.values())
+    """Give the hooks of a widened model to what takes its place."""
+    if _own_outputs(new):
+        return
     for hook in old._forward_pre_hooks.values():
-        if isinstance(hook, WideInputs) and not any(isinstance(one, OwnOutputs) for one in hooks):
+        if isinstance(hook, WideInputs):
             new.register_forward_pre_hook(hook, with_kwargs=True)
-    for other in old._forward_hooks.values():
-        if isinstance(other, OwnOutputs) and not any(isinstance(one, OwnOutputs) for one in hooks):
-            new.register_forward_hook(other)
+    for other in _own_outputs(old):
+        new.register_forward_hook(other)
 
 
 class WideInputs:
-    """A forward pre-hook that makes inputs of half types float32."""
+    """A forward pre-hook that makes inputs of half types float32.
+
+    It is on parts too, which a user may call alone.
+    """
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Which modules capture takes as one call: torch's own layers, as long as they compute what their class says."""
+"""The modules that capture records as one call: torch's own layers with their class's computation unchanged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from quant.kernels.registry import ClassRegistry, described, full_name_of
 from quant.recurrent_layers import is_recurrent_class
@@ -23,7 +24,7 @@ DYNAMIC = (nn.MultiheadAttention, nn.Embedding, nn.EmbeddingBag)
 
 
 def _as_leaf(kind: type, value: Any) -> type[nn.Module]:
-    """What was registered, as the class that is meant."""
+    """A registered entry, checked to be a class of modules."""
     if value is not kind:
         raise ValueError(f"leaf {full_name_of(kind)}: expected that class, got {described(value)}")
     if not issubclass(kind, nn.Module):
@@ -35,10 +36,10 @@ _REGISTERED: ClassRegistry[type[nn.Module]] = ClassRegistry("leaf", "octet.leave
 
 
 def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
-    """Take modules of this class as one opaque float call, as a decorator or a line of its own.
+    """Record modules of this class as one opaque float call; a decorator, or a call of its own.
 
-    For a layer whose forward can be captured but should not be: it runs as it is, in float. A package that is installed
-    needs no call: an entry point of the group "octet.leaves", named as the class is in full, is the class.
+    This is for layers whose forward can be captured but should not be: they run as they are, in float. An installed
+    package needs no call: it provides an entry point of the group "octet.leaves" with the class's full name.
 
     Raises:
         TypeError: it is no class of modules.
@@ -49,9 +50,9 @@ def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
-    """The class of torch.nn, or the registered recurrent one, whose computation the module does, unchanged.
+    """The class of torch.nn, or the registered recurrent class, whose computation the module has unchanged.
 
-    None where a subclass changes it.
+    None where there is none, or a subclass changes the computation.
     """
     own: Any = type(module)
     replaced = _methods(own).intersection(vars(module))
@@ -60,7 +61,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.nn.modules") or is_recurrent_class(kind):
             return kind
-        if kind.__module__ == "torch.nn.utils.parametrize":
+        if kind.__module__ == parametrize.__name__:
             return None
         if not _harmless(kind):
             return None
@@ -69,14 +70,14 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _methods(kind: Any) -> frozenset[str]:
-    """The names of what objects of a class can be called by; it is asked at every call that is captured."""
+    """The names of a class's methods; cached, as it is needed at every captured call."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def _harmless(kind: type) -> bool:
     parents = kind.__mro__[1:]
     changed = [name for name in vars(kind) if name not in HARMLESS]
-    # A method of its own that no parent has is never called by a parent's forward.
+    # A parent's forward never calls a method that no parent has.
     return not any(hasattr(parent, name) for name in changed for parent in parents)
 
 
@@ -92,7 +93,7 @@ def is_dynamic(module: nn.Module) -> bool:
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether capture goes through the module as through the projections that it is made of (`attention.py`)."""
+    """Whether capture sees the module's projections one by one (`attention.py`)."""
     if base_layer(module) is not nn.MultiheadAttention or is_registered(module):
         return False
     known: Any = module
@@ -108,6 +109,4 @@ def is_leaf(module: nn.Module) -> bool:
         return False
     if base is nn.MultiheadAttention and is_attention(module):
         return False
-    if "parametrizations" in module._modules:
-        return False
-    return not base.__name__.startswith("Parametrized")
+    return "parametrizations" not in module._modules

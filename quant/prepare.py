@@ -24,10 +24,12 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
-from quant.half_precision import widen, widened
+from quant.graph import Graph, Kind
+from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
+from quant.ops.step import Step
 from quant.recipe import Recipe, RecipeError
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
@@ -39,6 +41,7 @@ from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, replaying, runners
 from quant.uncompiled import is_compiled
+from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
 
@@ -91,7 +94,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule) or is_compiled(model):
         raise TypeError(
-            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that it was made from, and "
+            f"{verb}: the model is compiled ({type(model).__name__}); quantise the module that was compiled, and "
             "compile the result"
         )
     if runners(model):
@@ -150,37 +153,41 @@ def planned(
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
         )
-    taken = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
-    if taken:
+    clashing = [name for name, module in model.named_modules() if has_attribute(module, RESERVED)]
+    if clashing:
         raise ValueError(
-            f"{verb}: {', '.join(name or '(root)' for name in taken)} has an attribute '{RESERVED}', the one "
+            f"{verb}: {', '.join(name or '(root)' for name in clashing)} has an attribute '{RESERVED}', the one "
             "name that prepare needs for itself; rename it"
         )
     _check_rules(model, recipe)
     prepared = copy_model(model, training=training)
-    if widen(prepared, *as_arguments(example_inputs)):
+    halves = halves_of(prepared)
+    if widen(prepared, [as_arguments(one) for one in (example_inputs, *examples)]):
         example_inputs = widened(example_inputs)
-    found = capture(prepared, example_inputs, training=training, islands=islands)
-    _restore_parameters(prepared, model, found.state)
+    captured = capture(prepared, example_inputs, training=training, islands=islands)
+    _restore_parameters(prepared, model, captured.state)
     modules = dict(prepared.named_modules())
-    floats = {path: unlike_in_training(found.unlike_in_training, path) for path in found.graphs}
-    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in found.graphs.items()}
+    floats = {path: unlike_in_training(captured.unlike_in_training, path) for path in captured.graphs}
+    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in captured.graphs.items()}
     for path, reasons in one_range_each(fused_graphs, modules).items():
-        fused_graphs[path] = fuse(found.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons})
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
-    forward_state.note(state, prepared, "", {*found.state, *forward_state.kept_by_islands(prepared, "", found.islands)})
-    extender = Extender(recipe, found.islands, found.called, state, training, make)
+    kept = forward_state.kept_by_islands(prepared, "", captured.islands)
+    forward_state.note(state, prepared, "", {*captured.state, *kept})
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)
-    refuse_nothing(prepared, found.islands, verb)
-    if found.unlike_in_training:
+    refuse_nothing(prepared, captured.islands, verb)
+    if captured.unlike_in_training:
         _say_unlike(prepared, verb)
     # Training changes buffers for good; calibration only passes through them.
     state = {} if training else state
     example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(recipe, found.islands, found.called, example, state)
+    prepared.__dict__[RESERVED + "_prepared"] = Prepared(
+        recipe, captured.islands, captured.called, example, state, halves
+    )
     return prepared
 
 
@@ -193,11 +200,16 @@ def _restore_parameters(prepared: nn.Module, model: nn.Module, changed: set[str]
             parameter.copy_(values[name])
 
 
+def _full_name(graph: Graph, step: Step) -> str:
+    node = graph.nodes[step.nodes[0]]
+    return full_name(graph.path, node.target if node.kind is Kind.MODULE else step.name)
+
+
 def _say_unlike(prepared: nn.Module, verb: str) -> None:
     for reason in REASONS:
         left = sorted(
-            full_name(path, "" if step.name == "(root)" else step.name)
-            for path, one in runners(prepared).items()
+            _full_name(one.graph, step)
+            for one in runners(prepared).values()
             for step in one.fused.steps
             if step.reason == reason
         )
@@ -247,13 +259,13 @@ def scheme_of(slot: Slot) -> QScheme:
 
 def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
     """Raise NothingQuantized where no step of no graph computes in integers."""
-    found = runners(prepared)
-    if any(step.integer for runner in found.values() for step in runner.fused.steps):
+    units = runners(prepared)
+    if any(step.integer for runner in units.values() for step in runner.fused.steps):
         return
-    if found and any(map(is_dynamic, prepared.modules())):
+    if units and any(map(is_dynamic, prepared.modules())):
         return
     reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
-    for path, runner in found.items():
+    for path, runner in units.items():
         for step in runner.fused.steps:
             if step.reason:
                 reasons.append(f"{full_name(path, step.name)}: {step.reason}")

@@ -1,7 +1,7 @@
-"""Functions that hold parts of a model, for its copy: torch's and Python's copies leave a function as it is.
+"""Rebinding of functions that refer to parts of a model, for its copy: deep copies share functions.
 
-`model.forward = lambda x: last(first(x))`, or a wrapper around the forward that was there, would compute with the
-layers of the model that was copied, and train them.
+`model.forward = lambda x: last(first(x))`, or a wrapper around an earlier forward, would compute with the layers of the
+original model, and train them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 HOOKS = "_hooks"
 
 
-def rebind(copied: nn.Module, twins: dict[int, Any]) -> None:
-    """Let the functions that are set on a copy's modules, as forwards or hooks, hold what was copied.
+def rebind(copied: nn.Module, copies: dict[int, Any]) -> None:
+    """Let functions that are set on a copy's modules, as forwards or hooks, refer to the copies.
 
     Args:
-        twins: by the `id` of what was copied, the copy: the memo of `copy.deepcopy`.
+        copies: the copies by the `id` of the originals: the memo of `copy.deepcopy`.
     """
-    rebinder = _Rebinder(twins)
+    rebinder = _Rebinder(copies)
     for module in copied.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, FUNCTIONS):
@@ -33,15 +33,15 @@ def rebind(copied: nn.Module, twins: dict[int, Any]) -> None:
 
 
 class _Rebinder:
-    def __init__(self, twins: dict[int, Any]) -> None:
-        self.twins = twins
+    def __init__(self, copies: dict[int, Any]) -> None:
+        self.copies = copies
         self.functions: dict[int, Any] = {}
         self._inside: set[int] = set()
 
     def of(self, value: Any) -> Any:
-        """The same with copies in it; `value` itself where it holds none of what was copied."""
-        if id(value) in self.twins and not isinstance(value, (types.FunctionType, type)):
-            return self.twins[id(value)]
+        """The value with copies in place of originals; `value` itself where it refers to no original."""
+        if id(value) in self.copies and not isinstance(value, (types.FunctionType, type)):
+            return self.copies[id(value)]
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -57,7 +57,7 @@ class _Rebinder:
         return value
 
     def _container(self, value: Any) -> Any:
-        self._inside.add(id(value))  # one that holds itself is left as it is
+        self._inside.add(id(value))  # a value that contains itself is left as it is
         try:
             if isinstance(value, dict):
                 values = {key: self.of(item) for key, item in value.items()}
@@ -70,7 +70,7 @@ class _Rebinder:
     def _function(self, function: types.FunctionType) -> Any:
         if id(function) in self.functions:
             return self.functions[id(function)]
-        self.functions[id(function)] = function  # one that holds itself, as recursive ones do
+        self.functions[id(function)] = function  # a recursive function refers to itself
         held = [_content(cell) for cell in function.__closure__ or ()]
         parts = (held, function.__defaults__, function.__kwdefaults__, dict(vars(function)))
         cells, defaults, named, attributes = new = tuple(map(self.of, parts))
@@ -80,17 +80,18 @@ class _Rebinder:
             cell if value is content else types.CellType(value)
             for cell, content, value in zip(function.__closure__ or (), held, cells, strict=True)
         )
-        made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
-        made.__kwdefaults__, made.__qualname__, made.__module__ = named, function.__qualname__, function.__module__
-        vars(made).update(attributes)
-        self.functions[id(function)] = made
-        return made
+        rebound = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, closure)
+        rebound.__kwdefaults__ = named
+        rebound.__qualname__, rebound.__module__ = function.__qualname__, function.__module__
+        vars(rebound).update(attributes)
+        self.functions[id(function)] = rebound
+        return rebound
 
 
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was put in yet
+    except ValueError:  # an empty cell
         return cell
 
 

@@ -127,6 +127,11 @@ class QConfig:
         """`per_row` as dynamic quantisation takes it."""
         return self.per_row is not False
 
+    @property
+    def clips_weights(self) -> bool:
+        """Whether a weight may lie outside its range, as every `weight_observer` but "minmax" may choose."""
+        return self.weight_observer != "minmax"
+
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
         if not self.by_hand:
@@ -163,22 +168,22 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
-    found = Options({str(name): _number(kind, name, value) for name, value in options.items()})
+    checked = Options({str(name): _number(kind, name, value) for name, value in options.items()})
     if observer == AUTO:
-        if found:
+        if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
             takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
-                f"QConfig: {kind}_options are {found} without an {kind}_observer to take them; name one: "
+                f"QConfig: {kind}_options are {checked} without an {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
             )
-        return found
+        return checked
     try:
-        check_options(observer, found)
+        check_options(observer, checked)
     except ValueError as error:
         hint = f", as in {kind}_options={{'low': 0.0, 'high': 6.0}}" if by_hand(observer) else ""
         raise RecipeError(f"{where}: {error}{hint}") from error
-    return found
+    return checked
 
 
 def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
@@ -196,7 +201,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
         )
     if of_weight and follows_batches(observer):
         raise RecipeError(
-            f"{where} is {observer!r}, whose range is made of batches one after another, and a weight is looked at "
+            f"{where} is {observer!r}, whose range follows the batches one after another, and a weight is observed "
             "once; 'minmax' is what it would be"
         )
 
@@ -256,8 +261,8 @@ class Recipe:
         backend: str | None = None,
     ) -> None:
         pairs = rules.items() if isinstance(rules, Mapping) else rules
-        made = tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in pairs)
-        for rule in made:
+        parsed = tuple(rule if isinstance(rule, Rule) else Rule(*rule) for rule in pairs)
+        for rule in parsed:
             if rule.qconfig is not None and not isinstance(rule.qconfig, QConfig):
                 raise RecipeError(f"rule {rule.pattern!r}: expected a QConfig or None, got {rule.qconfig!r}")
             if not isinstance(rule.pattern, str) and not callable(rule.pattern):
@@ -266,7 +271,7 @@ class Recipe:
                 )
         if default is not None and not isinstance(default, QConfig):
             raise RecipeError(f"Recipe: default is {default!r}, expected a QConfig or None")
-        object.__setattr__(self, "rules", made)
+        object.__setattr__(self, "rules", parsed)
         object.__setattr__(self, "default", default)
         object.__setattr__(self, "backend", backend)
 

@@ -56,9 +56,9 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
         called: dotted names of the modules that ran on the example inputs.
         verb: as for `check_observers`.
     """
-    found = _decided(prepared, recipe, called)
+    decided = _decided(prepared, recipe, called)
     for rule, qconfig in _configs(recipe):
-        layers, asks = found.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
+        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
         for setting in qconfig.changed():
             value = getattr(qconfig, setting)
             if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:
@@ -104,7 +104,7 @@ def _configs(recipe: Recipe) -> Iterator[tuple[int, QConfig]]:
 
 
 def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int, _Layers]:
-    found: dict[int, _Layers] = {}
+    decided: dict[int, _Layers] = {}
     static: set[str] = set()
     for path, runner in runners(prepared).items():
         fused = runner.fused
@@ -114,15 +114,15 @@ def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int,
             node = fused.graph.nodes[step.nodes[0]]
             inner = node.target if node.kind is Kind.MODULE else node.owner
             name, module = full_name(path, inner), attribute(runner.root, inner)
-            layers = found.setdefault(recipe.resolve(name, module)[1], _Layers())
+            layers = decided.setdefault(recipe.resolve(name, module)[1], _Layers())
             static.add(name)
             layers.static.append(name)
             if fused.emits_integers(step) or inner in {layer for layer, _ in fused.inner}:
                 layers.with_range.append(name)
     for name, module in prepared.named_modules():
         if name in called and name not in static and is_dynamic(module):
-            found.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
-    return found
+            decided.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
+    return decided
 
 
 def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:

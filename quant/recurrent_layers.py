@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quant.kernels.recurrent.kind import RecurrentKind
 from quant.kernels.registry import ClassRegistry, described, full_name_of
+from quant.runtime.layers.recurrent_walk import Sizes
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,6 @@ class RecurrentClass:
     is_cell: bool
     kind: Callable[[nn.Module], RecurrentKind]
     stand_in: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes and options of a sequence, named as torch names them; a cell has the first two."""
-
-    input_size: int
-    hidden_size: int
-    num_layers: int = 1
-    batch_first: bool = False
-    bidirectional: bool = False
-    proj_size: int = 0
-    dropout: float = 0.0
-
-    @property
-    def directions(self) -> tuple[bool, ...]:
-        """Whether each direction of a layer is reversed."""
-        return (False, True) if self.bidirectional else (False,)
 
 
 @dataclass(frozen=True)
@@ -128,11 +111,11 @@ def _class_of(module: nn.Module) -> RecurrentClass | None:
 
 
 def _known_class(module: nn.Module) -> RecurrentClass:
-    found = _class_of(module)
-    if found is None:
+    known = _class_of(module)
+    if known is None:
         names = ", ".join(one.__name__ for one in _CLASSES)
         raise TypeError(f"{type(module).__name__}: expected a recurrent layer, one of {names}")
-    return found
+    return known
 
 
 def sizes_of(module: nn.Module) -> Sizes:
@@ -141,14 +124,14 @@ def sizes_of(module: nn.Module) -> Sizes:
     Raises:
         ValueError: it has no input_size or hidden_size.
     """
-    found: Any = module
+    layer: Any = module
     missing = [name for name in ("input_size", "hidden_size") if not hasattr(module, name)]
     if missing:
         raise ValueError(
             f"{type(module).__name__} is registered as a recurrent layer and has no {missing[0]}; expected what the "
             "documentation of quant.recurrent_layers lists"
         )
-    sizes = Sizes(found.input_size, found.hidden_size)
+    sizes = Sizes(layer.input_size, layer.hidden_size)
     if is_cell(module):
         return sizes
     return replace(sizes, **{name: getattr(module, name) for name in _OPTIONS if hasattr(module, name)})

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.nn.base import QuantModule
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 
 REPORT_ATTRIBUTE = "_quant_report"
@@ -34,6 +34,16 @@ class ReportEntry:
     detail: str
     bytes_before: int
     bytes_after: int
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the module computes in integers."""
+        return is_quantized(self.outcome)
+
+
+def is_quantized(outcome: str) -> bool:
+    """Whether an entry's outcome is of a module that computes in integers."""
+    return outcome != "float"
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Report:
     @property
     def quantized(self) -> tuple[ReportEntry, ...]:
         """The modules that compute in integers."""
-        return tuple(entry for entry in self.entries if entry.outcome != "float")
+        return tuple(entry for entry in self.entries if entry.quantized)
 
     @property
     def bytes_before(self) -> int:
@@ -78,7 +88,7 @@ class Report:
     @property
     def model_bytes_before(self) -> int:
         """Bytes of all parameters and buffers of the float model, each once, in the types that they had there."""
-        grown = sum(entry.bytes_after - entry.bytes_before for entry in self.entries if entry.outcome == "float")
+        grown = sum(entry.bytes_after - entry.bytes_before for entry in self.entries if not entry.quantized)
         return self.bytes_before + self.float_bytes - grown
 
     @property
@@ -121,8 +131,8 @@ class Report:
         lines = [line(head), line(tuple("-" * width for width in [*widths, len(head[-1])])), *map(line, rows)]
         whole = self.model_bytes_before
         ratio = f", {self.model_bytes_after / whole:.3f} of float" if whole else ""
-        owners = [entry.outcome != "float" for entry in self.entries if entry.bytes_before]
-        others = [entry.outcome != "float" for entry in self.entries if not entry.bytes_before]
+        owners = [entry.quantized for entry in self.entries if entry.bytes_before]
+        others = [entry.quantized for entry in self.entries if not entry.bytes_before]
         rest = f", {sum(others)} of {len(others)} entries without any of their own" if others else ""
         lines.append(
             f"{sum(owners)} of {len(owners)} modules with parameters quantised{rest}; "
@@ -211,17 +221,17 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
 
 
 def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Names of the modules that the user has put into converted ones (`static/user_replacements.py`)."""
-    found = set()
+    """Names of the modules that the user has put into converted ones (`runtime/user_replacements.py`)."""
+    replaced: set[str] = set()
     for path, module in modules.items():
         origin = getattr(child_of(module, "_quant"), "origin", None)
-        found |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
-    return found & modules.keys()
+        replaced |= {full_name(path, name) for name in origin.replaced()} if origin is not None else set()
+    return replaced & modules.keys()
 
 
 def _chosen_backend(entry: ReportEntry, module: nn.Module | None) -> str:
-    """The backend that somebody chose for a layer, as `kernels.autotune` does long after the record was made."""
-    if module is None or entry.outcome == "float":
+    """The backend chosen for a layer after conversion, as `kernels.autotune` does."""
+    if module is None or not entry.quantized:
         return ""
     parts = module.named_modules() if isinstance(module, QuantModule) else [("", module)]
     chosen = [(name, getattr(part, "backend", None)) for name, part in parts]

@@ -1,8 +1,8 @@
 """Layers that several captured units call: units are fused apart, and what a layer has once must suit all of them.
 
-An int8 Linear or convolution has input and output ranges per call, so it fits. Its bias is one, so it is not corrected
-by the mean of one call; a weight scale that is learned would be two, so it is refused; and a recurrent layer has one
-range of its input and of its states, so it becomes dynamic.
+An int8 Linear or convolution has input and output ranges per call, so it can be shared. It has one bias, which is not
+corrected by the mean of one call; training would learn two scales for its weight, which is refused; and a recurrent
+layer has one range for its input and states, so it becomes dynamic.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from quant.recipe import RecipeError
 from quant.runtime.names import attribute, full_name
 
 Calls = dict[str, dict[str, list[str]]]
-"""By unit and layer, the full names of the same layer in other units."""
+"""The full names of the same layer in other units, by unit and layer."""
 
 
 def shared_layers(
     graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module], which: Callable[[Step], bool]
 ) -> Calls:
-    """The modules of some integer steps that other units call too.
+    """The modules of integer steps that other units call too.
 
     Args:
         graphs: by unit. roots: the captured modules.
-        which: of the integer steps.
+        which: selects among the integer steps.
     """
     names: dict[int, dict[str, str]] = {}
     for path, fused in graphs.items():
@@ -38,20 +38,20 @@ def shared_layers(
             node = fused.graph.nodes[step.nodes[0]]
             if step.integer and node.kind is Kind.MODULE and which(step):
                 names.setdefault(id(attribute(roots[path], node.target)), {})[path] = node.target
-    found: Calls = {path: {} for path in graphs}
+    shared: Calls = {path: {} for path in graphs}
     for same in names.values():
         for path, name in same.items():
             others = [full_name(*other) for other in same.items() if other[0] != path]
             if others:
-                found[path][name] = others
-    return found
+                shared[path][name] = others
+    return shared
 
 
 def one_range_each(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
-    """By unit, the recurrent layers that cannot be static, and why."""
-    found = shared_layers(graphs, roots, is_recurrent)
+    """The recurrent layers that cannot be static, by unit, and why."""
+    shared = shared_layers(graphs, roots, is_recurrent)
     return {
-        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in found.items() if one
+        path: {name: _why(path, name, others) for name, others in one.items()} for path, one in shared.items() if one
     }
 
 
@@ -64,7 +64,7 @@ def note_shared(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]
     """Set `FusedGraph.shared` to the weighted layers that other units call too.
 
     Raises:
-        RecipeError: one of them would learn its weight's scale in each unit, and has one.
+        RecipeError: one of them would learn its weight's scale in each unit.
     """
     learning = shared_layers(graphs, roots, _learns)
     for path, layers in learning.items():

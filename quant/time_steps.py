@@ -1,7 +1,7 @@
-"""A recurrent int8 layer against its simulation one time step at a time, each from the states that the integers had.
+"""A recurrent int8 layer against its simulation, one time step at a time, each from the int8 layer's states.
 
-Over a whole sequence the two cannot be compared: a state that rounds to the other of two integers is fed back, and what
-grows from it is no disagreement about any step. So each time step starts from the int8 layer's own input and state.
+Whole sequences cannot be compared: a state that is rounded to the other of two integers is fed back, and the difference
+grows although every step is right. So each time step starts from the int8 layer's own input and state.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quant.kernels import QParams
-from quant.static.recurrent import Run, run_cell, run_layers
-from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent_walk import Run, run_cell, run_layers
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def time_steps(
         (one for each layer and direction, all that the int8 layer gives, put together from single time steps and y in
         float32).
     """
-    made: list[TimeSteps] = []
+    steps: list[TimeSteps] = []
     last = layer.num_layers - 1 if isinstance(layer, StaticRecurrent) else 0
 
     def run(
@@ -64,12 +64,12 @@ def time_steps(
         x_real = reads[index].dequantize(x.reshape(1, -1, x.shape[-1]))
         _, expected, expected_cells = simulate(index, reverse, x_real, None, walk.h_before, walk.c_before)
         q_states = q_y.reshape(walk.h_after.shape)
-        made.append(TimeSteps(index, q_states, walk.h_after, expected, walk.c_after, expected_cells))
+        steps.append(TimeSteps(index, q_states, walk.h_after, expected, walk.c_after, expected_cells))
         return q_y if index < last else walk.h_after.reshape(q_y.shape), walk.h, walk.c
 
     if isinstance(layer, StaticCell):
-        return made, run_cell(layer._kind, layer.input_size, layer.hidden_size, input, hx, run)
-    return made, run_layers(layer._kind, layer, input, hx, run)
+        return steps, run_cell(layer._kind, layer.input_size, layer.hidden_size, input, hx, run)
+    return steps, run_layers(layer._kind, layer, input, hx, run)
 
 
 def _direction(layer: StaticRecurrent | StaticCell, index: int, reverse: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The types of what the verbs return and raise, for annotations and `except`; none is made by hand.
+"""The types of what the verbs return and raise, for annotations and `except`; users construct none of them.
 
 from quant.types import Comparison, Report
 
@@ -9,15 +9,16 @@ from quant.artefact import ArtefactError
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
-from quant.diagnosis import Histogram, StepError
 from quant.dynamic_decisions import NothingQuantized
+from quant.error_parts import Histogram, StepError
 from quant.kernels import BackendUnavailable
 from quant.observers import NoDataSeen
-from quant.parity import Parity, StepParity
+from quant.parity import Parity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.uncaptured import UncapturedCall
+from quant.step_parity import StepParity
 
 __all__ = [
     "ArtefactError",

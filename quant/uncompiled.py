@@ -1,4 +1,4 @@
-"""Children that `torch.compile` wraps, in the copy of a model that is quantised: the modules that they were made of.
+"""Children that `torch.compile` wraps: the copy of a model that is quantised has the compiled modules in their place.
 
 A compiled child hides its calls in a function of its own, and a compiler would look through whatever capture puts on
 the layers. What is quantised runs as it is written; the result can be compiled as a whole.

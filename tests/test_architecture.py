@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import quant
 
 from .architecture.order import CLIMBING, ORDER, climbing
 from .architecture.sources import Arrow, File, arrows, cycles, files, imports
+from .architecture.strings import Comparison, comparisons, unlisted, unused
 
 ROOT = Path(__file__).resolve().parent.parent
 HOW = "`python tests/architecture/run.py` shows all arrows; the order and the list stand in tests/architecture/order.py"
+
+FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
+WHY = "OCTET_FAST_TESTS=1: a process that imports torch is slow"
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,122 @@ def test_the_command() -> None:
     assert ast.literal_eval("{" + listed + "}") == CLIMBING
 
 
-def test_what_runs_a_converted_model_needs_little(found: list[Arrow]) -> None:
-    needed = {one.target for one in found if one.source == "quant.runtime"}
-    assert needed <= {"kernels", "quant.graph"}
+def test_what_runs_a_converted_model_needs_the_kernels_alone(found: list[Arrow]) -> None:
+    needed = {str(one) for one in found if one.source == "quant.runtime" and one.target != "kernels"}
+    assert not needed, "in functions and for types too:\n" + "\n".join(sorted(needed))
+
+
+PICKLED = "q = torch.load(sys.argv[1], weights_only=False)"
+SAVED = """
+import quant
+layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(2), nn.LSTM(36, 8, batch_first=True)
+q = quant.load(sys.argv[1], model=nn.Sequential(*layers))
+"""
+RUNS = """
+import sys, torch
+from torch import nn
+{}
+x, y = torch.load(sys.argv[2])
+assert torch.equal(q(x)[0], y)
+q[0] = nn.Conv2d(3, 8, 3)  # a step in float around a module of the user's
+q(x)
+print(*(name for name in sys.modules if name.startswith("quant.")))
+"""
+CAPTURE_AND_CONVERSION = ("capture", "fusion", "prepare", "convert", "qat", "static.assembly", "static.native")
+
+
+@pytest.mark.skipif(FAST, reason=WHY)
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_a_process_that_loads_and_runs_a_converted_model_imports_no_capture(
+    tmp_path: Path, backend: str | None
+) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(2), nn.LSTM(36, 8, batch_first=True)
+    x = torch.randn(2, 3, 8, 8)
+    q = quant.quantize_static(nn.Sequential(*layers).eval(), [x], quant.Recipe(backend=backend), progress=False)
+    torch.save(q, tmp_path / "pickled")
+    torch.save((x, q(x)[0]), tmp_path / "xy")
+    quant.save(q, tmp_path / "saved")
+    imported = {}
+    for file, load in (("pickled", PICKLED), ("saved", SAVED)):
+        command = [sys.executable, "-W", "error", "-c", RUNS.format(load), tmp_path / file, tmp_path / "xy"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        imported[file] = set(done.stdout.split())
+        assert not [name for name in imported[file] if name.removeprefix("quant.").startswith(CAPTURE_AND_CONVERSION)]
+    # Beside what runs it the model holds its report, its recipe, and the graph that `compare` looks into.
+    beside = {"quant.graph", "quant.recipe", "quant.report", "quant.static", "quant.static.prepared"}
+    runs_it = ("quant.kernels", "quant.runtime", "quant.observers")
+    assert {name for name in imported["pickled"] if not name.startswith(runs_it)} <= beside
+
+
+NAMES = """
+import importlib, sys, types
+for name in ("prepare", "convert", "compare", "parity", "equalize"):
+    importlib.import_module(f"quant.{name}")
+import quant
+assert not any(name.startswith("quant.integrations") for name in sys.modules)
+for name in quant.__all__:
+    assert name in dir(quant)
+    assert isinstance(getattr(quant, name), types.ModuleType) == (name in sys.argv[1:]), name
+assert quant.nn.register_int8 and quant.qat and quant.ops
+"""
+
+
+@pytest.mark.skipif(FAST, reason=WHY)
+def test_a_public_name_is_imported_when_asked_for_and_no_module_hides_a_verb() -> None:
+    command = [sys.executable, "-W", "error", "-c", NAMES, "calibrate", "kernels", "observers", "types"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_name_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="module 'quant' has no attribute 'quantise'"):
+        quant.quantise  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def with_texts(sources: list[File]) -> list[Comparison]:
+    return comparisons(one for one in sources if one.path.startswith("quant/"))
+
+
+def test_no_text_decides_what_something_is(with_texts: list[Comparison]) -> None:
+    new = "\n".join(map(str, unlisted(with_texts)))
+    assert not new, (
+        f"compare types, members of an enum or identities, or give a reason in architecture/strings.py:\n{new}"
+    )
+
+
+def test_the_list_of_texts_that_decide_only_shrinks(with_texts: list[Comparison]) -> None:
+    assert not unused(with_texts), "these are gone from the code; take them out of ALLOWED in architecture/strings.py"
+
+
+def test_comparisons_with_texts_are_found() -> None:
+    written = {
+        "quant/a.py": "KINDS = frozenset({'one', 'two'})\nNAME = 'x'\n",
+        "quant/b.py": "from quant.a import KINDS\n"
+        "def f(a, b, things):\n"
+        "    a.kind == 'a' or a.name == 'three' or a.device.type == 'cpu' or 'four' != b\n"
+        "    a in ('five', 'six') or a not in KINDS\n"
+        "    'key' in things or '@' in a or a == ''\n"
+        "    match a:\n"
+        "        case 'seven' | 'eight': pass\n"
+        "        case 9: pass\n",
+        "quant/c.py": "def f(a):\n    return a in KINDS or a == 'ten'\n",
+    }
+    sources = [File(path[:-3].replace("/", "."), "quant", path, text) for path, text in written.items()]
+    found = comparisons(sources)
+    assert {(one.file, one.line, one.text) for one in found} == {
+        ("quant/b.py", 3, "a"),
+        ("quant/b.py", 3, "three"),
+        ("quant/b.py", 3, "four"),
+        ("quant/b.py", 4, "five"),
+        ("quant/b.py", 4, "six"),
+        ("quant/b.py", 4, "one"),
+        ("quant/b.py", 4, "two"),
+        ("quant/b.py", 5, "@"),
+        ("quant/b.py", 7, "seven"),
+        ("quant/b.py", 7, "eight"),
+        ("quant/c.py", 2, "ten"),
+    }
+    assert unlisted(found) == found

@@ -131,5 +131,5 @@ def _probe() -> str:
 
 @functools.cache
 def saturates() -> bool:
-    """Whether oneDNN's kernels on this CPU lose products to int16; found by asking for the worst case."""
+    """Whether oneDNN's kernels on this CPU lose products to int16, measured on the worst case."""
     return _worst_case() != 255 * 127 * 64

@@ -1,6 +1,10 @@
-"""Quantised models as files: `file.py` is the file, `models.py` what is in it; `rebuild.py` converts without data."""
+"""Quantised models as files: `saving.py` writes them and `loading.py` reads them; `file.py` is the file.
+
+Static conversions are built from their programs (`load_programs.py`), or made again by `rebuild.py`.
+"""
 
 from quant.artefact.file import ArtefactError
-from quant.artefact.models import load, read_report, save
+from quant.artefact.loading import load, read_report
+from quant.artefact.saving import save
 
 __all__ = ["ArtefactError", "load", "read_report", "save"]

@@ -19,8 +19,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-SCHEMA = 2
-"""Version of the manifest; a reader refuses what is newer than itself. 2 added static conversions and a digest."""
+SCHEMA = 3
+"""Version of the manifest; a reader refuses what is newer than itself.
+
+2 added static conversions and a digest, 3 their programs.
+"""
+
+TABLE = "_quant_table/"
+"""Begins the names of look-up tables, which are tensors of the file and of no module's."""
+
+CONSTANT = "_quant_constant/"
+"""Begins the names of the constants that programs name; likewise."""
 
 MANIFEST = "octet"
 """Where a safetensors file has the manifest, in its metadata."""

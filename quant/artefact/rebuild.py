@@ -26,6 +26,7 @@ from quant.recipe import QConfig, Recipe
 from quant.runtime.names import has_attribute
 from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
+from quant.static.dynamic_fallback import without_runner
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, all_runners
@@ -86,8 +87,8 @@ def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
     """The choices that `kernels.autotune` made, for captured units and their layers."""
     for unit, runner in captured_runners(converted):
         if unit in backends:
-            found: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
-            for module in found:
+            modules: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
+            for module in modules:
                 if has_attribute(module, "backend"):
                     module.backend = backends[unit]
 
@@ -159,7 +160,7 @@ def _follow(prepared: nn.Module, rules: int) -> None:
 
 
 def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> None:
-    fused = fuse_again(runner.fused, runner.root, recipe, floats, rules)
+    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats, rules)
     runner.use(fused, {name: slot_observer(slot) for name, slot in fused.slots.items()})
 
 
@@ -167,13 +168,13 @@ def _is_in(name: str, path: str) -> bool:
     return not path or name == path or name.startswith(f"{path}.")
 
 
-def _check_units(model: nn.Module, found: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:
+def _check_units(model: nn.Module, units: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:
     hint = "is it the model that was converted? Where its forward depends on the data, give example_inputs"
-    if set(found) != set(description["ranges"]):
-        odd = sorted(set(found) ^ set(description["ranges"]))
+    if set(units) != set(description["ranges"]):
+        odd = sorted(set(units) ^ set(description["ranges"]))
         names = ", ".join(name or "(root)" for name in odd)
         raise CannotRebuild(f"{type(model).__name__}: {names} was captured in one of the two and not in both; {hint}")
-    for unit, runner in found.items():
+    for unit, runner in units.items():
         where = ".".join((type(model).__name__, *([unit] if unit else [])))
         pairs = zip_longest(description["calls"][unit], signature(runner.graph, runner.root), fillvalue="nothing more")
         for index, (expected, got) in enumerate(pairs):

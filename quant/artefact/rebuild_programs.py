@@ -53,16 +53,16 @@ def _place(name: str) -> int:
 
 def _programs(first: GraphRunner, names: list[str], description: Mapping[str, Any]) -> list[GraphRunner]:
     """The programs of one module in their order."""
-    made = first.programs()
-    found: list[GraphRunner] = []
+    known = first.programs()
+    chosen: list[GraphRunner] = []
     for name in names:
-        alike = [one for one in made if one not in found and _has_calls(one, name, description)]
+        alike = [one for one in known if one not in chosen and _has_calls(one, name, description)]
         expected = description.get("guards", {}).get(name)
         same = [one for one in alike if expected is None or expected == guards(one.graph)]
         if not same and description.get("further", {}).get(name) is not None:
             alike = []  # the same calls for another size; its own example gives its own guards
-        found.append((same or alike or [_captured(first, name, description)])[0])
-    return found
+        chosen.append((same or alike or [_captured(first, name, description)])[0])
+    return chosen
 
 
 def _has_calls(runner: GraphRunner, name: str, description: Mapping[str, Any]) -> bool:

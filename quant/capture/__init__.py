@@ -27,7 +27,7 @@ from quant.runtime.names import full_name
 
 @dataclass
 class Capture:
-    """What was found of a model.
+    """The graphs and islands of a model.
 
     Attributes:
         graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
@@ -58,13 +58,13 @@ def capture(
     Raises:
         TypeError: forward does not take these arguments.
     """
-    found = Capture(islands=dict(islands or {}))
+    captured = Capture(islands=dict(islands or {}))
     args, kwargs = as_arguments(example_inputs)
     refuse_read_once(model, "", bind(model, args, kwargs))
     with watching(model) as watched, torch.no_grad():
-        _capture_unit(watched, model, "", args, kwargs, found, training)
-    found.state, found.unlike_in_training = watched.changed, watched.unlike_in_training
-    return found
+        _capture_unit(watched, model, "", args, kwargs, captured, training)
+    captured.state, captured.unlike_in_training = watched.changed, watched.unlike_in_training
+    return captured
 
 
 def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[str, str], *, training: bool) -> Capture:
@@ -75,12 +75,12 @@ def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[st
         islands: why modules of the model are none of a graph's, by dotted name.
         training: as for `capture`.
     """
-    found = Capture(islands=dict(islands))
+    captured = Capture(islands=dict(islands))
     refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
-        _capture_unit(watched, module, path, *call, found, training)
-    found.state, found.unlike_in_training = watched.changed, watched.unlike_in_training
-    return found
+        _capture_unit(watched, module, path, *call, captured, training)
+    captured.state, captured.unlike_in_training = watched.changed, watched.unlike_in_training
+    return captured
 
 
 def as_arguments(example_inputs: Any) -> Arguments:
@@ -98,44 +98,44 @@ def _capture_unit(
     path: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    found: Capture,
+    captured: Capture,
     training: bool,
 ) -> None:
-    recorder = record(watched, module, path, (args, kwargs), found.islands, training=training)
-    found.called |= recorder.called
-    inside = [path] if path in found.islands else list(recorder.opaque)
-    if path not in found.islands:
-        found.graphs[path] = recorder.graph()
+    recorder = record(watched, module, path, (args, kwargs), captured.islands, training=training)
+    captured.called |= recorder.called
+    inside = [path] if path in captured.islands else list(recorder.opaque)
+    if path not in captured.islands:
+        captured.graphs[path] = recorder.graph()
     for island in inside:
-        _capture_children(watched, recorder, island, found, training)
+        _capture_children(watched, recorder, island, captured, training)
 
 
-def _capture_children(watched: Watched, recorder: Recorder, island: str, found: Capture, training: bool) -> None:
+def _capture_children(watched: Watched, recorder: Recorder, island: str, captured: Capture, training: bool) -> None:
     """Capture the modules that an island calls."""
-    parent = recorder.inside.found[island]
+    parent = recorder.inside.calls[island]
     forward = parent.module.__dict__["forward"]
     for child in parent.children:
-        if looks_at_class(parent.module, forward, recorder.inside.found[child].module):
-            found.islands.setdefault(child, f"the forward of {island or 'the model'} asks for its class")
-        _capture_child(watched, recorder, child, found, training)
+        if looks_at_class(parent.module, forward, recorder.inside.calls[child].module):
+            captured.islands.setdefault(child, f"the forward of {island or 'the model'} asks for its class")
+        _capture_child(watched, recorder, child, captured, training)
 
 
-def _capture_child(watched: Watched, recorder: Recorder, path: str, found: Capture, training: bool) -> None:
+def _capture_child(watched: Watched, recorder: Recorder, path: str, captured: Capture, training: bool) -> None:
     """Capture a module that an island calls, or, where its calls do not look alike, the modules that it calls."""
-    if path in found.graphs or path not in recorder.inside.found:
+    if path in captured.graphs or path not in recorder.inside.calls:
         return
-    call = recorder.inside.found[path]
+    call = recorder.inside.calls[path]
     if watched.has_hooks_in(call.module):
-        found.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
+        captured.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
     if call.reason:
-        found.islands.setdefault(path, call.reason)
+        captured.islands.setdefault(path, call.reason)
     parameters = (full_name(path, name) for name, _ in call.module.named_parameters())
     if not watched.changed.isdisjoint(parameters):
-        found.islands.setdefault(path, "a forward changes its parameters")
-    if path not in found.islands and depends_on_caller(watched, call):
-        found.islands[path] = "it depends on what its caller sets beside its arguments"
-    if path in found.islands:
-        _capture_children(watched, recorder, path, found, training)
+        captured.islands.setdefault(path, "a forward changes its parameters")
+    if path not in captured.islands and depends_on_caller(watched, call):
+        captured.islands[path] = "it depends on what its caller sets beside its arguments"
+    if path in captured.islands:
+        _capture_children(watched, recorder, path, captured, training)
         return
     args, kwargs = copied_together(call.example)
-    _capture_unit(watched, call.module, path, args, kwargs, found, training)
+    _capture_unit(watched, call.module, path, args, kwargs, captured, training)

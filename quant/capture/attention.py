@@ -85,15 +85,15 @@ def _projected(module: nn.MultiheadAttention, *inputs: Tensor) -> list[Tensor]:
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
         biases = [None if bias is None else bias[i * size : (i + 1) * size] for i in range(3)]
         return [F.linear(*one).unflatten(-1, shape) for one in zip(inputs, weights, biases, strict=True)]
-    made: list[Tensor] = []
-    while (first := len(made)) < 3:
+    projected: list[Tensor] = []
+    while (first := len(projected)) < 3:
         same = next((i for i in range(first, 3) if inputs[i] is not inputs[first]), 3) - first
         rows = slice(first * size, (first + same) * size)
         weight, part = module.in_proj_weight[rows], None if bias is None else bias[rows]
         y = F.linear(inputs[first], weight, part).unflatten(-1, (same, *shape))
         before: tuple[Any, ...] = (slice(None),) * (len(y.shape) - 3)
-        made += [y[before + (i,)] for i in range(same)]  # noqa: RUF005 - y[*before, i] is no Python 3.10
-    return made
+        projected += [y[before + (i,)] for i in range(same)]  # noqa: RUF005 - y[*before, i] is no Python 3.10
+    return projected
 
 
 def _heads(x: Tensor, length_first: bool) -> Tensor:

@@ -34,7 +34,7 @@ class Called:
         example: the arguments of its first call, or of the first in which some lie over one memory, copied.
         reason: why no graph of its own can stand for its calls; '' where one can.
         output, chance: what it gave for them, and torch's random state before; None of an island's own call.
-        reached: what it first found outside of the model.
+        reached: the objects outside of the model that it used in its first call.
         children: dotted names of the modules that it called in turn.
     """
 
@@ -51,11 +51,11 @@ class IslandCalls:
     """What is called while modules run as they are, in any thread.
 
     Attributes:
-        found: by dotted name, every module that was called.
+        calls: by dotted name, every module that was called.
     """
 
     def __init__(self, before: Snapshot, reached: Callable[[], States]) -> None:
-        self.found: dict[str, Called] = {}
+        self.calls: dict[str, Called] = {}
         self._before, self._reached = before, reached
         self._thread = threading.get_ident()
         self._running: list[str] = []
@@ -78,23 +78,23 @@ class IslandCalls:
             return self._running
         if not hasattr(self._elsewhere, "running"):
             self._elsewhere.running = []
-        found: list[str] = self._elsewhere.running
-        return found
+        running: list[str] = self._elsewhere.running
+        return running
 
     def note(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of a module by the one that is running, which may be itself (`super().forward`)."""
         parent = self.running
         with self._lock:
-            if parent is not None and parent != path and path not in self.found[parent].children:
-                self.found[parent].children.append(path)
-            known = self.found.get(path)
+            if parent is not None and parent != path and path not in self.calls[parent].children:
+                self.calls[parent].children.append(path)
+            known = self.calls.get(path)
             reason, reached = _why_alone(module, (args, kwargs)), self._reached()
             if not reason and self._before.are_swapped(module):
                 reason = OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else copied_together((args, kwargs))
                 chance = torch.get_rng_state()
-                self.found[path] = Called(module, example, reason, chance=chance, reached=reached)
+                self.calls[path] = Called(module, example, reason, chance=chance, reached=reached)
             elif not known.reason:
                 same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
                 known.reason = reason or ("" if same else VARIES)
@@ -106,9 +106,9 @@ class IslandCalls:
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that an island begins: what its last call called counts, not what earlier ones did."""
         with self._lock:
-            if path not in self.found:
+            if path not in self.calls:
                 self.note(path, module, args, kwargs)
-            self.found[path].children = []
+            self.calls[path].children = []
 
     @contextmanager
     def within(self, path: str) -> Iterator[None]:
@@ -129,7 +129,7 @@ class IslandCalls:
         self.note(path, module, args, kwargs)
         with self.within(path):
             output = forward(*args, **kwargs)
-        call = self.found[path]
+        call = self.calls[path]
         if call.output is None and not call.reason and not is_leaf(module):
             call.output = copied(output)
         return output

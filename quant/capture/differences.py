@@ -40,7 +40,7 @@ def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
     """The module at fault for the first difference that is none of values, and what it does."""
     for (_, owner, a), (_, _, b) in zip(one.foreign, other.foreign, strict=False):
         if a is not b:
-            return owner, "reads a tensor that was made outside of torch, or where no calls are seen"
+            return owner, "reads a tensor that was created outside of torch, or where no calls are recorded"
     place = _first_other_call(one, other)
     for a, b in zip(one.spans, other.spans, strict=False):
         if (place is None or a.end <= place) and not _alike(a.output, b.output):
@@ -61,10 +61,14 @@ def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
     caller = ""
     for span in reversed(one.spans):  # noted when they end: callers come first
         inside = span.start <= place <= span.end and f"{owner}.".startswith(f"{span.path}.")
-        twins = (twin for twin in other.spans if (twin.path, twin.start) == (span.path, span.start))
-        if not inside or (twin := next(twins, None)) is None:
+        same_calls = (
+            counterpart
+            for counterpart in other.spans
+            if (counterpart.path, counterpart.start) == (span.path, span.start)
+        )
+        if not inside or (counterpart := next(same_calls, None)) is None:
             continue
-        if not _alike(span.arguments, twin.arguments):
+        if not _alike(span.arguments, counterpart.arguments):
             return caller
         caller = span.path
     return owner
@@ -93,9 +97,9 @@ def needs_alike(one: Recorder, other: Recorder) -> bool:
         a[2] is not b[2] for a, b in zip(one.foreign, other.foreign, strict=True)
     ):
         return False
-    calls, twins = _numbered(one), _numbered(other)
-    return len(calls) == len(twins) and all(
-        a[0] == b[0] and _alike(a[1], b[1]) for a, b in zip(calls, twins, strict=True)
+    calls, others = _numbered(one), _numbered(other)
+    return len(calls) == len(others) and all(
+        a[0] == b[0] and _alike(a[1], b[1]) for a, b in zip(calls, others, strict=True)
     )
 
 
@@ -120,8 +124,8 @@ def _writer(one: Result, other: Result) -> str:
     targets = {write.target: write for write in other.writes if isinstance(write.target, str)}
     for write in one.writes:
         if isinstance(write.target, str):
-            twin = targets.pop(write.target, None)
-            if twin is None or not _alike(write.value, twin.value):
+            counterpart = targets.pop(write.target, None)
+            if counterpart is None or not _alike(write.value, counterpart.value):
                 return write.target.rpartition(".")[0]
     return next(iter(targets), "").rpartition(".")[0]
 
@@ -178,7 +182,7 @@ def _same_leaf(one: Any, other: Any) -> bool:
     if isinstance(one, float) and math.isnan(one):
         return math.isnan(other)
     try:
-        # Objects that compare by identity were made in the forward, and hold no value of the graph.
+        # Objects that compare by identity were created in the forward, and hold no value of the graph.
         return not compares_itself(type(one)) or bool(one == other)
     except Exception:  # a comparison of the user's own
         return False

@@ -108,8 +108,8 @@ def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.
     for name in names_in(function.__code__):
         of_class = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), None)
         own = vars(module).get(name, of_class)
-        for found in (function.__globals__.get(name), own):
-            helper = function_of(getattr(found, "fget", None) or getattr(found, "__func__", None) or found)
+        for value in (function.__globals__.get(name), own):
+            helper = function_of(getattr(value, "fget", None) or getattr(value, "__func__", None) or value)
             if helper is not None and helper is not function and helper.__globals__ is function.__globals__:
                 yield helper
 

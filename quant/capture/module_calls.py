@@ -135,7 +135,7 @@ class ModuleCalls:
         """A layer is one call."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         real_args, real_kwargs = plain_numbers((args, kwargs))
-        if name == "":
+        if not name:
             real_args = (module, *real_args)
         value = forward(*real_args, **real_kwargs)
         return self._results(node, module, value, known, args, kwargs)
@@ -183,8 +183,8 @@ class ModuleCalls:
         places = (node.args, node.kwargs)
         if changed:
             said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
-            given = args or tuple(kwargs.values())
-            return self.writes.written(node, value, changed, given, GIVEN, said)
+            arguments = args or tuple(kwargs.values())
+            return self.writes.written(node, value, changed, arguments, GIVEN, said)
         by_values = self.tape.is_sized_by_values(places)
         hold = (lambda: self.island_results.hold(node, holds, value)) if holds else None
         return self.results.note(node, value, GIVEN, sized_by_values=by_values, hold=hold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -29,6 +30,13 @@ VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dty
 """Classes of what cannot be changed."""
 EMPTY = frozenset({list, dict, set, OrderedDict})
 """Containers that have nothing to be kept while they are empty."""
+
+
+@dataclass(frozen=True)
+class ChangedClass:
+    """The class that a module has now, which is not the one it had."""
+
+    kind: type
 
 
 class Items:
@@ -146,7 +154,9 @@ class ModuleState:
             return {}
         own = vars(self.module)
         before, now = _flat(self.own, self.stores), _flat(own, own)
-        found = {} if type(self.module) is self.kind else {CLASS: (self.kind, type(self.module))}
+        changes: dict[str, tuple[Any, Any]] = {}
+        if type(self.module) is not self.kind:
+            changes[CLASS] = self.kind, ChangedClass(type(self.module))
         for name in {**before, **now}:
             one, other = before.get(name, MISSING), now.get(name, MISSING)
             if isinstance(one, (list, dict, set)):
@@ -154,8 +164,8 @@ class ModuleState:
             if isinstance(other, (list, dict, set)):
                 other = Items(other)
             if one is not other and not (isinstance(one, Items) and one.same(other)):
-                found[name] = one, other
-        return found
+                changes[name] = one, other
+        return changes
 
     def put_back(self, checked: Checked) -> set[str]:
         """Make the module hold what it held; gives the names of the attributes and tensors that had changed."""

@@ -60,13 +60,13 @@ COMPUTES = "computes in Python with"
 def recorded(value: Any, recorder: Tape, index: int, static: bool) -> Any:
     """A number as the value of node `index`; a bool is itself, since nothing else can be one."""
     if type(value) is int or type(value) is RecordedInt:
-        found: Any = int.__new__(RecordedInt, plain(value))
+        number: Any = int.__new__(RecordedInt, plain(value))
     elif type(value) is float or type(value) is RecordedFloat:
-        found = float.__new__(RecordedFloat, plain(value))
+        number = float.__new__(RecordedFloat, plain(value))
     else:
         return value
-    found.recorder, found.index, found.static = recorder, index, static
-    return found
+    number.recorder, number.index, number.static = recorder, index, static
+    return number
 
 
 def plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Python tells nobody of a write there. So what the code of a forward names is looked up before it runs, and compared when
 it has run: numbers, texts and tensors by their names, lists, dicts, sets, queues and plain objects by what they hold.
-Functions of the same file that it names, and its own methods, are looked into too. What lies deeper is not found, and
+Functions of the same file that it names, and its own methods, are searched too. Deeper objects are not seen, and
 neither is what lives in C: the second recording has to find that.
 """
 
@@ -54,7 +54,7 @@ class Outside:
         return label
 
     def reached(self) -> States:
-        """What the forward that began last found."""
+        """The objects that the forward begun last uses."""
         return dict(self._frames[-1]) if self._frames else {}
 
 

@@ -181,13 +181,13 @@ class Checked:
     """Whether places are as they were, each looked at once: many modules hold the same configuration."""
 
     def __init__(self) -> None:
-        self._found: dict[int, bool] = {}
+        self._unchanged: dict[int, bool] = {}
 
     def is_as_before(self, held: Held) -> bool:
-        found = self._found.get(id(held))
-        if found is None:
-            found = self._found[id(held)] = held.is_as_before()
-        return found
+        unchanged = self._unchanged.get(id(held))
+        if unchanged is None:
+            unchanged = self._unchanged[id(held)] = held.is_as_before()
+        return unchanged
 
 
 class Places:
@@ -203,22 +203,22 @@ class Places:
 
     def of(self, place: Place) -> Held:
         """What is at a place."""
-        found = self.held.get(place.key)
-        if found is None:
-            found = self._known.get(place.key)
-            if found is None or not self._checked.is_as_before(found):
-                found = Held(place, place.state())
-            self.held[place.key] = found
-        return found
+        held = self.held.get(place.key)
+        if held is None:
+            held = self._known.get(place.key)
+            if held is None or not self._checked.is_as_before(held):
+                held = Held(place, place.state())
+            self.held[place.key] = held
+        return held
 
     def keep(self, held: Iterable[Held]) -> None:
-        """Use what an earlier snapshot found again; what nobody keeps is let go of, as it may hold many tensors."""
+        """Reuse the objects of an earlier snapshot; those not kept are released, as they may hold many tensors."""
         for one in held:
             self.held[one.place.key] = one
 
 
 def alike(one: States, other: States) -> bool:
-    """Whether two calls found the same."""
+    """Whether two calls met the same objects."""
     return one.keys() == other.keys() and all(
         held.place.same(held.state, other[key].state) for key, held in one.items()
     )

@@ -93,23 +93,23 @@ class Proof:
 
         Where rounded numbers have never changed, they are held.
         """
-        self._decided, found = False, None
+        self._decided, verdict = False, None
         for step in steps:
-            found = self._agrees(values, limits, step)
-            if found is not None:
+            verdict = self._agrees(values, limits, step)
+            if verdict is not None:
                 break
-        alike = self._alike if found else set()
-        if alike or (found is None and self._decided):
+        alike = self._alike if verdict else set()
+        if alike or (verdict is None and self._decided):
             for step in UNCOVER:
                 further = self._agrees(values, limits, step)
                 if further is False:
                     return False
                 alike &= self._alike if further else alike
-                found = found or further
+                verdict = verdict or further
                 if further and not alike:
                     break
         self.limits += tuple(Limit(place, ROUNDED) for place in sorted(alike))
-        return found
+        return verdict
 
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
@@ -142,8 +142,8 @@ class Proof:
             fault = _replayed(self.recorder, other, call)
             if fault is None:
                 after.put_back()
-                for node, twin in zip(self.recorder.nodes, other.nodes, strict=True):
-                    node.note_other_shape(twin)
+                for node, counterpart in zip(self.recorder.nodes, other.nodes, strict=True):
+                    node.note_other_shape(counterpart)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
         after.put_back()
@@ -165,21 +165,21 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
 
 
 def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
-    """The rounded numbers, by their places, that are the same in two recordings although what they are made of is not.
+    """The places of rounded numbers that agree in two recordings although the numbers before rounding differ.
 
     Where Python counts by one of them unseen, the recordings could not tell.
     """
     guarded = {node.args[0].index for node in one.nodes if node.kind is Kind.GUARD and isinstance(node.args[0], Ref)}
     places = {index: place for place, index in enumerate(one.rounded) if index not in guarded}
     moved: set[int] = set()
-    found = set()
+    alike = set()
     for node in one.nodes:
         mine, theirs = one.value(node.index), other.value(node.index)
         if isinstance(mine, (int, float)) and mine != theirs:
             moved.add(node.index)
         elif node.index in places and moved.intersection(node.refs):
-            found.add(places[node.index])
-    return found
+            alike.add(places[node.index])
+    return alike
 
 
 def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str] | None:

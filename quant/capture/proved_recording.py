@@ -12,7 +12,7 @@ from quant.capture.recorder import Recorder
 from quant.capture.scalars import Limit
 from quant.capture.undisturbed import disturbed
 from quant.capture.unrecordable import said_of
-from quant.capture.with_gradients import unlike_in_training, unlike_with_gradients
+from quant.capture.with_gradients import note_unlike_layers, unlike_in_training, unlike_with_gradients
 from quant.runtime.arguments import ONE_MEMORY, Arguments, copied, share_memory, tensors_in
 from quant.runtime.names import full_name
 
@@ -62,7 +62,7 @@ def record(
                 proof = Proof(watched, recorder, call)
                 new, limits, whole = proof.problems, (*limits, *proof.limits), not proof.limits
                 if not new and whole:
-                    new = (unlike_in_training if training else unlike_with_gradients)(watched, recorder, call)
+                    new = _unlike(watched, recorder, call)
                 new = {_answerable(recorder, name): reason for name, reason in new.items()}
                 if not new and whole:
                     new = _undisturbed(watched, recorder, call)
@@ -81,6 +81,39 @@ def record(
         f"{path or type(module).__name__}: {MOST_PASSES} attempts gave no graph that computes what the module does; "
         "quant.register_leaf(its class) runs it as it is"
     )
+
+
+def _unlike(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
+    """The modules that do something else in training, or with gradients, than in a recording that is proved.
+
+    The first difference hides those after it. With its module as an island the call is recorded anew and held against
+    training again, two recordings for each, where a proof of what was found so far would take a dozen.
+    """
+    compare = unlike_in_training if recorder.training else unlike_with_gradients
+    found: dict[str, str] = {}
+    one = recorder
+    while True:
+        new = {_answerable(one, name): reason for name, reason in compare(watched, one, call).items()}
+        if one is not recorder:
+            one.forget_values()
+        if not new or new.keys() <= found.keys():
+            return found
+        if recorder.training and not found:  # the first recording has the fewest islands, which hide their layers
+            note_unlike_layers(watched, recorder, call)
+        found.update(new)
+        if recorder.path in found or not watched.has_run:
+            return found
+        islands = {**recorder.islands, **found}
+        watched.put_back(recorder.before)
+        one = Recorder(
+            recorder.root, recorder.path, islands, recorder.limits, recorder.before, training=recorder.training
+        )
+        try:
+            run(watched, one, call)
+        except Exception:  # the next attempt says of what module it is
+            return found
+        if not one.problems.keys() <= islands.keys():
+            return found
 
 
 def _answerable(recorder: Recorder, name: str) -> str:

@@ -18,13 +18,17 @@ from torch import nn
 from quant.capture.attention import stop_nesting
 from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot
+from quant.half_precision import OwnOutputs, WideInputs
 
 if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
     from quant.capture.undisturbed import Listener
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-         "_forward_pre_hooks_with_kwargs")  # fmt: skip
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOW_CALLED = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+"""Which hooks are called with what, by the same keys."""
+OURS = (WideInputs, OwnOutputs)
+"""Hooks that only cast: they are recorded as calls."""
 
 
 class Watched:
@@ -50,7 +54,8 @@ class Watched:
     def has_hooks_in(self, module: nn.Module) -> bool:
         """Whether hooks that belong to the model are on modules inside of a module."""
         inside = [part for part in module.modules() if part is not module]
-        return any(part.__dict__.get(name) for part in inside for name in HOOKS)
+        hooks = (part.__dict__.get(name) or {} for part in inside for name in HOOKS)
+        return any(not isinstance(hook, OURS) for found in hooks for hook in found.values())
 
     def snapshot(self) -> Snapshot:
         """What the model holds now."""
@@ -112,15 +117,27 @@ def watching(model: nn.Module) -> Iterator[Watched]:
     watched = Watched(model)
     with evaluating(model), _keeping(model):
         for module in model.modules():
-            for name in HOOKS:
-                hooks = module.__dict__.get(name)
-                if hooks and not _belongs_to_model(hooks, type(model)):
-                    module.__dict__[name] = type(hooks)()
+            _take_hooks(module, type(model))
             stop_nesting(module)
         forwards = [(module, module.forward) for module in model.modules()]
         for module, forward in forwards:
             module.__dict__["forward"] = WatchedForward(watched, module, forward)
         yield watched
+
+
+def _take_hooks(module: nn.Module, kind: type) -> None:
+    """Take away the user's hooks; those that cast and those that belong to the model's class stay."""
+    kept: set[int] = set()
+    for name in HOOKS:
+        hooks = module.__dict__.get(name) or {}
+        others = {key: hook for key, hook in hooks.items() if not isinstance(hook, OURS)}
+        if others and not _belongs_to_model(others, kind):
+            module.__dict__[name] = type(hooks)((key, hooks[key]) for key in hooks if key not in others)
+        kept.update(module.__dict__.get(name) or {})
+    for name in HOW_CALLED:
+        flags = module.__dict__.get(name)
+        if flags and not kept.issuperset(flags):
+            module.__dict__[name] = type(flags)((key, flags[key]) for key in flags if key in kept)
 
 
 def _belongs_to_model(hooks: Any, kind: type) -> bool:

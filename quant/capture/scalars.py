@@ -55,8 +55,8 @@ def with_numbers(module: nn.Module, call: Arguments, change: Callable[[str, Any]
     rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
     places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     named = [*places[: len(args)], *[rest] * (len(args) - len(places))]
-    given = [*zip(named, args, strict=True), *kwargs.items()]
-    if sum(1 for _, value in given for _ in _numbers(value)) > MOST_NUMBERS:
+    arguments = [*zip(named, args, strict=True), *kwargs.items()]
+    if sum(1 for _, value in arguments for _ in _numbers(value)) > MOST_NUMBERS:
         return call
 
     def changed(name: str, value: Any) -> Any:
@@ -64,8 +64,8 @@ def with_numbers(module: nn.Module, call: Arguments, change: Callable[[str, Any]
             return value
         return _changed(value, lambda number: change(name, number))
 
-    found = [changed(name, value) for name, value in given]
-    return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :], strict=True))
+    replaced = [changed(name, value) for name, value in arguments]
+    return tuple(replaced[: len(args)]), dict(zip(kwargs, replaced[len(args) :], strict=True))
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:

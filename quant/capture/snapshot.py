@@ -100,12 +100,12 @@ def storages_of(parts: Iterable[ModuleState | ScriptState]) -> dict[int, torch.U
 
     What a forward sets in its call is none of it: until the call ends, that is a value like others.
     """
-    found: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     for part in parts:
         for _, tensor in part.tensors:
             # Sparse tensors, and tensors without a shape yet, have none.
             with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
                 storage = tensor.untyped_storage()
-                found[storage.data_ptr()] = storage
-    found.pop(0, None)  # empty tensors
-    return found
+                storages[storage.data_ptr()] = storage
+    storages.pop(0, None)  # empty tensors
+    return storages

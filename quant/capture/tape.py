@@ -1,7 +1,7 @@
 """The tape: what one recording has noted, and the place by which each tensor and number is known.
 
 A tensor is known by its identity, a parameter or buffer by its name, a number by the node that it carries
-(`numbers.py`). What a value follows from decides whether a number made of it may be guarded.
+(`numbers.py`). The sources of a value decide whether a number computed from it may be guarded.
 """
 
 from __future__ import annotations
@@ -221,13 +221,13 @@ class Tape:
 
     def follows_from(self, tree: Any) -> int:
         """The highest source of what nested places name."""
-        found = CONSTANT
+        strongest = CONSTANT
         for leaf in leaves(tree):
             if isinstance(leaf, Attr):
-                found = max(found, STORED)
+                strongest = max(strongest, STORED)
             elif isinstance(leaf, Ref):
-                found = max(found, self._sources[leaf.index])
-        return found
+                strongest = max(strongest, self._sources[leaf.index])
+        return strongest
 
     def is_sized_by_values(self, tree: Any) -> bool:
         return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))

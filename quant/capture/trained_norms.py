@@ -8,14 +8,18 @@ by which it is trained for int8.
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from quant.capture.calls import called, functions
 from quant.capture.recorder import Recorder
 from quant.dead_calls import keep_only, needed_places
 from quant.folding import NORM_ARGUMENTS, FunctionalNorm, is_own_norm, norm_arguments
 from quant.graph import Graph, Kind, Node
 from quant.runtime.names import full_name
 from quant.runtime.trees import Attr, Ref, leaves
+
+READS = functions("__float__", "item")
+"""Calls that make a Python number of a tensor."""
 
 
 def graph_of(recorder: Recorder) -> Graph:
@@ -31,26 +35,26 @@ def settle_mode(one: Recorder, other: Recorder) -> None:
     _settle_norms(one, other)
     eval_graph = graph_of(one)
     for place, twin_place in zip(needed_places(eval_graph), needed_places(graph_of(other)), strict=False):
-        node, twin = one.nodes[place], other.nodes[twin_place]
+        node, counterpart = one.nodes[place], other.nodes[twin_place]
         if node.kwargs.get("training") is not False or is_own_norm(node, eval_graph):
             continue
-        if twin.kwargs.get("training") is True:
-            twin.kwargs["training"] = False
+        if counterpart.kwargs.get("training") is True:
+            counterpart.kwargs["training"] = False
         else:
             node.frozen = True
 
 
 def _settle_norms(one: Recorder, other: Recorder) -> None:
     graph = graph_of(one)
-    calls, twins = _norm_calls(one), _norm_calls(other)
+    calls, others = _norm_calls(one), _norm_calls(other)
     counts: set[int] = set()
     for owner, own_calls in calls.items():
         counted = _counted(other, owner)
-        pairs = zip(own_calls, twins.get(owner, []), strict=False)
-        own = [(call, twin) for call, twin in pairs if is_own_norm(call, graph)]
+        pairs = zip(own_calls, others.get(owner, []), strict=False)
+        own = [(call, counterpart) for call, counterpart in pairs if is_own_norm(call, graph)]
         alike = [
-            _settle_norm(FunctionalNorm(call, graph, one.root), call, twin, batch, is_counted=bool(counted))
-            for batch, (call, twin) in enumerate(own, start=1)
+            _settle_norm(FunctionalNorm(call, graph, one.root), call, counterpart, batch, is_counted=bool(counted))
+            for batch, (call, counterpart) in enumerate(own, start=1)
         ]
         if all(alike) and len(counted) == len(own):
             counts |= counted
@@ -61,22 +65,22 @@ def _settle_norms(one: Recorder, other: Recorder) -> None:
 
 def _norm_calls(recorder: Recorder) -> dict[str, list[Node]]:
     """The calls of F.batch_norm that are needed, by the module that makes them, in order."""
-    found: dict[str, list[Node]] = {}
+    calls: dict[str, list[Node]] = {}
     for place in needed_places(graph_of(recorder)):
         node = recorder.nodes[place]
         if node.target is F.batch_norm:
-            found.setdefault(node.owner, []).append(node)
-    return found
+            calls.setdefault(node.owner, []).append(node)
+    return calls
 
 
-def _settle_norm(norm: FunctionalNorm, call: Node, twin: Node, batch: int, *, is_counted: bool) -> bool:
+def _settle_norm(norm: FunctionalNorm, call: Node, counterpart: Node, batch: int, *, is_counted: bool) -> bool:
     """Whether a call in training mode is what `norm` makes of it; then it gets the settings of the one in eval mode.
 
     Args:
         batch: which call of its module it is, from 1.
     """
-    before, given = norm_arguments(call), norm_arguments(twin)
-    if not given.get("training"):
+    before, arguments = norm_arguments(call), norm_arguments(counterpart)
+    if not arguments.get("training"):
         call.frozen = True
         return False
     if norm.is_frozen:
@@ -84,15 +88,17 @@ def _settle_norm(norm: FunctionalNorm, call: Node, twin: Node, batch: int, *, is
     same = ["training", "momentum"]
     if not norm.track_running_stats:
         same += ["running_mean", "running_var"]
-        if any(given[name] is not None for name in same[2:]):
+        if any(arguments[name] is not None for name in same[2:]):
             return False
     else:
         share = norm.share(int(norm.num_batches_tracked) + batch)
-        if given["momentum"] != share or (norm.momentum is None and not is_counted):
+        if arguments["momentum"] != share or (norm.momentum is None and not is_counted):
             return False
     changes = {name: before[name] for name in same}
-    twin.args = tuple(changes.get(name, value) for name, value in zip(NORM_ARGUMENTS, twin.args, strict=False))
-    twin.kwargs = {name: changes.get(name, value) for name, value in twin.kwargs.items()}
+    counterpart.args = tuple(
+        changes.get(name, value) for name, value in zip(NORM_ARGUMENTS, counterpart.args, strict=False)
+    )
+    counterpart.kwargs = {name: changes.get(name, value) for name, value in counterpart.kwargs.items()}
     return True
 
 
@@ -101,23 +107,23 @@ def _counted(recorder: Recorder, owner: str) -> set[int]:
     if not isinstance(recorder.root.get_submodule(owner), nn.modules.batchnorm._BatchNorm):
         return set()
     counter = Attr(full_name(owner, "num_batches_tracked"))
-    found: set[int] = set()
+    counted: set[int] = set()
     for node in recorder.nodes:
-        if node.target == "add_" and node.owner == owner and node.args[1:] == (1,) and not node.kwargs:
+        if called(node) is Tensor.add_ and node.owner == owner and node.args[1:] == (1,) and not node.kwargs:
             source = node.args[0]
-            if source == counter or (isinstance(source, Ref) and source.index in found):
-                found.add(node.index)
-    return found
+            if source == counter or (isinstance(source, Ref) and source.index in counted):
+                counted.add(node.index)
+    return counted
 
 
 def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
     """The calls that make Python numbers of counts, and their guards: an average over all batches needs them."""
-    found: set[int] = set()
+    reading: set[int] = set()
     for node in recorder.nodes:
-        reads = node.kind is Kind.GUARD or node.target in ("__float__", "item")
-        if reads and node.refs and (counted | found).issuperset(node.refs):
-            found.add(node.index)
-    return found
+        reads = node.kind is Kind.GUARD or called(node) in READS
+        if reads and node.refs and (counted | reading).issuperset(node.refs):
+            reading.add(node.index)
+    return reading
 
 
 def _leave_out(recorder: Recorder, gone: set[int]) -> None:

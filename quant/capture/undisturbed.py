@@ -83,7 +83,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     try:
         torch.set_rng_state(call.chance)
         args, kwargs = copied_together(call.example)
-        return not _near(call.output, call.module(*args, **kwargs))
+        return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # what its caller would have set is not there
         return True
     finally:

@@ -47,10 +47,10 @@ def larger_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
         evaluated, trained: recordings of the same call in either mode.
     """
     kinds: dict[Any, int] = {}
-    calls, twins = _calls(evaluated, kinds), _calls(trained, kinds)
-    for name, found in calls.items():
-        known = twins.get(name, {})
-        new = [value for kind, value in found.items() if kind not in known]
+    calls, others = _calls(evaluated, kinds), _calls(trained, kinds)
+    for name, values in calls.items():
+        known = others.get(name, {})
+        new = [value for kind, value in values.items() if kind not in known]
         if new and known and _exceed(new, list(known.values())):
             yield name
 
@@ -59,7 +59,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
     """By layer, what it was called with: each float input, by the way in which it was computed."""
     ways: list[int] = []
     activations: set[int] = set()
-    found: dict[str, dict[int, Tensor]] = {}
+    by_layer: dict[str, dict[int, Tensor]] = {}
     for node in recorder.nodes:
         target = node.target if isinstance(node.target, str) else id(node.target)
         arguments = tuple(ways[leaf.index] if isinstance(leaf, Ref) else _key(leaf) for leaf in _leaves(node))
@@ -75,8 +75,8 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
         for ref in filter(activations.__contains__, node.refs):
             value = recorder.value(ref)
             if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-                found.setdefault(name, {})[ways[ref]] = value.detach()
-    return found
+                by_layer.setdefault(name, {})[ways[ref]] = value.detach()
+    return by_layer
 
 
 def _layer(node: Node, root: nn.Module) -> str | None:

@@ -59,8 +59,8 @@ def foreign(tensors: list[Any]) -> str:
 
 def read_once(call: Any) -> str:
     """What of a call's arguments can be read once, as a generator can, by its class; '' where nothing is so."""
-    found = (one for one in _flat(call) if hasattr(one, "__next__") and not copyable(one))
-    return next((type(one).__name__ for one in found), "")
+    iterators = (one for one in _flat(call) if hasattr(one, "__next__") and not copyable(one))
+    return next((type(one).__name__ for one in iterators), "")
 
 
 def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) -> None:
@@ -84,16 +84,16 @@ def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
     kinds = tuple(kind for kind in types if not issubclass(kind, Tensor))
     if not kinds:
         return []
-    found = [leaf for leaf in _flat(call) if isinstance(leaf, kinds)]
-    return list(_get_overloaded_args(found))
+    strangers = [leaf for leaf in _flat(call) if isinstance(leaf, kinds)]
+    return list(_get_overloaded_args(strangers))
 
 
 def asked(strangers: list[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
     """What the first of some `stand_ins` that knows a function gives for a call of it."""
     for one in strangers:
-        found = one.__torch_function__(func, types, args, kwargs)
-        if found is not NotImplemented:
-            return found
+        answer = one.__torch_function__(func, types, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
     names = ", ".join(type(one).__name__ for one in strangers)
     raise TypeError(f"no implementation of {getattr(func, '__name__', func)} for arguments of the classes {names}")
 

@@ -64,13 +64,13 @@ def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[L
 
     def change(tensor: Tensor) -> Tensor:
         place = next(tensors)
-        found = tensor.detach().clone()
+        changed = tensor.detach().clone()
         if tensor.layout != torch.strided or tensor.is_nested:
-            return found
+            return changed
         for dim, size in enumerate(tensor.shape):
             if (place, dim) in wanted and size:
-                found = found.index_select(dim, torch.arange(_other_size(size, dim, step)) % size)
-        return values(found, place)
+                changed = changed.index_select(dim, torch.arange(_other_size(size, dim, step)) % size)
+        return values(changed, place)
 
     args, kwargs = with_numbers(module, call, number)
     return rebuilt(args, change), rebuilt(kwargs, change)

@@ -31,11 +31,14 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
     if other is None:
         return {}
     settle_mode(recorder, other)
-    fault = _unlike(recorder, other, "other values", "training")
-    if fault:
-        for name, reason in _unlike_layers(watched, recorder, call).items():
-            watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
-    return fault
+    return _unlike(recorder, other, "other values", "training")
+
+
+def note_unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> None:
+    """Let `watched` know of layers whose ranges from training do not serve eval mode: some module does something else
+    there."""
+    for name, reason in _unlike_layers(watched, recorder, call).items():
+        watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
 
 
 def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
@@ -50,11 +53,11 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     if other is None:
         return {}
     settle_mode(one, other)
-    found = dict.fromkeys(larger_layers(one, other), LARGER)
+    reasons = dict.fromkeys(larger_layers(one, other), LARGER)
     one.forget_values()
     other.forget_values()
     missing = _never_called(watched, recorder, call, called_layers(one) - called_layers(other))
-    return {**found, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
+    return {**reasons, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
 
 
 def _never_called(watched: Watched, recorder: Recorder, call: Arguments, missing: set[str]) -> set[str]:

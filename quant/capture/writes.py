@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
 from quant.capture.calls import share_storage
-from quant.capture.module_state import CLASS, Items, ModuleState
+from quant.capture.module_state import ChangedClass, Items, ModuleState
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
@@ -74,8 +74,8 @@ class Writes:
         for tensor in changed:
             place = self.tape.where.get(id(tensor))
             own = place.index if tensor is keep and isinstance(place, Ref) else None
-            found = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
-            for index in found:
+            indices = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
+            for index in indices:
                 # Whoever holds the tensor itself finds its new node, by identity.
                 if index != own and self.tape.value(index) is not keep:
                     self.tape.overwritten.add(index)
@@ -103,7 +103,7 @@ class Writes:
         """What the call left on modules; a new submodule is a change of its parent's."""
         for path, part in self._state.items():
             for name, value in sorted(self._written(part).items()):
-                if name == CLASS:
+                if isinstance(value, ChangedClass):
                     self.tape.problem(path, "changes its class")
                 elif value is MISSING or isinstance(value, (nn.Module, nn.Parameter, Items)):
                     self.tape.problem(path, f"changes its attribute '{name}'")

@@ -36,6 +36,7 @@ def examine() -> dict[str, Any]:
             "name": _cpu_field("model name"),
             "isa": best_isa(set((_cpu_field("flags") or _cpu_field("Features")).split())),
             "isa_in_use": f"none: {ops.isa_problem()}" if ops.isa_problem() else in_use,
+            "isa_refusal": about_extension("isa_refusal"),
             "kernels": kernels_of(in_use),
         },
         "extension": _extension(),
@@ -54,6 +55,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"torch        {findings['torch']}, {findings['threads']} threads on {findings['cpus']} CPUs",
         f"CPU          {cpu['name'] or 'unknown'} ({cpu['machine']})",
         f"ISA          {cpu['isa'] or 'unknown'}, in use: {cpu['isa_in_use']}",
+        *([f"  refused    {cpu['isa_refusal']}"] if cpu["isa_refusal"] else []),
         f"kernels      {findings['extension']}",
         *(f"  {family:<18} {table}" for family, table in cpu["kernels"].items()),
         f"tables       {findings['fbgemm_gpu']}",
@@ -69,6 +71,13 @@ def best_isa(flags: set[str], machine: str = build.host_arch()) -> str:
     """The best instruction set of a CPU with these flags that the kernels know there; '' on another machine."""
     chosen = [one.name for one in build.instruction_sets(machine) if not one.by_request and one.needs <= flags]
     return chosen[-1] if flags else ""
+
+
+def about_extension(question: str) -> str:
+    """What the extension says of itself, '' where there is none or its sources are older than the question."""
+    if ops.extension_problem() or not hasattr(torch.ops.octet_native, question):
+        return ""
+    return str(getattr(torch.ops.octet_native, question)())
 
 
 def kernels_of(isa: str) -> dict[str, str]:

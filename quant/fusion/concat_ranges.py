@@ -1,7 +1,7 @@
-"""Which inputs of a concatenation have its range, and which are given that range when they are copied into it.
+"""Which inputs of a concatenation share its range, and which are rescaled to that range when they are copied.
 
-What only a concatenation reads is rounded once, by the range of the whole: a range of its own would be one rounding
-more for nobody. What others read as well keeps a range of its own, however wide the rest of the concatenation is.
+An input that only the concatenation reads is rounded once, by the range of the whole: a range of its own would round it
+twice for no reader. An input with other readers keeps its own range, however wide the concatenation's is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from quant.ops.step import Step
 
 @dataclass
 class Joins:
-    """What `join` found.
+    """The result of `join`.
 
     Attributes:
-        rescaling: outputs of the concatenations with an input whose range is another.
-        covered: values that have the range of such a concatenation and are part of it, so that to look at the whole is
-            to look at them.
+        rescaling: outputs of the concatenations with an input of another range.
+        covered: inputs that share such a concatenation's range: observing its output observes them.
     """
 
     rescaling: set[int] = field(default_factory=set)
@@ -28,24 +27,24 @@ class Joins:
 
 
 class Groups:
-    """Values that have one range each with others, while groups grow (a union-find)."""
+    """Groups of values with one range each, which can be joined (a union-find)."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._parent = {value: value for value in values}
 
     def find(self, value: int) -> int:
-        """The value that stands for the group."""
+        """The value that represents the group."""
         while self._parent[value] != value:
             value = self._parent[value]
         return value
 
     def join(self, value: int, other: int) -> None:
-        """One range for both groups."""
+        """Join the groups of two values."""
         one, two = sorted((self.find(value), self.find(other)))
         self._parent[two] = one
 
     def all(self) -> dict[int, list[int]]:
-        """The groups, each in order."""
+        """All groups by their representatives, each in order."""
         groups: dict[int, list[int]] = {}
         for value in sorted(self._parent):
             groups.setdefault(self.find(value), []).append(value)
@@ -55,16 +54,16 @@ class Groups:
 def join(
     cats: Sequence[Step], groups: Groups, users: Mapping[int, list[int]], keeps: Callable[[int, int], bool]
 ) -> Joins:
-    """Put the inputs of each concatenation that nobody else reads into its group.
+    """Join the inputs of each concatenation that have no other reader with its group.
 
     Args:
-        cats: in order.
-        groups: of values that are the same numbers moved about; changed.
-        users: of `Graph.users`.
-        keeps: of a value's group (first) and a user of the value, whether that only moves it within the group.
+        cats: the concatenations, in order.
+        groups: of values that are views of each other; changed in place.
+        users: as from `Graph.users`.
+        keeps: tells, for a group and a user of one of its values, whether the user is a view within the group.
     """
-    found = Joins()
-    taken: list[tuple[Step, list[int]]] = []
+    joins = Joins()
+    joined: list[tuple[Step, list[int]]] = []
     for cat in cats:
         members = groups.all()
         own = [
@@ -74,18 +73,18 @@ def join(
         ]
         for group in own:
             groups.join(group[0], cat.output)
-        taken += [(cat, group) for group in own]
-    found.rescaling = {
+        joined += [(cat, group) for group in own]
+    joins.rescaling = {
         cat.output for cat in cats if any(groups.find(value) != groups.find(cat.output) for value in cat.inputs)
     }
-    for cat, group in taken:
-        if cat.output in found.rescaling:
-            found.covered.update(group)
-    return found
+    for cat, group in joined:
+        if cat.output in joins.rescaling:
+            joins.covered.update(group)
+    return joins
 
 
 def _only_in(cat: Step, group: list[int], users: Mapping[int, list[int]], keeps: Callable[[int], bool]) -> bool:
-    """Whether a group's values are read for the concatenation alone; states are read in their layer as well."""
+    """Whether only the concatenation reads a group's values; recurrent states are read by their layer as well."""
     if group[0] < 0:
         return False
     return all(user == cat.output or keeps(user) for value in group for user in users[value])

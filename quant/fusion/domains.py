@@ -1,4 +1,4 @@
-"""Which steps compute in integers and which in float, as their neighbours do."""
+"""Which steps compute in integers and which in float, decided by their neighbours."""
 
 from __future__ import annotations
 

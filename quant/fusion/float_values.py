@@ -1,10 +1,10 @@
-"""Values that stay float32 because something reads them as reals, and are rounded for their integer readers alone.
+"""Values that stay float32 because some reader wants them in float; they are rounded for their integer readers alone.
 
-First the sums of a residual stream, which its layer norms read: they would be rounded to 8 bits at every block for the
-sake of the few integer layers that read them too. Sums of convolutional networks, which integer layers and other sums
-read, are none of these. Then whatever the caller gets, or a float step reads, beside integer steps, where it costs
-nothing: layers and matrix products have kernels that give float32, and to round that for the integer readers takes as
-long as to turn integers back for the others.
+First, the sums of a residual stream that layer norms read: they would be rounded to 8 bits at every block for the few
+integer layers that read them too. Sums in convolutional networks, which integer layers and other sums read, are not
+among them. Second, values that the caller or a float step reads beside integer steps, where this is free: layers and
+matrix products have kernels with float32 results, and rounding these for the integer readers takes as long as
+dequantising for the others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quant.ops.views import View
 def float_streams(
     steps: Sequence[Step], users: dict[int, list[int]], computing: Collection[int], moving: Collection[int]
 ) -> list[Step]:
-    """The integer steps that are better float: sums that float computations read, sums of these, and moves of them.
+    """The integer steps that should be float: sums that float computations read, sums of these, and views of them.
 
     Args:
-        steps: of a graph, in order, their domains chosen but for this.
-        users: of `Graph.users`.
-        computing: outputs of steps without an integer form, such as layer norms. A step that is float because of its
-            neighbours, and a layer that the recipe leaves float, are none: they would read integers as well.
-        moving: outputs of steps that move values, float or not.
+        steps: of a graph, in order; all other decisions about their domains are taken.
+        users: as from `Graph.users`.
+        computing: outputs of steps without an integer form, such as layer norms. Steps that are float because of
+            their neighbours, and layers that the recipe leaves float, do not count: they could read integers.
+        moving: outputs of views, float or not.
     """
     makers = {index: step for step in steps for index in step.nodes}
 
@@ -36,24 +36,24 @@ def float_streams(
         outputs = {makers[user].output for user in users[value] if user in makers}
         return any(one in computing or (one in moving and read_as_reals(one)) for one in outputs)
 
-    found: list[Step] = []
+    demoted: list[Step] = []
     stream: set[int] = set()
     for step in steps:
         of_stream = not stream.isdisjoint(step.inputs)
         adds, moves = isinstance(step.operator, Add), isinstance(step.operator, View)
         if (adds and (of_stream or read_as_reals(step.output))) or (moves and of_stream):
-            found.append(step)
+            demoted.append(step)
             stream.add(step.output)
-    return found
+    return demoted
 
 
 def gives_reals(step: Step) -> bool:
-    """Whether a step can give float32 without a rounding to 8 bits before."""
+    """Whether a step can give float32 without rounding to 8 bits first."""
     return step.operator.gives_reals
 
 
 def wanted_as_reals(steps: Sequence[Step], users: dict[int, list[int]]) -> set[int]:
-    """The values that float steps or the caller read as they are."""
+    """The values that float steps or the caller read unrounded."""
     makers = {index: step for step in steps for index in step.nodes}
 
     def reads(value: int, user: int) -> bool:
@@ -64,10 +64,10 @@ def wanted_as_reals(steps: Sequence[Step], users: dict[int, list[int]]) -> set[i
 
 
 def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list[Step]:
-    """The integer steps besides those of `float_streams` that are better float, as their readers or operands are.
+    """The integer steps, besides those of `float_streams`, that should be float because their readers or operands are.
 
-    They are moves of what a kernel gives in float32, functions of that whose values the caller gets, and sums and
-    products that take in what is computed in float, which would be rounded for them.
+    These are views of a kernel's float32 result, functions of it that the caller gets, and sums and products with an
+    operand that is computed in float and would be rounded for them.
 
     Args:
         steps, users: as for `float_streams`.
@@ -75,7 +75,7 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
     makers = {index: step for step in steps for index in step.nodes}
     wanted = wanted_as_reals(steps, users)
     returned = {step.output for step in steps if any(user not in makers for user in users[step.output])}
-    found: list[Step] = []
+    demoted: list[Step] = []
     for step in reversed(steps):
         if not step.integer or not step.inputs:
             continue
@@ -83,18 +83,18 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
         shown = isinstance(step.operator, Lookup) and step.output in returned and gives_reals(makers[step.inputs[0]])
         mixed = isinstance(step.operator, (Add, Mul)) and any(computes_reals(makers[value]) for value in step.inputs)
         if moves or shown or mixed:
-            found.append(step)
+            demoted.append(step)
             wanted.update(step.inputs)
-    return found
+    return demoted
 
 
 def computes_reals(step: Step) -> bool:
-    """Whether a step is float arithmetic; a layer that is left float, or given inputs, may stand beside integers."""
+    """Whether a step is float arithmetic, and not an input or a layer that is left float."""
     return isinstance(step.operator, Float) and not step.operator.has_integer_form
 
 
 def _origin(step: Step, makers: dict[int, Step]) -> Step:
-    """The step that computed what `step` gives: itself, or what integer moves take it from."""
+    """The step that computed the value of `step`: itself, or the source of a chain of integer views."""
     while isinstance(step.operator, View) and step.inputs:
         step = makers[step.inputs[0]]
     return step

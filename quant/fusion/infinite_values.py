@@ -39,7 +39,7 @@ PASSES = FILLS | {
 
 def layers_of_infinities(graph: Graph, root: nn.Module) -> dict[str, str]:
     """The layers to leave float: their names within `root`, or the owner of a functional one, and why."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     infinite: set[int] = set()
     known: dict[str, bool] = {}
 
@@ -60,13 +60,13 @@ def layers_of_infinities(graph: Graph, root: nn.Module) -> dict[str, str]:
             known_as = _recognised(node, graph, root)
             reads = known_as is not None and not infinite.isdisjoint(known_as.inputs)
             if known_as is not None and reads and known_as.operator.anchor:
-                found[node.target if node.kind is Kind.MODULE else node.owner] = REASON
+                reasons[node.target if node.kind is Kind.MODULE else node.owner] = REASON
             passes = (
                 known_as is not None and reads and (known_as.operator.anchor or isinstance(known_as.operator, View))
             )
             if passes or is_call_of(node, PASSES):
                 infinite.add(node.index)
-    return found
+    return reasons
 
 
 def _recognised(node: Node, graph: Graph, root: nn.Module) -> Recognised | None:

@@ -64,10 +64,10 @@ def join_output_sequences(steps: list[Step], graph: Graph) -> list[Step]:
         # An index may be a tensor, and comparing that with 0 gives no bool.
         and type(node.args[1]) is int and node.args[1] == 0
     }  # fmt: skip
-    taken: set[int] = set()
+    joined: set[int] = set()
     for step in steps:
         if isinstance(step.operator, Sequence) and step.output in first:
             step.nodes = (*step.nodes, first[step.output])
-            taken.add(step.output)
-    kept = [step for step in steps if len(step.nodes) > 1 or step.output not in taken]
+            joined.add(step.output)
+    kept = [step for step in steps if len(step.nodes) > 1 or step.output not in joined]
     return sorted(kept, key=lambda step: step.output)

@@ -1,4 +1,4 @@
-"""Which values share a range: slots, by what moves values about, recurrent layers and concatenations."""
+"""Which values share a range: those joined by views, by concatenations, and by calls of one recurrent layer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _join_recurrent(
 
 
 def _keeps(steps: list[Step], sharing: dict[int, Step], groups: Groups) -> Callable[[int, int], bool]:
-    """Whether a user of a group's value leaves it within the group, as `join` asks; who reads a shape alone does."""
+    """The question of `join`: is a user a view within the group? Reading a shape counts as one."""
     by_node = {index: step for step in steps for index in step.nodes}
 
     def keeps(group: int, user: int) -> bool:
@@ -77,7 +77,7 @@ def _keeps(steps: list[Step], sharing: dict[int, Step], groups: Groups) -> Calla
 
 
 def _is_observed(maker: Step, joins: Joins) -> bool:
-    """Whether an observer looks at a step's output: not where it sees the same numbers elsewhere."""
+    """Whether the observer is shown a step's output; not where it is shown the same numbers elsewhere."""
     shows_elsewhere = maker.operator.shares_range or isinstance(maker.operator, Sequence)
     return maker.output not in joins.covered and (not shows_elsewhere or maker.output in joins.rescaling)
 

@@ -1,11 +1,11 @@
 """The int8 modules that conversion puts in place of float ones."""
 
 from quant.nn.attention import MultiheadAttention
-from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.nn.linear import Conv1D, Linear
 from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from quant.nn.registry import register_int8
+from quant.runtime.layers.quant_module import QuantModule
 
 __all__ = [
     "GRU",

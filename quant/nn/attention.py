@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quant.nn.base import QuantizedWeight, QuantModule, frozen
+from quant.nn.base import QuantizedWeight
 from quant.nn.linear import Linear
 from quant.recipe import QConfig
+from quant.runtime.layers.quant_module import QuantModule, frozen
 
 
 class MultiheadAttention(QuantModule):
@@ -197,7 +198,7 @@ class MultiheadAttention(QuantModule):
     def _extend(
         self, k: Tensor, v: Tensor, mask: Tensor | None, padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Append the learned key and value, and the zero ones, that the float module was made with."""
+        """Append the float module's learned key and value (`add_bias_kv`) and zeros (`add_zero_attn`)."""
         batch, extra = k.size(1), 0
         bias_k, bias_v = self.bias_k, self.bias_v
         if bias_k is not None and bias_v is not None:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig, RecipeError
+from quant.runtime.layers.quant_module import QuantModule, dequantize_weight
 
 _embedding = direct("embedding")
 
@@ -37,7 +38,7 @@ class _Table(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (num_embeddings, embedding_dim): what the packed rows stand for, made anew at each read."""
+        """`dtype` (num_embeddings, embedding_dim): the packed rows dequantised, computed at each read."""
         return unpack_rows(self.rows, self.bits, self.embedding_dim).to(self.dtype)
 
     def extra_repr(self) -> str:
@@ -154,7 +155,7 @@ class TiedEmbedding(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (num_embeddings, embedding_dim): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (num_embeddings, embedding_dim): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What a subclass of the user's adds to a layer of torch: methods and attributes that its int8 stand-in keeps.
 
 The stand-in's class becomes a subclass of the int8 class with the user's members in it, wherever the int8 class has
-none of that name. It is made when needed, once for each pair, and pickled as the two classes that it is made of.
+none of that name. It is created when needed, once for each pair, and pickled as the two classes that it joins.
 `super()` in such a method does not reach the float layer, which is gone.
 """
 
@@ -35,14 +35,14 @@ def inherit_methods(new: nn.Module, kind: type[nn.Module]) -> None:
 
 def _members(kind: type[nn.Module]) -> dict[str, Any]:
     """What the user's classes above the one that is replaced define, the lowest first."""
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for one in kind.__mro__:
         if one.__module__.partition(".")[0] == "torch" or one is object or is_recurrent_class(one):
             break
         for name, value in vars(one).items():
             if not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl":
-                found.setdefault(name, value)
-    return found
+                members.setdefault(name, value)
+    return members
 
 
 @functools.cache
@@ -62,5 +62,5 @@ def _joined(int8: Any, kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
 
 def _empty(int8: Any, kind: Any, names: tuple[str, ...]) -> nn.Module:
     """A stand-in whose state is still to come, for pickle."""
-    made = _joined(int8, kind, names)
-    return made.__new__(made)
+    joined = _joined(int8, kind, names)
+    return joined.__new__(joined)

@@ -5,8 +5,9 @@ from torch import Tensor, nn
 
 from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
-from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig
+from quant.runtime.layers.quant_module import QuantModule, dequantize_weight, frozen
 
 _linear_dynamic_plain = direct("linear_dynamic_plain")
 
@@ -41,7 +42,7 @@ class Linear(QuantModule):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (out_features, in_features): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (out_features, in_features): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype)
 
     def _scripted(self, input: Tensor) -> Tensor:
@@ -114,5 +115,5 @@ class Conv1D(Linear):
 
     @property
     def weight(self) -> Tensor:
-        """`dtype` (in_features, out_features): what the int8 weight stands for, made anew at each read."""
+        """`dtype` (in_features, out_features): the int8 weight dequantised, computed at each read."""
         return dequantize_weight(self.q_weight, self.scale, self.columns).to(self.dtype).t()

@@ -10,11 +10,11 @@ from torch import nn
 
 from quant.kernels.registry import ClassRegistry, described, full_name_of
 from quant.nn.attention import MultiheadAttention
-from quant.nn.base import QuantModule
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.nn.linear import Conv1D, Linear
 from quant.recipe import QConfig
 from quant.recurrent_layers import recurrent_class, recurrent_classes
+from quant.runtime.layers.quant_module import QuantModule
 
 Maker: TypeAlias = "Callable[[Any, QConfig], QuantModule]"
 """(float module, its settings) -> the int8 module that stands in for it."""

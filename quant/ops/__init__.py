@@ -1,8 +1,8 @@
 """The integer operators, one file per family.
 
-A family's file has the operator as a frozen dataclass with its traits, says which calls of torch are one
-(`recognises`), and which kernel computes it (`lower`). Every file of this folder is imported here, so that to add one
-is to write one.
+A family's file defines the operator as a frozen dataclass with its traits, the calls of torch that it stands for
+(`recognises`), and the kernel that computes it (`lower`). All files of this folder are imported here, so that an
+operator is added by one new file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums and products of two values, or of one with numbers of the model's own."""
+"""Sums and products of two values, or of a value with constants of the model."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def _binary(call: Call, operator: Add | Mul) -> Recognised:
 
 
 def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -> Recognised | None:
-    """A sum or product with the model's own numbers, one per channel: a part of the layer before, where it can be.
+    """A sum or product with one constant per channel, which is folded into the layer before where possible.
 
     Args:
-        place: of the operand that is no activation.
+        place: index of the constant operand.
     """
     x, constant = args[1 - place], args[place]
     shape = own_shape(call.graph, call.root, constant)
@@ -126,7 +126,7 @@ def _per_channel(call: Call, args: list[Any], place: int, operator: Add | Mul) -
 
 
 def _channel_axis(shape: tuple[int, ...], meta: TensorMeta | None) -> int | None:
-    """1 or -1 for a tensor of `shape` with a number for each index of that axis of a value; 0 with one for all."""
+    """1 or -1 where a tensor of `shape` has a number per index of that axis of a value; 0 for a single number."""
     if meta is None or len(meta.shape) < 2 or len(shape) > len(meta.shape):
         return None
     if set(shape) <= {1}:

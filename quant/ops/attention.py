@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from quant.kernels.reference_plan import Constant, Line, Register
+from quant.kernels.reference_plan import Line, Register
 from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned
 from quant.ops.registry import plans_reals
 from quant.runtime.calls import attend
-from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import AttentionCall
 from quant.runtime.trees import Ref
-
-
-@dataclass(frozen=True)
-class AttentionCall(ModuleCall):
-    """What a `MultiheadAttention` computes between its projections, which drops weights in training mode.
-
-    Attributes:
-        whole: its line.
-    """
-
-    kind: ClassVar[str] = "attention"
-    whole: str
-
-    def holds(self, module: nn.Module) -> bool:
-        return not module.training
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
-        return self.whole
 
 
 @plans_reals(attend, exact=False)
@@ -67,15 +44,15 @@ def attention_in_reals(call: PlanCall) -> Lines:
 
 
 def _mask(call: PlanCall) -> tuple[Lines, Register | None]:
-    """What makes reals of the mask, and the mask as it is given; it may be of booleans, true where a key is seen."""
-    given = call.argument(3, "attn_mask")
-    if given is None:
+    """Lines that turn the mask into float32, and the mask's register; booleans are true where a key is seen."""
+    mask = call.argument(3, "attn_mask")
+    if mask is None:
         return [], None
-    if not isinstance(given, Ref) or call.values.dtype(Register(given.index)) != torch.bool:
+    if not isinstance(mask, Ref) or call.values.dtype(Register(mask.index)) != torch.bool:
         return [], call.tensor(3, "attn_mask")
-    # A boolean's byte as an integer: 0 or FARTHEST, and twice that is -inf, which no scale gives where 0 is to stay 0.
-    reals = ("dequantize", {"q": Register(given.index), "scale": -FARTHEST, "zero_point": 1})
-    return [reals, ("add_f32", {"a": BEFORE, "b": BEFORE})], Register(given.index)
+    # A boolean's byte becomes 0 or FARTHEST, and twice FARTHEST is -inf; no scale alone maps 1 to -inf and 0 to 0.
+    reals = ("dequantize", {"q": Register(mask.index), "scale": -FARTHEST, "zero_point": 1})
+    return [reals, ("add_f32", {"a": BEFORE, "b": BEFORE})], Register(mask.index)
 
 
 FARTHEST = torch.finfo(torch.float32).min

@@ -18,7 +18,7 @@ class StaysFloat(Exception):
 
 
 def check_reals(meta: TensorMeta) -> None:
-    """Raise StaysFloat for a value that cannot become integers as it lies in memory: of another dtype, or sparse."""
+    """Raise StaysFloat for a value that cannot be quantised: of another dtype than float32, or sparse."""
     if meta.dtype != torch.float32:
         raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
     if meta.layout != torch.strided:
@@ -26,7 +26,7 @@ def check_reals(meta: TensorMeta) -> None:
 
 
 class Call:
-    """A node with what its arguments need to be read by place or by name."""
+    """A node whose arguments can be read by place or by name."""
 
     def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
         self.node, self.graph, self.root = node, graph, root
@@ -40,14 +40,14 @@ class Call:
 
     def activation(self, place: int = 0, name: str = "input") -> int:
         """The value read as this argument, which must be a float32 tensor."""
-        found = self.get(place, name)
-        if not isinstance(found, Ref):
+        value = self.get(place, name)
+        if not isinstance(value, Ref):
             raise StaysFloat(f"{name} is no activation")
-        meta = self.graph.nodes[found.index].meta
+        meta = self.graph.nodes[value.index].meta
         if meta is None:
             raise StaysFloat("its input is no tensor")
         check_reals(meta)
-        return found.index
+        return value.index
 
     def rank(self, index: int) -> int:
         """Dimensions of a tensor value, as captured."""
@@ -72,7 +72,7 @@ def per_dimension(value: Any, dims: int) -> tuple[int, ...]:
 
 
 def called(node: Node, root: nn.Module) -> str:
-    """How people call what a node does: the class of a module, the name of a function."""
+    """The name of a node's call for reports: the class of a module, the name of a function."""
     if node.kind is Kind.MODULE:
         return type(attribute(root, node.target)).__name__
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

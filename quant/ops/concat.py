@@ -18,14 +18,14 @@ from quant.runtime.trees import Ref
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """A concatenation of values that have its range or are given it."""
+    """A concatenation; inputs of another range are rescaled to its own."""
 
     name: ClassVar[str] = "cat"
     shares_range: ClassVar[bool] = True
     dim: Any = 0
 
     def lower(self, step: Step, context: Context) -> SameCall:
-        """A move, in which inputs of another range are rescaled."""
+        """The captured call on integers, after inputs of another range are rescaled."""
         scale, zero_point = context.ranges[step.output].scale, context.zero_point(step.output)
         others = [
             value
@@ -47,14 +47,14 @@ class Concat(Operator):
 
 @dataclass(frozen=True)
 class Stack(Concat):
-    """A concatenation along a dimension of its own."""
+    """A concatenation along a new dimension."""
 
     def plan(self, call: PlanCall) -> Planned:
         return Operator.plan(self, call)
 
 
 def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]) -> dict[str, Any]:
-    """How each part of a concatenation becomes one of its range; nothing where all have it."""
+    """Zero points and multipliers that rescale the inputs of a concatenation; empty where all share its range."""
     if not rescaled:
         return {}
     [output_zero_point] = {numbers[2] for numbers in rescaled.values()}
@@ -65,21 +65,21 @@ def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]
 
 @recognises(torch.cat, torch.concat, torch.concatenate)
 def concat(call: Call) -> Recognised:
-    """Tensors one after the other."""
+    """`torch.cat`."""
     return _joined(Concat(call.get(1, "dim", call.node.kwargs.get("axis", 0))), call)
 
 
 @recognises(torch.stack)
 def stack(call: Call) -> Recognised:
-    """Tensors of one shape."""
+    """`torch.stack`."""
     return _joined(Stack(call.get(1, "dim", 0)), call)
 
 
 def _joined(operator: Concat, call: Call) -> Recognised:
-    """`operator`, of tensors that are all activations."""
+    """`operator`, on a list of tensors that are all activations."""
     tensors = call.get(0, "tensors")
     if not isinstance(tensors, (tuple, list)):
-        raise StaysFloat("it joins a list made at run time")
+        raise StaysFloat("it joins a list that is built at run time")
     inputs = []
     for tensor in tensors:
         if not isinstance(tensor, Ref):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quant.ops.call import Call, StaysFloat, per_dimension
 from quant.ops.linear import own_parameter, own_weight
 from quant.ops.operator import Weighted
-from quant.ops.products import ConvProduct, Padding, TransposedProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import ConvProduct, Padding, TransposedProduct
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref
 
@@ -28,7 +28,7 @@ class Conv(Weighted):
     """A convolution, its settings as torch's.
 
     Attributes:
-        pad_before: what is put around the input first, where the sides differ or it is not of zeros.
+        pad_before: padding applied to the input first, where the sides differ or it is not zeros.
     """
 
     name: ClassVar[str] = "conv"
@@ -70,7 +70,7 @@ class ConvTranspose(Conv):
         return parts.reshape(-1, *parts.shape[2:])
 
     def as_layer(self, rows: Tensor) -> Tensor:
-        # With groups, (groups * out', in', ...) against (groups * in', out', ...): the same move leads both ways.
+        # With groups, (groups * out', in', ...) and (groups * in', out', ...): the permutation is its own inverse.
         return self.output_first(rows)
 
 
@@ -124,8 +124,8 @@ recognises(torch.conv3d)(partial(_conv_function, dims=3))
 
 
 def _tensor(call: Call, weight: Any) -> Tensor:
-    found: Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
-    return found
+    tensor: Tensor = attribute(call.root, weight.path) if isinstance(weight, Attr) else weight
+    return tensor
 
 
 def _padding(padding: Any, mode: str, dilation: Any, kernel: Any) -> dict[str, Any]:

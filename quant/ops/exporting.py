@@ -1,6 +1,6 @@
-"""The seam for exporters: how a fused graph's steps are written in some other form, one function per class of operator.
+"""The interface for exporters, which write a fused graph's steps in another format.
 
-An exporter is one file, which makes an `Exporter` and says of each class that it knows how it is written:
+An exporter is one file: it creates an `Exporter` and registers a function for each operator class that it can write:
 
     text: Exporter[list[str]] = Exporter("text")
 
@@ -24,14 +24,14 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class NotExportable(ValueError):
-    """A fused graph has steps that an exporter has no form for; the message names them."""
+    """A fused graph has steps that the exporter cannot write; the message names them."""
 
 
 class Exporter(Generic[W]):
-    """A form that fused graphs can be written in.
+    """A format that fused graphs can be written in.
 
     Args:
-        name: of the form, for messages.
+        name: of the format, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,8 +41,8 @@ class Exporter(Generic[W]):
     def writes(self, *operators: type[Operator]) -> Callable[[F], F]:
         """A decorator for the function (operator, step, W) that writes steps of some classes.
 
-        A class stands for itself alone: a transposed convolution is a subclass of a convolution, and is not written
-        as one.
+        Subclasses are not included: a transposed convolution is a subclass of a convolution, but is not written as
+        one.
 
         Raises:
             ValueError: another function writes one of them already.
@@ -59,14 +59,14 @@ class Exporter(Generic[W]):
         return register
 
     def write(self, steps: Sequence[Step], writer: W) -> None:
-        """Write a fused graph's steps in order; nothing is written where one has no form.
+        """Write a fused graph's steps in order; nothing is written where one of them cannot be.
 
         Args:
             steps: of a `FusedGraph`, or some of them.
             writer: what the functions write to.
 
         Raises:
-            NotExportable: steps without a form, by their layers' names.
+            NotExportable: names the steps that cannot be written.
         """
         operators = [(operator_of(step), step) for step in steps]
         missing = [_described(*one) for one in operators if type(one[0]) not in self._forms]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.call import Call, StaysFloat
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.views import View, view_of
-from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import IDLE, IdleCall
 
 
 @dataclass(frozen=True)
 class Copy(View):
-    """A tensor of its own with the same values."""
+    """A copy."""
 
     def plan(self, call: PlanCall) -> Lines:
         return [("same", {"x": call.tensor()})]
@@ -27,7 +25,7 @@ class Copy(View):
 
 @dataclass(frozen=True)
 class Idle(Copy):
-    """The input itself, as a dropout gives it in eval mode."""
+    """The input itself, as from a dropout in eval mode."""
 
     idle: ClassVar[bool] = True
 
@@ -39,20 +37,20 @@ class Identity(Idle):
 
 @dataclass(frozen=True)
 class Contiguous(Idle):
-    """The input in an order of memory, which no kernel asks for."""
+    """`contiguous`, which no kernel needs."""
 
     planned_in_reals: ClassVar[bool] = True
 
 
 @recognises(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, "detach")
 def idle(call: Call) -> Recognised:
-    """Layers that drop in training mode, and calls that only training sees."""
+    """Layers that drop values in training mode, and `detach`."""
     return view_of(Idle(), call)
 
 
 @recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def dropout(call: Call) -> Recognised:
-    """Functions that are told whether to drop; layers ask their mode."""
+    """Dropout functions, whose `training` argument decides; layers follow their mode."""
     if call.get(2, "training", True) is True:
         raise StaysFloat("it drops values in eval mode too")
     return view_of(Idle(), call)
@@ -60,13 +58,13 @@ def dropout(call: Call) -> Recognised:
 
 @recognises(nn.Identity)
 def identity(call: Call) -> Recognised:
-    """Nothing in any mode."""
+    """`nn.Identity`."""
     return view_of(Identity(), call)
 
 
 @recognises("contiguous")
 def contiguous(call: Call) -> Recognised:
-    """An order of memory."""
+    """`contiguous`."""
     return view_of(Contiguous(), call)
 
 
@@ -76,28 +74,7 @@ def copy(call: Call) -> Recognised:
     return view_of(Copy(), call)
 
 
-@dataclass(frozen=True)
-class IdleCall(ModuleCall):
-    """A float module that does nothing in eval mode."""
-
-    kind: ClassVar[str] = "idle"
-
-    def holds(self, module: nn.Module) -> bool:
-        return is_untouched(module) and type(module) in _PLANNED and not module.training
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        return Line(self.out, "same", {"x": Register(self.reads[0])})
-
-
-_PLANNED = (nn.Dropout, nn.Identity)
-
-
-def is_untouched(module: nn.Module) -> bool:
-    """Whether a call of the module is a call of its class's forward."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-
-
-@plans_reals(*_PLANNED, moves=True)
+@plans_reals(*IDLE, moves=True)
 def idle_in_reals(call: PlanCall) -> IdleCall:
     """Between float steps."""
     module = call.module

@@ -1,4 +1,4 @@
-"""Linear layers: `nn.Linear`, `F.linear`, and products with a weight of the model's own."""
+"""Linear layers: `nn.Linear`, `F.linear`, and products with a weight of the model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
-from quant.ops.products import LinearProduct
 from quant.ops.registry import Recognised, recognises
+from quant.runtime.layers.products import LinearProduct
 from quant.runtime.trees import Attr
 
 
@@ -49,7 +49,7 @@ def linear_function(call: Call) -> Recognised:
 
 @recognises(torch.addmm)
 def added_product(call: Call) -> Recognised:
-    """`torch.addmm(bias, x, weight)`, GPT-2's Conv1D, with the model's own bias (out,) and weight (in, out)."""
+    """`torch.addmm(bias, x, weight)`, GPT-2's Conv1D, with a bias (out,) and weight (in, out) of the model."""
     if call.get(3, "beta", 1) != 1 or call.get(4, "alpha", 1) != 1 or call.node.kwargs.get("out") is not None:
         raise StaysFloat("it has a beta, an alpha or an out")
     bias, weight = call.get(0, "input"), call.get(2, "mat2")
@@ -74,7 +74,7 @@ def own_parameter(name: str, call: Call) -> Attr | None:
 
 
 def own_weight(call: Call) -> Any:
-    """The weight that a function is called with, which must not follow from the input."""
+    """The weight argument of a function, which must not depend on the input."""
     weight = call.get(1, "weight")
     if not depends_on_nothing(call.graph, weight):
         raise StaysFloat("its weight is computed from the input")

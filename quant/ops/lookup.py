@@ -1,4 +1,4 @@
-"""Functions of one value, which are a table of 256 entries: activations, batch norms by themselves, and the like."""
+"""Functions of one value, computed by a table of 256 entries: activations, batch norms that are not folded."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class Lookup(Operator):
 
     Attributes:
         per_channel: whether it differs by channel (axis 1 of the input).
-        clamp: the interval that it clamps to, where that is all it does; what precedes it can do so in its stead.
-        is_batch_norm: by the statistics that it has kept; a weighted step before it takes it in.
-        affine: a product with, or a sum of, numbers of the model's own; likewise.
-        only_folded: that it has no table of its own.
-        gives_input: that it gives the value itself, as a product with 1.
+        clamp: the interval, where the function is only a clamp; the step before can clamp instead.
+        is_batch_norm: whether it is a batch norm with running statistics; a weighted step before it can absorb it.
+        affine: the channel scale or shift, where it is one with constants of the model; likewise.
+        only_folded: whether it can only be folded, and has no table.
+        gives_input: whether it gives the value itself, as a product with 1 does.
     """
 
     name: ClassVar[str] = "lookup"
+    kernel: ClassVar[str] = "lookup"
     per_channel: bool = False
     clamp: Interval | None = None
     is_batch_norm: bool = False
@@ -46,10 +47,10 @@ class Lookup(Operator):
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)
         table = self.table(step, context) if known is None else known
-        return Kernel("lookup", (context.integers(step.inputs[0]), table))
+        return Kernel(self.kernel, (context.integers(step.inputs[0]), table))
 
     def table(self, step: Step, context: Context) -> Tensor:
-        """The uint8 answer to each of the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""
+        """The uint8 results for the 256 inputs, (256,) or (channels, 256): the step's float function, rounded."""
         source, target = context.ranges[step.inputs[0]], context.ranges[step.output]
         x = source.dequantize(torch.arange(256, dtype=torch.uint8))
         meta = context.graph.nodes[step.inputs[0]].meta
@@ -96,7 +97,7 @@ def relu6(call: Call) -> Recognised:
 
 @recognises(nn.Hardtanh, F.hardtanh)
 def hardtanh(call: Call) -> Recognised:
-    """A clamp to numbers, -1 and 1 if not told."""
+    """A clamp to numbers, by default -1 and 1."""
     layer: Any = call.module
     if layer is not None:
         return _function(call, (layer.min_val, layer.max_val))
@@ -105,7 +106,7 @@ def hardtanh(call: Call) -> Recognised:
 
 @recognises(torch.clamp, torch.clip, "clamp", "clamp_", "clip")
 def clamp(call: Call) -> Recognised:
-    """A clamp to numbers, or from one side."""
+    """A clamp to numbers on both sides or one."""
     low, high = call.get(1, "min"), call.get(2, "max")
     _check_settled(call)
     if isinstance(low, (Tensor, Attr)) or isinstance(high, (Tensor, Attr)):
@@ -114,7 +115,7 @@ def clamp(call: Call) -> Recognised:
 
 
 def _function(call: Call, clamp: Interval | None) -> Recognised:
-    """A function of one value, and the interval that it clamps to, where that is all it does."""
+    """A function of one value, with the interval where it is only a clamp."""
     _check_settled(call)
     return Recognised(Lookup(clamp=clamp), (call.activation(),))
 
@@ -133,7 +134,7 @@ def prelu(call: Call) -> Recognised:
 
 @recognises(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm(call: Call) -> Recognised:
-    """A batch norm by the statistics it has kept."""
+    """A batch norm with running statistics."""
     module: Any = call.module
     if module.running_mean is None:
         raise StaysFloat("it normalises by the statistics of each batch")
@@ -142,7 +143,7 @@ def batch_norm(call: Call) -> Recognised:
 
 @recognises(F.batch_norm)
 def batch_norm_function(call: Call) -> Recognised:
-    """`F.batch_norm` by statistics that are the model's own."""
+    """`F.batch_norm` with running statistics of the model."""
     if not is_own_norm(call.node, call.graph) or isinstance(norm_arguments(call.node)["eps"], Ref):
         raise StaysFloat("it normalises by the statistics of each batch, or by what is computed from the input")
     return Recognised(Lookup(per_channel=True, is_batch_norm=True), (call.activation(),))

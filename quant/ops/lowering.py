@@ -1,4 +1,4 @@
-"""From a step to the call of an integer kernel: with which numbers."""
+"""Lowering: from a step to an integer kernel's call and its arguments."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from quant.graph import Graph
 from quant.kernels import QParams
 from quant.ops.operator import Interval
 from quant.ops.step import Step
+from quant.runtime.layers.requantizing import clamp_limits
 from quant.runtime.trees import Ref, map_leaves
 
 
@@ -21,7 +21,7 @@ class Kernel:
     """A kernel with its arguments.
 
     Attributes:
-        name: in the table of operators (`Backend.operators`).
+        name: of the operator, in `Backend.operators`.
         args, kwargs: Ref to values of the program (`Context.integers`), or constants.
     """
 
@@ -35,33 +35,33 @@ class SameCall:
     """The captured call itself, on integers: it computes nothing.
 
     Attributes:
-        rescaled: by id in the program, how values of another range become ones of the result's: (zero point,
-            multiplier, the result's zero point), as `reference_ops.rescale` takes them.
+        rescaled: for arguments of another range than the result's, by id in the program: (zero point, multiplier,
+            the result's zero point), the arguments of `reference_ops.rescale`.
     """
 
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
 
 class Forms(Protocol):
-    """The values of a program that is being made."""
+    """The values of a program that is being assembled."""
 
     def integer(self, value: int) -> int:
-        """The program's value that holds a value of the graph in uint8."""
+        """The program's uint8 value for a value of the graph."""
 
     def real(self, value: int) -> int:
-        """The program's value that holds a value of the graph as the user's own calls give it."""
+        """The program's float value for a value of the graph, as the user's own calls give it."""
 
 
 @dataclass
 class Context:
-    """What lowering a step needs to know of the whole.
+    """The context in which steps are lowered.
 
     Attributes:
-        graph, root: what was captured.
+        graph, root: the captured graph and module.
         ranges: of the values that are uint8 for some reader.
-        emitted: those of them that the step which makes them gives in uint8.
-        tables: look-up tables that are known, by step; the others are computed from the step's own function.
-        forms: the program that the step becomes a part of; set by what assembles it.
+        emitted: the values among them that their step gives in uint8.
+        tables: known look-up tables, by step; others are computed from the step's function.
+        forms: the program under assembly; set by the assembler.
     """
 
     graph: Graph
@@ -83,11 +83,11 @@ class Context:
         return map_leaves(lambda leaf: Ref(forms.real(leaf.index)) if isinstance(leaf, Ref) else leaf, tree)
 
     def scale(self, value: int) -> float:
-        """Of a value that is uint8."""
+        """The scale of a uint8 value."""
         return float(self.ranges[value].scale)
 
     def zero_point(self, value: int) -> int:
-        """Of a value that is uint8."""
+        """The zero point of a uint8 value."""
         return int(self.ranges[value].zero_point)
 
     def ratio(self, step: Step) -> float:
@@ -106,13 +106,3 @@ def rescaling(name: str, step: Step, context: Context, *first: Any, **options: A
     value = step.inputs[0]
     head = (context.integers(value), context.zero_point(value), *first)
     return Kernel(name, (*head, context.ratio(step), context.zero_point(step.output)), context.with_sizes(options))
-
-
-def clamp_limits(clamp: Interval | None, scale: float, zero_point: int) -> tuple[int, int]:
-    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
-    if clamp is None:
-        return 0, 255
-    ends = torch.tensor(clamp, dtype=torch.float32)
-    inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
-    low, high = (torch.round(ends * inverse) + zero_point).clamp(0, 255).tolist()
-    return int(low), int(high)

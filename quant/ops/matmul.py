@@ -34,7 +34,7 @@ class Matmul(Operator):
 
 
 def factors(step: Step, context: Context, output_scale: Tensor) -> tuple[Any, ...]:
-    """The first arguments of a product of two values: each with its zero point, and s_a * s_b / s_y."""
+    """The first arguments of a product's kernel: both values with their zero points, and s_a * s_b / s_y."""
     a, b = step.inputs
     multiplier = context.ranges[a].scale * context.ranges[b].scale / output_scale
     q_a, q_b = context.integers(a), context.integers(b)
@@ -43,7 +43,7 @@ def factors(step: Step, context: Context, output_scale: Tensor) -> tuple[Any, ..
 
 @recognises(torch.matmul, torch.mm, torch.bmm, operator.matmul, "matmul", "mm", "bmm")
 def matmul(call: Call) -> Recognised:
-    """A product of two activations, or of one with the model's own weight (in, out)."""
+    """A product of two activations, or of one with a weight (in, out) of the model."""
     weight = call.get(1, "other" if "other" in call.node.kwargs else "mat2")
     if outputs_of(call, weight) is not None and not depends_on_nothing(call.graph, call.get(0, "input")):
         x = call.activation(0)

@@ -17,8 +17,8 @@ from quant.ops.planning import Lines, PlanCall, Planned, Unplanned
 
 if TYPE_CHECKING:
     from quant.ops.lowering import Context, Kernel, SameCall
-    from quant.ops.products import Product
     from quant.ops.step import Step
+    from quant.runtime.layers.products import Product
 
 Interval = tuple[float, float]
 
@@ -28,9 +28,9 @@ class Operator:
     """What a step computes.
 
     Attributes:
-        name: in reports, lower case.
+        name: lower case, for reports.
         integer: whether it computes in integers.
-        anchor: worth quantising its inputs for; others become integers only between integers.
+        anchor: whether its inputs are worth quantising for it; other operators become integers only between integers.
         shares_range: its inputs and its output have one range, because values pass through it unchanged; of a
             concatenation only those inputs that nobody else reads (`fusion/concat_ranges.py`).
         gives_reals: it has a kernel that gives float32 as well.
@@ -43,7 +43,7 @@ class Operator:
     gives_reals: ClassVar[bool] = False
 
     def lower(self, step: Step, context: Context) -> Kernel | SameCall:
-        """The call of an integer kernel that computes the step, or that the captured call itself does so on integers.
+        """The integer kernel's call for the step, or `SameCall` where the captured call itself works on integers.
 
         Args:
             step: whose operator this is.
@@ -52,15 +52,15 @@ class Operator:
         raise NotImplementedError(f"{self.name} is computed by a layer")
 
     def plan(self, call: PlanCall) -> Planned:
-        """What a call that `lower` says is `SameCall` is in a native call; a kernel's call is planned as it is.
+        """The plan's lines for a step that is lowered to `SameCall`; a kernel's call is a line by itself.
 
         Raises:
-            Unplanned: nothing, and why.
+            Unplanned: it has no lines; the message says why.
         """
         raise Unplanned(f"{call.name} has no native kernel")
 
     def plan_rounded(self, call: PlanCall) -> Lines | None:
-        """Lines for its float call whose value is only read to be quantised; None where it is planned as any other."""
+        """Lines for a float call whose value is only quantised; None where the usual lines serve."""
         return None
 
 
@@ -71,7 +71,7 @@ class Float(Operator):
     Attributes:
         reason: why it is float, for the report.
         has_integer_form: whether there is a kernel for it, and the recipe or convert leaves it float.
-        form: what it is besides, where it is float for its neighbours' sake.
+        form: the integer operator that it would be, where it is float because of its neighbours.
     """
 
     name: ClassVar[str] = "float"
@@ -83,7 +83,7 @@ class Float(Operator):
 
 @dataclass(frozen=True)
 class ShapeOnly(Operator):
-    """What reads no values: inputs, guards, sizes."""
+    """Inputs, guards and reads of sizes: no values are computed."""
 
     name: ClassVar[str] = "shape"
     integer: ClassVar[bool] = False
@@ -102,12 +102,12 @@ class Clampable(Operator):
 
 @dataclass(frozen=True)
 class Weighted(Clampable):
-    """A linear layer or a convolution: an operator with a weight and a bias of its own, and nothing else.
+    """A linear layer or a convolution.
 
     Attributes:
         weight, bias: an Attr, a Ref to what follows from parameters alone, a tensor, or None for no bias.
-        batch_norm: the node that is folded in, or None.
-        affine: what else is folded in, in order.
+        batch_norm: the batch norm's node that is folded in, or None.
+        affine: the channel scales and shifts that are folded in, in order.
     """
 
     anchor: ClassVar[bool] = True
@@ -118,7 +118,7 @@ class Weighted(Clampable):
     affine: tuple[Affine, ...] = ()
 
     def int8(self) -> Product:
-        """What the int8 layer multiplies, with its settings."""
+        """The product that the int8 layer computes, with its settings."""
         raise NotImplementedError
 
     @property
@@ -132,7 +132,7 @@ class Weighted(Clampable):
         return 1
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer in float with another weight and bias; neither its clamp nor what is folded in."""
+        """The layer in float with another weight and bias, without its clamp and without what is folded in."""
         raise NotImplementedError
 
     def output_first(self, weight: Tensor) -> Tensor:
@@ -150,10 +150,10 @@ class Weighted(Clampable):
 
 @dataclass(frozen=True)
 class Recurrent(Operator):
-    """A layer with states, which have ranges of their own inside of it (`static/recurrent.py`).
+    """A layer with states, which have ranges of their own inside of it (`runtime/layers/recurrent.py`).
 
     Attributes:
-        ranges: the names of these, in order; each is a slot's by `FusedGraph.inner`.
+        ranges: the names of these ranges, in order; `FusedGraph.inner` gives their slots.
     """
 
     anchor: ClassVar[bool] = True

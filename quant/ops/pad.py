@@ -33,7 +33,7 @@ class Pad(Operator):
         return Kernel("pad", (source, widths, self.mode, context.zero_point(value)))
 
     def plan_rounded(self, call: PlanCall) -> Lines | None:
-        """Reals with zeros around them, which the plan may as well put around the integers."""
+        """Zero padding of a float value that is quantised next: the plan pads the integers instead."""
         if self.mode != "constant" or not all(map(_is_width, leaves(self.widths))):
             return None
         module = call.module

@@ -1,8 +1,8 @@
-"""What operators say of native calls: lines of a plan's text (`kernels/reference_plan.py`), or why there are none.
+"""The terms in which operators describe native calls: lines of a plan (`kernels/reference_plan.py`), or why not.
 
-An operator with a kernel needs to say nothing: where the plan's table has the kernel, the call of it is the line. One
-that only moves values (`lower` gives `SameCall`) says which lines do the same (`Operator.plan`). A float call between
-integers is planned where its family's file says how (`plans_reals`).
+An operator with a kernel needs nothing here: the kernel's call is its line, where the plan's table has the kernel. A
+view (`lower` gives `SameCall`) gives its lines by `Operator.plan`. A float call between integers is planned where its
+family's file says how (`plans_reals`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from quant.runtime.trees import Ref, leaves
 
 
 class Unplanned(Exception):
-    """A call that runs by itself; the message says why."""
+    """A call has no lines in a plan and runs by itself; the message says why."""
 
 
 Lines: TypeAlias = "list[tuple[str, dict[str, Any]]]"
-"""Operations of a plan with their settings, in order: each may read the one before as BEFORE, the last is the call's
+"""Operations of a plan with their settings, in order. Each may read the one before as BEFORE; the last gives the call's
 value."""
 
 BEFORE = Register(-1)
-"""What the line before gives."""
+"""The value of the line before."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """What a value that is no tensor is, in terms of a tensor; it takes no line.
+    """A value that is not a tensor, described by a tensor's shape; it takes no line.
 
     Attributes:
         source: the tensor's register.
@@ -58,7 +58,7 @@ class SizeOf(Symbol):
 
 @dataclass(frozen=True)
 class RankOf(Symbol):
-    """The number of dimensions, or what follows from it."""
+    """The number of dimensions, or a value derived from it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PartsOf(Symbol):
 
     Attributes:
         dim: along which it is cut.
-        count: how many parts there are, or, of `chunk`, are asked for.
+        count: how many parts there are; for `chunk`, how many are asked for.
     """
 
     dim: int
@@ -83,13 +83,13 @@ class PartsOf(Symbol):
         raise NotImplementedError
 
     def check(self) -> Lines:
-        """Lines that no plan is made of where there are not so many parts."""
+        """Lines that refuse to build a plan where the number of parts differs."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class CountOf(Symbol):
-    """The length of such a tuple."""
+    """The length of a tuple of parts."""
 
     parts: PartsOf
 
@@ -98,32 +98,32 @@ Planned: TypeAlias = "Lines | Symbol | ModuleCall"
 
 
 class Values(Protocol):
-    """What is known of the values of a run that becomes one native call (`static/native_forms.py`)."""
+    """The values of a run of instructions that becomes one native call (`static/native_forms.py`)."""
 
     def tensor(self, value: Ref) -> Register:
         """A tensor, float32 or uint8; raises Unplanned for anything else."""
 
     def symbol(self, value: Ref) -> Symbol | None:
-        """What a register holds that is no tensor; None where that is not known."""
+        """The content of a register that holds no tensor; None where it is unknown."""
 
     def size(self, index: int) -> Symbol | None:
-        """Likewise of a value of the graph, in float."""
+        """The same for a float value of the graph."""
 
     def shape(self, register: Register) -> tuple[int, ...]:
-        """Of a tensor, as captured."""
+        """The shape of a tensor, as captured."""
 
     def dtype(self, register: Register) -> torch.dtype | None:
-        """Of a value, as captured; None where it is no tensor."""
+        """The dtype of a value, as captured; None where it is no tensor."""
 
 
 @dataclass
 class PlanCall:
-    """A captured call as plans read it: what it is called with, in registers.
+    """A captured call as plans read it, with registers for its arguments.
 
     Attributes:
-        out: the register that it fills.
+        out: the register of its result.
         args, kwargs: nested, with Ref to registers, or constants.
-        rescaled: of a concatenation, as `SameCall` has it.
+        rescaled: as in `SameCall`, of a concatenation.
     """
 
     values: Values
@@ -136,7 +136,7 @@ class PlanCall:
 
     @property
     def name(self) -> str:
-        """What it calls, for people."""
+        """The name of what it calls, for messages."""
         return called(self.node, self.root)
 
     @property
@@ -150,23 +150,23 @@ class PlanCall:
 
     def tensor(self, place: int = 0, name: str = "input") -> Register:
         """An activation among the arguments."""
-        found = self.argument(place, name)
-        if not isinstance(found, Ref):
+        value = self.argument(place, name)
+        if not isinstance(value, Ref):
             raise Unplanned("its operand is no activation")
-        return self.values.tensor(found)
+        return self.values.tensor(value)
 
     def symbol(self) -> Symbol | None:
-        """What the first argument holds, where that is no tensor."""
-        found = self.argument(0, "input")
-        return self.values.symbol(found) if isinstance(found, Ref) else None
+        """The content of the first argument, where it is no tensor."""
+        value = self.argument(0, "input")
+        return self.values.symbol(value) if isinstance(value, Ref) else None
 
     def setting(self, place: int, name: str, default: Any = None) -> Any:
         """An argument that is no activation."""
-        found = self.argument(place, name)
-        return default if found is None else fixed(name, found)
+        value = self.argument(place, name)
+        return default if value is None else fixed(name, value)
 
     def size(self, value: Any) -> int | Register:
-        """A number of a shape that an operator was given: an int, or a Ref to one that is read of a tensor."""
+        """A size among an operator's settings: an int, or a Ref to one that is read from a tensor."""
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         known = self.values.size(value.index) if isinstance(value, Ref) else None
@@ -176,14 +176,14 @@ class PlanCall:
 
 
 def fixed(name: str, value: Any) -> Any:
-    """`value`, a setting, which no activation is part of."""
+    """`value`, a setting that must not contain an activation."""
     if any(isinstance(leaf, Ref) for leaf in leaves(value)):
         raise Unplanned(f"its {name} is computed at run time")
     return value
 
 
 def integer(name: str, value: Any) -> int:
-    """`value`, a setting that is one integer."""
+    """`value`, a setting that must be one integer."""
     if not isinstance(fixed(name, value), int) or isinstance(value, bool):
         raise Unplanned(f"its {name} is {value!r}, expected an integer")
     return int(value)

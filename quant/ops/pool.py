@@ -1,4 +1,4 @@
-"""Pools: the largest value or the mean of windows, and means over dimensions."""
+"""Pooling: the maximum or the mean of windows, and means over dimensions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Window = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class MaxPool(Operator):
-    """The largest of each window; settings as torch's."""
+    """The maximum of each window; settings as torch's."""
 
     name: ClassVar[str] = "max_pool"
     shares_range: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class MaxPool(Operator):
 
 @dataclass(frozen=True)
 class AdaptiveMaxPool(Operator):
-    """The largest of each window, for an output of a given size."""
+    """The maximum of each window, for a given output size."""
 
     name: ClassVar[str] = "adaptive_max_pool"
     shares_range: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class AvgPool(Operator):
 
 @dataclass(frozen=True)
 class AdaptiveAvgPool(Operator):
-    """The mean of each window, for an output of a given size."""
+    """The mean of each window, for a given output size."""
 
     name: ClassVar[str] = "adaptive_avg_pool"
     size: tuple[int | None, ...] = ()
@@ -112,8 +112,8 @@ def _avg_pool(call: Call, dims: int) -> Recognised:
     if call.module is not None:
         options: dict[str, Any] = {name: getattr(call.module, name, default) for name, default in defaults.items()}
     else:
-        given = [call.get(place, name, default) for place, (name, default) in enumerate(defaults.items(), 1)]
-        options = {name: call.constant(value, "window") for name, value in zip(names, given, strict=True)}
+        settings = [call.get(place, name, default) for place, (name, default) in enumerate(defaults.items(), 1)]
+        options = {name: call.constant(value, "window") for name, value in zip(names, settings, strict=True)}
     kernel = per_dimension(options.pop("kernel_size"), dims)
     options["stride"] = kernel if options["stride"] is None else options["stride"]
     return Recognised(AvgPool(kernel, **options), (call.activation(),))

@@ -17,14 +17,14 @@ from quant.runtime.trees import PackedParts
 
 @dataclass(frozen=True)
 class Sequence(Recurrent):
-    """A network over a sequence. Its value is what it gives first, the output sequence; the states stay float."""
+    """A network over a sequence. Its value is the first item of its result, the output sequence; states stay float."""
 
     name: ClassVar[str] = "sequence"
 
 
 @dataclass(frozen=True)
 class Cell(Recurrent):
-    """One step of a network, whose state goes round in the user's loop as a float."""
+    """One step of a network; the user's loop carries its state as a float."""
 
     name: ClassVar[str] = "cell"
 
@@ -32,25 +32,25 @@ class Cell(Recurrent):
 @recognises_family(is_recurrent_class)
 def recurrent(call: Call) -> Recognised:
     """A recurrent network or a cell."""
-    given, module = call.get(0, "input"), attribute(call.root, call.node.target)
-    if isinstance(given, PackedParts):
-        call = Call(replace(call.node, args=(given.data, *call.node.args[1:])), call.graph, call.root)
+    input, module = call.get(0, "input"), attribute(call.root, call.node.target)
+    if isinstance(input, PackedParts):
+        call = Call(replace(call.node, args=(input.data, *call.node.args[1:])), call.graph, call.root)
     operator = Cell if is_cell(module) else Sequence
     return Recognised(operator(tuple(range_names(module))), (call.activation(),))
 
 
 def state_range(layer: int) -> str:
-    """The name of the range that the states of a layer have, of both directions, as the next layer reads both."""
+    """The name of the range of a layer's states; both directions share it, as the next layer reads both."""
     return f"h_l{layer}"
 
 
 def product_range(layer: int) -> str:
-    """The name of the range of what a layer's projection reads, h before it is multiplied."""
+    """The name of the range of a layer's h before projection (`proj_size`)."""
     return f"m_l{layer}"
 
 
 def range_names(module: nn.Module) -> list[str]:
-    """The ranges inside of a float recurrent layer, the same for every kind; the last state's is the output's."""
+    """The ranges inside a float recurrent layer, the same for every kind; the last state's range is the output's."""
     sizes = sizes_of(module)
     layers = range(sizes.num_layers)
     projected = [product_range(layer) for layer in layers] if sizes.proj_size else []

@@ -18,7 +18,7 @@ from quant.runtime.names import attribute
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a call computes: an operator, and the values that it reads as activations."""
+    """A recognised call: its operator, and the values that it reads as activations."""
 
     operator: Operator
     inputs: tuple[int, ...]
@@ -43,8 +43,8 @@ class RealForm:
 
     Attributes:
         plan: gives its lines, or raises Unplanned.
-        exact: whether its bits are torch's. What is not is native wherever it can be, planned or by itself.
-        moves: whether it only moves values, which torch does without a copy.
+        exact: whether its bits are torch's. Inexact calls are native in single steps too, so that bits never differ.
+        moves: whether it is a view, which torch computes without a copy.
     """
 
     plan: Callable[[PlanCall], Planned]
@@ -77,7 +77,7 @@ def recognises(*targets: Target) -> Callable[[R], R]:
 
 
 def recognises_family(belongs: Callable[[type[nn.Module]], bool]) -> Callable[[R], R]:
-    """A decorator for the function that reads calls of layers whose classes others may add to.
+    """A decorator for the function that reads calls of an open family of layer classes.
 
     Args:
         belongs: whether a class is one of them.
@@ -114,7 +114,7 @@ def plans_reals(*targets: Target, exact: bool = True, moves: bool = False) -> Ca
 
 
 def real_form(node: Node, root: nn.Module) -> RealForm | None:
-    """How a float call is computed natively; None where no family says."""
+    """How a float call is computed natively; None where no family defines it."""
     if node.kind is Kind.MODULE:
         return _REAL_FORMS.get(base_layer(attribute(root, node.target)))
     return _REAL_FORMS.get(node.target) if node.kind in (Kind.FUNCTION, Kind.METHOD) else None
@@ -127,7 +127,7 @@ def _table(target: Target) -> dict[Any, Recogniser]:
 
 
 def recognise(node: Node, graph: Graph, root: nn.Module) -> Recognised:
-    """The integer operator for a call.
+    """The integer operator of a call.
 
     Raises:
         StaysFloat: there is none, with the reason.

@@ -19,7 +19,7 @@ MODES = ("nearest", "nearest-exact", "bilinear", "linear", "trilinear")
 
 @dataclass(frozen=True)
 class Interpolate(Operator):
-    """Settings as `F.interpolate`'s, None where it is not told; a size may be a Ref to what follows from sizes."""
+    """Settings as `F.interpolate`'s, None where not given; a size may be a Ref to a value derived from sizes."""
 
     name: ClassVar[str] = "interpolate"
     size: Any = None

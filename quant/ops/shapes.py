@@ -1,4 +1,4 @@
-"""Calls that look at a tensor's shape alone: integers serve them as well as reals, and a plan knows shapes anyway."""
+"""Calls that read only a tensor's shape: they work on integers too, and a plan knows shapes anyway."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PYTHONS = frozenset(function for function in vars(operator).values() if callable
 
 
 def reads_only_shape(node: Node) -> bool:
-    """Whether a call looks at a tensor's shape alone."""
+    """Whether a call reads only a tensor's shape."""
     return _attribute(node) in (SHAPE, RANK) or is_call_of(node, SIZES)
 
 
 def reads_only_rank(node: Node) -> bool:
-    """Whether a call asks a tensor for the number of its dimensions and nothing else."""
+    """Whether a call reads only a tensor's number of dimensions."""
     return _attribute(node) == RANK or is_call_of(node, RANKS)
 
 
 def planned_shape(call: PlanCall) -> Symbol | Lines | None:
-    """What a call that reads a shape is, where it costs nothing to know it; None for any other.
+    """The symbolic value of a call that reads a shape; None for any other call.
 
     A guard on a shape is a check of the native call: of its inputs' dimensions, or that a tensor has so many parts.
     """
@@ -56,7 +56,7 @@ def _checked(known: Symbol | None, expected: object) -> Symbol | Lines | None:
 
 
 def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
-    """What is read of a tensor."""
+    """A value read from a tensor's shape."""
     node = call.node
     if reads_only_rank(node):
         return RankOf(x.index)
@@ -68,7 +68,7 @@ def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
 
 
 def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -> Symbol | None:
-    """What follows from what was read before."""
+    """A value derived from one that was read before."""
     place = _place(others)
     if isinstance(known, ShapeOf) and call.node.target is operator.getitem and place is not None:
         return SizeOf(known.source, place)
@@ -80,7 +80,7 @@ def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -
 
 
 def _place(others: tuple[object, ...]) -> int | None:
-    """An index, as the one argument besides what is read."""
+    """The index, where it is the only other argument."""
     return others[0] if len(others) == 1 and isinstance(others[0], int) else None
 
 

@@ -39,7 +39,7 @@ class Split(View):
 
 @dataclass(frozen=True)
 class Chunk(Split):
-    """A tuple of so many parts of one size, the last of them smaller where they do not divide the dimension."""
+    """A tuple of `count` parts of one size, the last one smaller where the size does not divide the dimension."""
 
     planned_in_reals: ClassVar[bool] = True
     chunks: Any = 1
@@ -51,7 +51,7 @@ class Chunk(Split):
 
 @dataclass(frozen=True)
 class SplitSizes(Split):
-    """A tuple of parts of given sizes, or of one size and the last of them smaller."""
+    """A tuple of parts of given sizes, or of one size with a smaller last one."""
 
     planned_in_reals: ClassVar[bool] = True
     sizes: Any = 1
@@ -148,9 +148,9 @@ def _from_front(index: int, count: int) -> int:
 
 
 def _ends_between(parts: Rows | Spans, least: int, most: int) -> Lines:
-    """Nothing where the size is above `least` and at most `most`; no plan is made for another.
+    """Lines that require a size above `least` and at most `most`; a plan is built for no other size.
 
-    The index `least` has to be there, and what lies from `most` on to hold nothing, which a shape with a zero says.
+    Index `least` must exist, and the part from `most` on must be empty, which a shape with a zero checks.
     """
     x = Register(parts.source)
     shape = [Register(parts.source, dim) if dim != parts.dim else 0 for dim in range(parts.rank)]
@@ -204,7 +204,7 @@ def narrow(call: Call) -> Recognised:
 
 @recognises(torch.chunk, "chunk")
 def chunk(call: Call) -> Recognised:
-    """So many parts."""
+    """A number of parts."""
     return view_of(Chunk(call.get(1, "chunks"), call.get(2, "dim", 0)), call)
 
 
@@ -216,7 +216,7 @@ def split(call: Call) -> Recognised:
 
 @recognises("split")
 def split_method(call: Call) -> Recognised:
-    """The same, whose sizes have another name."""
+    """The same, with another name for the sizes."""
     return view_of(SplitSizes(call.get(1, "split_size"), call.get(2, "dim", 0)), call)
 
 
@@ -228,7 +228,7 @@ def unbind(call: Call) -> Recognised:
 
 @recognises(torch.tensor_split, "tensor_split")
 def tensor_split(call: Call) -> Recognised:
-    """Parts as numpy's, which no plan has operations for."""
+    """Parts by numpy's rules, without operations in plans."""
     return view_of(Split(), call)
 
 

@@ -16,8 +16,8 @@ class Step:
         operator: what they compute.
         nodes: indices of the calls, in order; the value of the last is the step's.
         inputs: the values it reads as activations.
-        name: for people, and of its observer.
-        qconfig: of a step with a weight or with states.
+        name: for reports, and of its observer.
+        qconfig: the settings of a step with a weight or with states.
     """
 
     operator: Operator
@@ -28,7 +28,7 @@ class Step:
 
     @property
     def output(self) -> int:
-        """The value it gives."""
+        """The value that it computes."""
         return self.nodes[-1]
 
     @property
@@ -49,7 +49,7 @@ class Step:
 
 
 def operator_of(step: Step) -> Operator:
-    """What a step computes, in integers or in float; `Float` for the user's own arithmetic that nothing recognised."""
+    """A step's operator, in integers or in float; `Float` for arithmetic that no family recognises."""
     known = step.operator
     return known.form if isinstance(known, Float) and known.form is not None else known
 

@@ -67,13 +67,13 @@ def view_of(operator: Operator, call: Call) -> Recognised:
 
 
 def listed(call: Call, name: str) -> tuple[Any, ...]:
-    """Settings after the input that are given one by one, as one list, or by name."""
-    given = call.node.args[1:] or (call.node.kwargs.get(name, ()),)
-    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
+    """Settings after the input, given one by one, as one list, or by name."""
+    settings = call.node.args[1:] or (call.node.kwargs.get(name, ()),)
+    return tuple(settings[0]) if len(settings) == 1 and isinstance(settings[0], (tuple, list)) else tuple(settings)
 
 
 COPYING = {"view": "reshape", "view_as": "reshape_as"}
-"""Methods that copy where there is no view, in the place of those that refuse."""
+"""Method that fails where no view exists -> the one that copies instead."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ShapeView(View):
 
 @dataclass(frozen=True)
 class Reshape(ShapeView):
-    """Another shape; its numbers may be Refs to what follows from sizes."""
+    """Another shape; its numbers may be Refs to values derived from sizes."""
 
     shape: tuple[Any, ...] = ()
 
@@ -107,7 +107,7 @@ class ReshapeAs(View):
 
 
 def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
-    """A call that refuses where there is no view, as one that copies; their shapes have other names."""
+    """The copying form of a call that fails where no view exists; their shapes have other keyword names."""
     if node.kind is not Kind.METHOD or node.target not in COPYING:
         return node, kwargs
     renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
@@ -157,7 +157,7 @@ class Permute(ShapeView):
 
 @dataclass(frozen=True)
 class Transpose(ShapeView):
-    """Two dimensions in each other's place."""
+    """Two dimensions exchanged."""
 
     dim0: Any = 0
     dim1: Any = 1
@@ -169,7 +169,7 @@ class Transpose(ShapeView):
 
 @dataclass(frozen=True)
 class Unsqueeze(ShapeView):
-    """A dimension of one more."""
+    """A new dimension of size one."""
 
     dim: Any = 0
 
@@ -179,7 +179,7 @@ class Unsqueeze(ShapeView):
 
 @dataclass(frozen=True)
 class Squeeze(ShapeView):
-    """Less a dimension of one, or, with None, all of them."""
+    """Without a dimension of size one, or, with None, without all of them."""
 
     dim: Any = None
 
@@ -227,7 +227,7 @@ def unflatten(call: Call) -> Recognised:
 
 @plans_reals(torch.unflatten, moves=True)
 def unflatten_function(call: PlanCall) -> Lines:
-    """The function, which is recognised in float alone."""
+    """`torch.unflatten`, which is planned in float only."""
     return Unflatten(call.setting(1, "dim"), call.setting(2, "sizes")).plan(call)
 
 
@@ -239,7 +239,7 @@ def permute(call: Call) -> Recognised:
 
 @recognises(torch.transpose, "transpose")
 def transpose(call: Call) -> Recognised:
-    """Two dimensions in each other's place."""
+    """Two dimensions exchanged."""
     return view_of(Transpose(call.get(1, "dim0"), call.get(2, "dim1")), call)
 
 
@@ -251,13 +251,13 @@ def swapaxes(call: Call) -> Recognised:
 
 @recognises(torch.unsqueeze, "unsqueeze")
 def unsqueeze(call: Call) -> Recognised:
-    """A dimension of one more."""
+    """A new dimension of size one."""
     return view_of(Unsqueeze(call.get(1, "dim")), call)
 
 
 @recognises(torch.squeeze, "squeeze")
 def squeeze(call: Call) -> Recognised:
-    """A dimension of one less."""
+    """Without a dimension of size one."""
     return view_of(Squeeze(call.get(1, "dim")), call)
 
 

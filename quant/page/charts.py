@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from quant.diagnosis import Histogram, StepError
+from quant.error_parts import Histogram, StepError
 from quant.page.markup import Markup, join, tag
 
 TOP = 60.0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from quant.calibrate import Row
 from quant.compare import Comparison
-from quant.diagnosis import HEALTHY, StepError, percent
+from quant.diagnosis import HEALTHY
+from quant.error_parts import StepError, percent
 from quant.page.charts import error_through, histogram, share
 from quant.page.markup import Markup, join, tag
 from quant.report import Report, ReportEntry
@@ -166,7 +167,7 @@ def modules(report: Report) -> Markup:
         tag(
             "tr",
             tag("td", entry.name or "(root)", class_="name"),
-            tag("td", entry.outcome, class_="" if entry.outcome != "float" else "fair"),
+            tag("td", entry.outcome, class_="" if entry.quantized else "fair"),
             tag("td", entry.type, class_="type soft"),
             tag("td", f"{_bytes(entry.bytes_before)} → {_bytes(entry.bytes_after)}", class_="number"),
             tag("td", entry.detail, class_="why"),
@@ -176,7 +177,7 @@ def modules(report: Report) -> Markup:
     words = {"module": None, "now": None, "type": None, "bytes": "number", "how, or why not": None}
     names = [tag("th", word, class_=look) for word, look in words.items()]
     table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows))
-    left = sum(entry.outcome == "float" for entry in report)
+    left = sum(not entry.quantized for entry in report)
     text = f"{len(report.quantized)} modules compute in integers, {left} stay in float, for the reason beside them."
     return join(tag("h2", "What is int8, what is float, and why"), tag("p", text, class_="soft"), table)
 

@@ -38,8 +38,8 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
 
 def with_rounded_weights(module: nn.Module, qconfig: QConfig) -> nn.Module:
     """A shallow copy of the module whose weights are rounded; biases are the module's own."""
-    twin = copy.copy(module)
-    twin.__dict__.pop("forward", None)
+    rounded_copy = copy.copy(module)
+    rounded_copy.__dict__.pop("forward", None)
     is_table = base_layer(module) in TABLES
     rounded: dict[str, Any] = {}
     for name, parameter in module._parameters.items():
@@ -49,15 +49,15 @@ def with_rounded_weights(module: nn.Module, qconfig: QConfig) -> nn.Module:
             rounded[name] = rounded_rows(parameter, qconfig.weight_bits)
         else:
             rounded[name] = _rounded_matrix(parameter, qconfig)
-    twin.__dict__["_parameters"] = rounded
-    twin.__dict__["_modules"] = {
+    rounded_copy.__dict__["_parameters"] = rounded
+    rounded_copy.__dict__["_modules"] = {
         name: child if child is None else with_rounded_weights(child, qconfig)
         for name, child in module._modules.items()
     }
     if isinstance(module, nn.RNNBase):
         names: list[str] = module._flat_weights_names
-        twin.__dict__["_flat_weights"] = [rounded[name] for name in names]
-    return twin
+        rounded_copy.__dict__["_flat_weights"] = [rounded[name] for name in names]
+    return rounded_copy
 
 
 def _rounded_matrix(weight: Tensor, qconfig: QConfig) -> Tensor:

@@ -75,7 +75,8 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     prepared = copy_model(model, training=True)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     make = functools.partial(_make_runner, recipe=info.recipe)
-    extender = Extender(info.recipe, info.islands, info.called, {}, True, make)  # training keeps its state
+    state: dict[str, Any] = {}  # training keeps its own
+    extender = Extender(info.recipe, info.islands, info.called, state, True, make, info.halves)
     for path, runner in runners(prepared).items():
         programs = runner.programs()
         del runner.root._modules[RESERVED], runner.root.__dict__["forward"]

@@ -19,9 +19,9 @@ from quant.ops.step import Step
 from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
+from quant.runtime.layers.recurrent_walk import call_of
 from quant.runtime.names import attribute
 from quant.runtime.trees import map_leaves
-from quant.static.recurrent import call_of
 from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized_rows
@@ -41,14 +41,14 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
         name: _InnerRange(runner, slot, (node.target, name)) for name, slot in runner.fused.inner_slots(step).items()
     }
     weights = _rounded(step, module) if rounding else {}
-    found: Any = None
+    result: Any = None
     if runner.training or not (rounding or any(one.quantizing for one in ranges.values())):
-        found = call_module(runner.root, node.target, args, kwargs)
+        result = call_module(runner.root, node.target, args, kwargs)
         if runner.training:
-            observe(module, args, kwargs, map_leaves(_detached, found), lambda name, x: ranges[name].look(x))
+            observe(module, args, kwargs, map_leaves(_detached, result), lambda name, x: ranges[name].look(x))
     if rounding or any(one.quantizing for one in ranges.values()):
         input, hx = call_of(args, kwargs)
-        found = run_float(
+        result = run_float(
             module,
             input,
             hx,
@@ -56,10 +56,10 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
             lambda module, layer, reverse: weights.get((layer, reverse)) or tensors_of(module, layer, reverse),
         )
     if len(step.nodes) == 1:
-        return {node.index: found}
+        return {node.index: result}
     assert isinstance(step.operator, Recurrent)
-    y = ranges[step.operator.ranges[-1]].round(found[0]) if runner.fused.emits_integers(step) else found[0]
-    return {node.index: found, step.output: y}
+    y = ranges[step.operator.ranges[-1]].round(result[0]) if runner.fused.emits_integers(step) else result[0]
+    return {node.index: result, step.output: y}
 
 
 class _InnerRange:
@@ -98,12 +98,12 @@ def _rounded(step: Step, module: nn.Module) -> dict[tuple[int, bool], Tensors]:
     Raises:
         ValueError: a weight holds NaN or inf; with the layer's name.
     """
-    made = {}
+    tensors = {}
     for place in directions_of(module):
         own = tensors_of(module, *place)
         names = [name for name in ("weight_ih", "weight_hh", "weight_hr") if getattr(own, name) is not None]
-        made[place] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
-    return made
+        tensors[place] = replace(own, **{name: _straight(getattr(own, name), step) for name in names})
+    return tensors
 
 
 def _straight(weight: Tensor, step: Step) -> Tensor:

@@ -97,8 +97,8 @@ class TrainingRunner(GraphRunner):
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
         values = bound_checked(self, args, kwargs)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._train(values))
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._train(values))
         else:
             output = self._train(values)
         return finished(output, self.root, args, kwargs)
@@ -295,7 +295,7 @@ def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
     """
-    values = bound_values(runner.graph, runner.root, args, kwargs, runner.fused.slot_of)
+    values = bound_values(runner.expected, runner.root, args, kwargs)
     if runner.training and not torch.compiler.is_compiling():
         for index, value in values.items():
             if not isinstance(value, Tensor):

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from quant.kernels import weight_scheme
 from quant.observers.fake_quantize import fake_quantize
 from quant.ops.step import Step
-from quant.static.weights import quantized_bias
+from quant.runtime.layers.requantizing import quantized_bias
 
 
 def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
@@ -25,7 +25,7 @@ def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
     scheme = weight_scheme(step.qconfig.weight_bits)
     rows = step.weighted.output_first(weight)
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
-    if step.qconfig.weight_observer == "minmax":
+    if not step.qconfig.clips_weights:
         # The range is the weight's own, so nothing clamps, and a mask of ones need not be kept until backward.
         rounded = straight_through(rows, fake_quantize(rows.detach(), scale, zero_point, scheme))
     else:

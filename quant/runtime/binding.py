@@ -1,94 +1,69 @@
-"""The tensors and numbers of a call by the nodes that stand for them, and whether the graph stands for the call."""
+"""The tensors and numbers of a call by the values that stand for them, and whether it is a call that was captured."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph
 from quant.runtime.arguments import ONE_MEMORY, bind, places_of, share_memory
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.matching import CaptureMismatch, match_arguments, said
 from quant.runtime.trees import Ref, is_plain
 
 
 def bound_values(
-    graph: Graph,
-    root: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    quantized: Container[int] = (),
+    expected: ExpectedCall, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[int, Any]:
-    """The tensors and numbers of a call, by the nodes that stand for them.
-
-    Args:
-        quantized: values that become integers, which only float32 does.
+    """The tensors and numbers of a call, by the values that stand for them.
 
     Raises:
         CaptureMismatch: the call is not of the kind that was captured.
     """
+    return matched_values(expected, bind(root, args, kwargs), type(root).__name__)
+
+
+def matched_values(expected: ExpectedCall, bound: Mapping[str, Any], who: str) -> dict[int, Any]:
+    """As `bound_values`, of arguments by name; errors call the module `who`."""
     values: dict[int, Any] = {}
 
-    def take(index: int, value: Any) -> None:
-        number = graph.nodes[index].number
-        if number is not None:
-            if type(value) is not number:
-                raise CaptureMismatch(
-                    f"{type(root).__name__}: argument '{graph.nodes[index].target}' was of type {number.__name__} "
-                    f"in example_inputs and is {said(value)} now; prepare the model with example_inputs like this call"
-                )
-            values[index] = value
-            return
-        check_tensor(graph, index, value, quantized, f"{type(root).__name__}: argument '{graph.nodes[index].target}'")
-        values[index] = value
+    def take(value: int, given: Any) -> None:
+        one = expected.inputs[value]
+        unlike = _unlike(one, given)
+        if unlike:
+            raise CaptureMismatch(
+                f"{who}: argument '{one.name}' {unlike}; prepare the model with example_inputs like this call"
+            )
+        values[value] = given
 
-    bound = bind(root, args, kwargs)
-    for name, expected in graph.arguments.items():
-        match_arguments(expected, bound[name], f"{type(root).__name__}: argument '{name}'", take)
-    if graph.writes and share_memory(list(values.values())):
-        raise CaptureMismatch(f"{type(root).__name__}: {ONE_MEMORY}")
+    for name, tree in expected.arguments.items():
+        match_arguments(tree, bound[name], f"{who}: argument '{name}'", take)
+    tensors = [value for value in values.values() if isinstance(value, Tensor)]  # numbers may be inputs too
+    if expected.writes and share_memory(tensors):
+        raise CaptureMismatch(f"{who}: {ONE_MEMORY}")
     return values
 
 
-def check_tensor(graph: Graph, index: int, value: Any, quantized: Container[int], where: str) -> None:
-    """Raise CaptureMismatch where something is not such a tensor as the graph was captured with.
-
-    Args:
-        index: the node that stands for it.
-        where: how it is called in the error.
-    """
-    if isinstance(value, Tensor):
-        unlike = _unlike(graph, index, value, _dtype(graph, index, quantized))
-    else:
-        unlike = f"was a tensor in example_inputs and is {said(value)} now"
-    if unlike:
-        raise CaptureMismatch(f"{where} {unlike}; prepare the model with example_inputs like this call")
-
-
-def _unlike(graph: Graph, index: int, value: Tensor, dtype: torch.dtype | None) -> str:
-    """How an input is of another dtype, rank or layout than the graph stands for; '' where it is not.
-
-    Args:
-        dtype: that it has to have; None where any will do.
-    """
-    meta = graph.nodes[index].meta
-    if dtype is not None and value.dtype != dtype:
-        was, now = str(dtype), str(value.dtype)
-    elif graph.ranked and meta is not None and value.dim() != len(meta.shape):
-        was, now = f"of {len(meta.shape)} dimensions", f"of {value.dim()}"
-    elif graph.contiguous and meta is not None and value.layout == torch.strided and not value.is_contiguous():
+def _unlike(expected: ExpectedInput, given: Any) -> str:
+    """How an input is of another kind, dtype, rank or layout than was captured; '' where it is not."""
+    if expected.kind is object:
+        return ""
+    if expected.kind is not Tensor:
+        name = expected.kind.__name__
+        return "" if type(given) is expected.kind else f"was of type {name} in example_inputs and is {said(given)} now"
+    if not isinstance(given, Tensor):
+        return f"was a tensor in example_inputs and is {said(given)} now"
+    if expected.dtype is not None and given.dtype != expected.dtype:
+        was, now = str(expected.dtype), str(given.dtype)
+    elif expected.rank is not None and given.dim() != expected.rank:
+        was, now = f"of {expected.rank} dimensions", f"of {given.dim()}"
+    elif expected.contiguous and given.layout == torch.strided and not given.is_contiguous():
         was, now = "contiguous (the forward writes in place)", "not"
     else:
         return ""
     return f"was {was} in example_inputs and is {now} now"
-
-
-def _dtype(graph: Graph, index: int, quantized: Container[int]) -> torch.dtype | None:
-    """The dtype that an input has to have; None where any will do."""
-    meta = graph.nodes[index].meta
-    return meta.dtype if meta is not None and (graph.typed or index in quantized) else None
 
 
 class _Place(NamedTuple):
@@ -106,19 +81,16 @@ class QuickBinding:
 
     What is expected where is worked out once for each form of call, that is how many arguments are positional and
     which are named. It never says that a call does not fit: `bound_values` looks again, and has the words.
-
-    Args:
-        quantized: values that become integers, as for `bound_values`.
-        ids: of the program's inputs, by the nodes that stand for them.
     """
 
-    def __init__(self, graph: Graph, quantized: Container[int], ids: Mapping[int, int]) -> None:
-        self.graph, self.quantized, self.ids = graph, quantized, ids
+    def __init__(self, expected: ExpectedCall) -> None:
+        self.expected = expected
+        self._always_slow = expected.writes or any(one.contiguous for one in expected.inputs.values())
         self._forward: Any = None
         self._forms: dict[tuple[Any, ...], list[_Place] | None] = {}
 
     def registers(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any] | None:
-        """The call's tensors by the ids of the program's inputs; None where `bound_values` has to look."""
+        """The call's tensors by the values that stand for them; None where `bound_values` has to look."""
         forward = type(root).forward
         if forward is not self._forward:
             self._forward, self._forms = forward, {}
@@ -127,9 +99,9 @@ class QuickBinding:
             places = self._forms[form]
         except KeyError:
             places = self._forms[form] = self._places(forward, len(args), list(kwargs))
-        if places is None or self.graph.contiguous or self.graph.writes:
+        if places is None:
             return None
-        found = {}
+        registers = {}
         for (register, dtype, constant, rank), value in zip(
             places, (*args, *kwargs.values()) if kwargs else args, strict=True
         ):
@@ -141,32 +113,32 @@ class QuickBinding:
                 return None
             if rank >= 0 and value.dim() != rank:
                 return None
-            found[register] = value
-        return found
+            registers[register] = value
+        return registers
 
     def _places(self, forward: Any, count: int, named: list[str]) -> list[_Place] | None:
         known = places_of(forward)
-        if known is None:
+        if known is None or self._always_slow:
             return None
         names, defaults, _ = known
-        given = [*names[:count], *named]
-        expected = self.graph.arguments
-        if len(set(given)) != count + len(named) or not set(given) <= set(expected) or set(names) != set(expected):
+        bound = [*names[:count], *named]
+        expected = self.expected.arguments
+        if len(set(bound)) != count + len(named) or not set(bound) <= set(expected) or set(names) != set(expected):
             return None
-        for name in set(names) - set(given):
+        for name in set(names) - set(bound):
             if not (is_plain(expected[name]) and _same(expected[name], defaults[name])):
                 return None
-        places = [self._place(expected[name]) for name in given]
+        places = [self._place(expected[name]) for name in bound]
         registers = [place.register for place in places if place is not None and place.register >= 0]
         distinct = len(registers) == len(set(registers))
         return [place for place in places if place is not None] if distinct and None not in places else None
 
-    def _place(self, expected: Any) -> _Place | None:
-        if isinstance(expected, Ref):
-            meta = self.graph.nodes[expected.index].meta
-            rank = len(meta.shape) if self.graph.ranked and meta is not None else -1
-            return _Place(self.ids[expected.index], _dtype(self.graph, expected.index, self.quantized), rank=rank)
-        return _Place(-1, constant=expected) if is_plain(expected) else None
+    def _place(self, tree: Any) -> _Place | None:
+        if not isinstance(tree, Ref):
+            return _Place(-1, constant=tree) if is_plain(tree) else None
+        expected = self.expected.inputs[tree.index]
+        rank = -1 if expected.rank is None else expected.rank
+        return _Place(tree.index, expected.dtype, rank=rank) if expected.kind is Tensor else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_forward": None, "_forms": {}}

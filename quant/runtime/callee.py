@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from quant.runtime.names import attribute
 
@@ -40,8 +41,8 @@ class Function:
 
     def __getstate__(self) -> dict[str, Any]:
         # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
-        found = named(sys.modules.get(self.module), self.name) is self.target
-        return {**self.__dict__, "target": None} if found else self.__dict__
+        importable = named(sys.modules.get(self.module), self.name) is self.target
+        return {**self.__dict__, "target": None} if importable else self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         target = state["target"]
@@ -87,12 +88,15 @@ def function(target: Callable[..., Any]) -> Function:
     for space in SPACES:
         if getattr(space, name, None) is target:
             return Function(space.__name__, name, target)
-    for method, found in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
-        if found is target:
+    for method, member in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
+        if member is target:
             return Function(torch.__name__, f"Tensor.{method}", target)
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        namespace, _, operation = str(target).partition(".")
+        return Function(f"{torch.ops.__name__}.{namespace}", operation, target)
     return Function(getattr(target, "__module__", "") or "", getattr(target, "__qualname__", name), target)
 
 
 def named(module: ModuleType | None, name: str) -> Any:
     """What has a dotted name in a module; None where nothing has."""
-    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+    return functools.reduce(lambda outer, part: getattr(outer, part, None), name.split("."), module)

@@ -36,8 +36,8 @@ def _one_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Tensor:
         if has_torch_function(args):
-            found: Tensor = handle_torch_function(called, args, *args, **kwargs)
-            return found
+            result: Tensor = handle_torch_function(called, args, *args, **kwargs)
+            return result
         return function(*args, **kwargs)
 
     return called

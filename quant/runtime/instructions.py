@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
+from torch import Tensor
+
 from quant.runtime.callee import Callee, Submodule
 from quant.runtime.trees import Ref, leaves, map_leaves
 
@@ -143,6 +145,11 @@ class KernelCall(_OfSeveral):
     @property
     def kind(self) -> str:
         return self.kernel
+
+    @property
+    def table(self) -> Tensor | None:
+        """The answers, uint8, of a kernel that looks them up: the only tensor among its constants; None of others."""
+        return next((one for one in self.args if isinstance(one, Tensor)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a program asks of its int8 layers (`layers.py`)."""
+"""What a program asks of its int8 layers (`layers/weighted.py`)."""
 
 from __future__ import annotations
 

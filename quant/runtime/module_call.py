@@ -1,4 +1,4 @@
-"""Float modules of the user's in a native call; `quant/ops/` has a class of these for each kind."""
+"""Float modules of the user's in a native call; `module_calls.py` has a class of these for each kind."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def note(x: Any, registers: dict[int, Any]) -> None:
         return
     if in_a_graph() or not all_finite(x):
         lost = torch.isfinite(x).logical_not()
-        found = Lost(_along(lost, 0), _along(lost, 1) if x.dim() > 2 else None)
-        registers[LOST] = [*registers.get(LOST, ()), found]
+        rows = Lost(_along(lost, 0), _along(lost, 1) if x.dim() > 2 else None)
+        registers[LOST] = [*registers.get(LOST, ()), rows]
 
 
 def note_inputs(inputs: list[Tensor], quantized: set[int], registers: dict[int, Any]) -> None:

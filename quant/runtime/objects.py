@@ -184,8 +184,14 @@ def walk(tree: Any) -> Iterator[Any]:
         yield from walk(part)
 
 
+_LEAVES = frozenset({type(None), bool, int, float, str, Tensor})
+"""Asked first: what nearly all parts are that hold nothing."""
+
+
 def _parts(tree: Any) -> Iterable[Any] | None:
     """What a container holds; None of anything else."""
+    if type(tree) in _LEAVES:
+        return None
     if type(tree) is Instance:
         return tree.attributes, tree.items
     if isinstance(tree, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Whether the modules that a program was made of are still in their places: what the runner asks (`exchanged.py`)."""
+"""Whether the modules that a program was made of are still in their places, as the runner asks."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from quant.runtime.expected_call import ExpectedCall
 from quant.runtime.filling import Fill, filler
 from quant.runtime.instructions import Instruction, registers_in
 from quant.runtime.program_text import program_text
@@ -31,6 +32,7 @@ class Program:
         output: nested, with Ref to values.
         drops: per instruction the values that nobody reads after it.
         sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
+        call: the arguments that it takes, by the inputs; None of a program that is no module's forward.
         schedule: the same instructions in native calls; None where they run one by one.
     """
 
@@ -40,6 +42,7 @@ class Program:
     output: Any
     drops: list[list[int]]
     sizes: dict[str, int]
+    call: ExpectedCall | None = None
     schedule: Schedule | None = field(default=None, repr=False, compare=False)
     _fill: Fill | None = field(default=None, repr=False, compare=False)
 
@@ -70,7 +73,7 @@ class Program:
 
     @property
     def _parts(self) -> tuple[Any, ...]:
-        return self.values, self.inputs, self.instructions, self.output, self.sizes
+        return self.values, self.inputs, self.instructions, self.output, self.sizes, self.call
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fill": None}

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from quant.runtime.callee import Callee, Function, Method, Submodule
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.expected_call_text import read_call, read_input
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -61,6 +63,8 @@ class _Reading:
     def __init__(self, constants: list[Tensor]) -> None:
         self.constants = constants
         self.sizes: dict[str, int] = {}
+        self.call: ExpectedCall | None = None
+        self.expected: dict[int, ExpectedInput] = {}
         self.values: dict[int, Value] = {}
         self.inputs: list[int] = []
         self.instructions: list[Instruction] = []
@@ -71,20 +75,26 @@ class _Reading:
         """Take in a line."""
         if self.ended:
             reader.fail("expected nothing but constants after the output")
-        if reader.take("sizes "):
+        if reader.at("%"):
+            self._instruction(reader)
+        elif reader.take("sizes "):
             while (name := reader.match(NAME)) is not None:
                 reader.expect("=")
                 self.sizes[name] = reader.integer()
+        elif reader.take("call "):
+            self.call = read_call(reader)
         elif reader.take("input "):
             value = self._definition(reader)
             reader.expect(";")
             self._add(reader, value, _node(reader))
             self.inputs.append(value.id)
+            if self.call is not None:
+                self.expected[value.id] = read_input(reader)
         elif reader.take("output "):
             self.output, self.ended = reader.value(), True
             self._check(reader, registers_in(self.output))
         else:
-            self._instruction(reader)
+            reader.expect("%")
         reader.end()
 
     def _instruction(self, reader: Reader) -> None:
@@ -100,9 +110,9 @@ class _Reading:
         self.instructions.append(instruction)
 
     def _check(self, reader: Reader, reads: set[int]) -> None:
-        unknown = sorted(reads - set(self.values))
+        unknown = reads - self.values.keys()
         if unknown:
-            reader.fail(f"%{unknown[0]} is not made before")
+            reader.fail(f"%{min(unknown)} is not made before")
 
     def _add(self, reader: Reader, value: Value, node: int) -> None:
         if value.id in self.values:
@@ -126,11 +136,11 @@ class _Reading:
         sizes: list[int | Size] = []
         reader.expect("[")
         while not reader.take("]"):
-            found = SIZE.match(reader.text, reader.place)
-            if found is None:
+            matched = SIZE.match(reader.text, reader.place)
+            if matched is None:
                 reader.fail(f"expected a size at column {reader.place + 1}")
-            reader.place = found.end()
-            factor, symbol, offset, number = found.groups()
+            reader.place = matched.end()
+            factor, symbol, offset, number = matched.groups()
             if symbol is not None and symbol not in self.sizes:
                 reader.fail(f"size {symbol!r} is not among the sizes at the beginning")
             sizes.append(Size(symbol, int(factor or 1), int(offset or 0)) if symbol else int(number))
@@ -140,12 +150,10 @@ class _Reading:
 
     def _call(self, reader: Reader, out: Value) -> tuple[type[Instruction], dict[str, Any]]:
         """The class of an instruction, and what it has besides its origin."""
-        for name, read in _CALLS.items():
-            if reader.at(f"{name}("):
-                reader.take(name)
-                return read(self, reader, out)
-            if reader.take(f"{name} "):
-                return read(self, reader, out)
+        name = reader.peek(NAME)
+        if name in _CALLS:
+            reader.take(name)
+            return _CALLS[name](self, reader, out)
         if reader.take("octet."):
             kernel = reader.word()
             args, kwargs = reader.arguments()
@@ -176,7 +184,17 @@ class _Reading:
             raise TextError(f"there is no line of %{missing[0]}; ids go from 0 on")
         values = tuple(self.values[place] for place in range(len(self.values)))
         drops = unread(self.instructions, self.output)
-        return Program(values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes)
+        return Program(
+            values, tuple(self.inputs), self.instructions, self.output, drops, self.sizes, self._expected_call()
+        )
+
+    def _expected_call(self) -> ExpectedCall | None:
+        if self.call is None:
+            return None
+        named = registers_in((self.call.arguments, self.call.written))
+        if not named <= set(self.inputs):
+            raise TextError(f"the call names %{min(named - set(self.inputs))}, which is no input")
+        return replace(self.call, inputs=self.expected)
 
 
 Call = tuple[type[Instruction], dict[str, Any]]
@@ -191,19 +209,19 @@ def _node(reader: Reader) -> int:
 
 def _read_origin(reader: Reader, name: str, kind: type[Instruction]) -> dict[str, Any]:
     """The step, the owner and the modules of an instruction."""
-    found: dict[str, Any] = {"step": name}
+    origin: dict[str, Any] = {"step": name}
     if reader.take("step "):
-        found["step"] = reader.word()
+        origin["step"] = reader.word()
     if issubclass(kind, (FloatCall, Guard)) and reader.take("of "):
-        found["owner"] = reader.word()
+        origin["owner"] = reader.word()
     if issubclass(kind, FloatCall):
-        found.update({flag: True for flag in ("frozen", "writes") if reader.take(flag)})
+        origin.update({flag: True for flag in ("frozen", "writes") if reader.take(flag)})
     if reader.take("from "):
         modules = [reader.word()]
         while reader.take(","):
             modules.append(reader.word())
-        found["modules"] = tuple(modules)
-    return found
+        origin["modules"] = tuple(modules)
+    return origin
 
 
 def _given(reader: Reader, least: int, most: int) -> tuple[Any, ...]:
@@ -316,20 +334,22 @@ def read_dtype(reader: Reader) -> torch.dtype | None:
     name = reader.match(NAME)
     if name == "object":
         return None
-    found = getattr(torch, name or "", None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name or "", None)
+    if not isinstance(dtype, torch.dtype):
         reader.fail(f"{name!r} is no dtype")
-    return found
+    return dtype
 
 
 def _read_constants(lines: list[tuple[int, str]]) -> list[Tensor]:
     """The tensors at the end of a text."""
-    found: list[Tensor] = []
+    constants: list[Tensor] = []
     for place, (number, line) in enumerate(lines):
         if line.startswith("$"):
             data = itertools.takewhile(lambda one: one[1].startswith("  "), lines[place + 1 :])
-            found.append(_read_constant(Reader(line, number, []), len(found), "".join(one.strip() for _, one in data)))
-    return found
+            constants.append(
+                _read_constant(Reader(line, number, []), len(constants), "".join(one.strip() for _, one in data))
+            )
+    return constants
 
 
 def _read_constant(reader: Reader, place: int, data: str) -> Tensor:

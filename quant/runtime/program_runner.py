@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph
 from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
@@ -40,30 +39,28 @@ from quant.runtime.own_forward import is_falling_back, run_own_forward
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
+from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.values import Held
-from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
+from quant.runtime.write_rollback import undone_at_mismatch
 
 
 def names_more_than_registers(output: Any) -> bool:
-    """Whether an output names parameters, or holds objects or writes, which `runner.finished` is for."""
+    """Whether an output names parameters, or holds objects or writes, which `outputs.finished` is for."""
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
-class Restores(Protocol):
-    """Puts parameters back that have become parts of int8 layers, for the user's own forward."""
-
-    def restore(self, root: nn.Module, layers: Any) -> None:
-        """Set the parameters that are gone to the real values of the integers they became."""
+NAMED = (TypeError, ValueError, RuntimeError)
+"""What torch and the kernels raise of sizes and types that do not fit; the step's name is put before it."""
 
 
 class ProgramRunner(Programs):
     """Runs a program in place of a captured module's forward.
 
     Attributes:
-        graph: what was captured; float calls are evaluated from it.
+        expected: the calls that the program stands for.
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
         weights: what the user's forward needs besides int8 layers, where it has to run.
@@ -75,28 +72,27 @@ class ProgramRunner(Programs):
     def __init__(
         self,
         root: nn.Module,
-        graph: Graph,
         program: Program,
         ranges: dict[int, tuple[float, int]],
         backend: str | None,
     ) -> None:
         super().__init__()
-        self.graph, self.program, self.ranges, self.backend = graph, program, ranges, backend
+        assert program.call is not None, "a program that runs as a module's forward says which calls it stands for"
+        self.expected = program.call
+        self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
-        self.weights: Restores | None = None
+        self.weights: WeightsToRestore | None = None
         self._steps_known: dict[int, SingleStep] = {}
-        self._binding = QuickBinding(graph, ranges, program.input_of)
+        self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
-        self._written = written_before_guards(graph)
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
-            values = bound_values(self.graph, self.root, args, kwargs, self.ranges)
-            registers = {self.program.input_of[value]: given for value, given in values.items()}
-        if self._written:
+            registers = bound_values(self.expected, self.root, args, kwargs)
+        if self.expected.written:
             output = self._execute_or_undo(registers)
         else:
             output = self.execute(self.program, registers)
@@ -105,8 +101,7 @@ class ProgramRunner(Programs):
     def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
         """The program's output; where it finds out that it does not stand for the call, nothing is written."""
         run = functools.partial(self.execute, self.program, registers)
-        given = {self.program.values[place].node: value for place, value in registers.items()}
-        return undone_at_mismatch(self._written, self.root, given, run)
+        return undone_at_mismatch(self.expected.written, self.root, registers, run)
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """By the user's own forward."""
@@ -123,7 +118,9 @@ class ProgramRunner(Programs):
                 runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
-            warn_once(self.said, self.graph.path, self.root, mismatch, "layer by layer, in float between int8 layers")
+            warn_once(
+                self.said, self.expected.path, self.root, mismatch, "layer by layer, in float between int8 layers"
+            )
         return output
 
     def held(self, *args: Any, **kwargs: Any) -> Held:
@@ -132,8 +129,7 @@ class ProgramRunner(Programs):
         Each as it was when it was made: a float step after it may write into the tensor.
         """
         program, found = self.program, Held()
-        inputs = bound_values(self.graph, self.root, *copied((args, kwargs)))
-        registers = {program.input_of[value]: given for value, given in inputs.items()}
+        registers = bound_values(self.expected, self.root, *copied((args, kwargs)))
         for register, given in registers.items():
             found.keep(program.values[register], copied(given))
         for instruction in program.instructions:
@@ -219,49 +215,52 @@ class ProgramRunner(Programs):
             step = single_step(instruction, self.root, self.origin)
             if known is not None:
                 known[id(instruction)] = step
-        if isinstance(instruction, IntegerMove):
-            seen = rescaled(instruction.rescaled, registers)
-            try:
-                return move(instruction, self.root, step.args(seen), step.kwargs(seen))
-            except (TypeError, ValueError, RuntimeError) as error:  # torch's, of sizes that do not fit each other
-                if type(error) not in (TypeError, ValueError, RuntimeError):
-                    raise
-                raise type(error)(f"{said_of(instruction)}: {error}") from error
-        if isinstance(instruction, FloatCall):
-            native = self._native(program, instruction) if not planned else None
-            if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
-                return registers[instruction.out]
-            found = call(instruction, self.root, step.args(registers), step.kwargs(registers))
-            value, callee = program.values[instruction.out], instruction.callee
-            if value.dtype is not None and isinstance(callee, Submodule):
-                check_tensor(found, callee.path, self.root, value.node)
-            return found
-        args, kwargs = step.args(registers), step.kwargs(registers)
-        if isinstance(instruction, Guard):
-            place = program.values[instruction.out].node
-            return check_guard(args[0], args[1], instruction.owner, self.root, place)
-        if isinstance(instruction, Quantize):
-            nonfinite.note(args[0], registers)
-        elif isinstance(instruction, RecurrentCall):
-            x, *states = args
-            given = (states, kwargs) if states or kwargs else None
-            nonfinite.note_recurrent(submodule(self.root, instruction.path), x, given, registers)
+        if instruction.own:
+            return self._own(program, instruction, step, registers, planned)
         try:
-            found = self._integers(instruction, args, kwargs, table)
-        except (TypeError, ValueError) as error:
+            found = self._integers(instruction, step, registers, table)
+        except NAMED as error:
+            if type(error) not in NAMED:  # one of a class of its own, which may take other arguments
+                raise
             raise type(error)(f"{said_of(instruction)}: {error}") from error
         # A kernel may put channels last, where the user's view() would find no view of the float.
         real = program.values[instruction.out].qparams is None
         return found.contiguous() if real and isinstance(found, Tensor) else found
 
-    def _integers(self, instruction: Instruction, args: Any, kwargs: Any, table: OpTable) -> Any:
+    def _own(
+        self, program: Program, instruction: Instruction, step: SingleStep, registers: dict[int, Any], planned: bool
+    ) -> Any:
+        """A call in the user's own arithmetic."""
+        if isinstance(instruction, Guard):
+            [given, expected], place = step.args(registers), program.values[instruction.out].node
+            return check_guard(given, expected, instruction.owner, self.root, place)
+        assert isinstance(instruction, FloatCall)
+        native = self._native(program, instruction) if not planned else None
+        if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
+            return registers[instruction.out]
+        found = call(instruction, self.root, step.args(registers), step.kwargs(registers))
+        value, callee = program.values[instruction.out], instruction.callee
+        if value.dtype is not None and isinstance(callee, Submodule):
+            check_tensor(found, callee.path, self.root, value.node)
+        return found
+
+    def _integers(self, instruction: Instruction, step: SingleStep, registers: dict[int, Any], table: OpTable) -> Any:
+        """A step of integers, or a conversion."""
+        if isinstance(instruction, IntegerMove):
+            seen = rescaled(instruction.rescaled, registers)
+            return move(instruction, self.root, step.args(seen), step.kwargs(seen))
+        args, kwargs = step.args(registers), step.kwargs(registers)
         if isinstance(instruction, LayerCall):
             return self.layer(instruction.layer).compute(*args)
         if isinstance(instruction, TakeSequence):
             return args[0][0]
         if isinstance(instruction, RecurrentCall):
             layer: Any = submodule(self.root, instruction.path)
+            x, *states = args
+            nonfinite.note_recurrent(layer, x, (states, kwargs) if states or kwargs else None, registers)
             return layer.compute(*args, **kwargs, quantized=instruction.integers)
+        if isinstance(instruction, Quantize):
+            nonfinite.note(args[0], registers)
         assert isinstance(instruction, (KernelCall, Conversion))
         return table[instruction.kernel](*args, **kwargs)
 

@@ -2,7 +2,8 @@
 
     octet-program 1
     sizes n=4
-    input %0 x_0: float32[n, 8]  ; #0
+    call encoder(x=%0)
+    input %0 x_0: float32[n, 8]  ; #0 argument x float32
     %1 x_0: uint8[n, 8] scale=0.02 zero_point=128 = quantize(%0)  ; #0
     %2 fc: float32[n, 3] = layer fc(%1)  ; #1 from fc
     output %2
@@ -12,7 +13,8 @@ integers (x = scale * (q - zero_point)), and the call. Behind the semicolon stan
 captured graph, the step where it is called otherwise than the value, the module whose forward made the call (`of`), and
 the modules that the call was made of (`from`). `octet.NAME` is a kernel, `layer NAME` an int8 layer, `method NAME` and
 `module NAME` are the user's, and so is a function with dots in its name; `move` marks calls that take integers as well
-as reals. Tensors that are no parameters are $0, $1, ... and stand at the end.
+as reals. Tensors that are no parameters are $0, $1, ... and stand at the end. `expected_call_text.py` says what `call`
+and `argument` are.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Callee, Method, Submodule
+from quant.runtime.expected_call_text import call_text, input_text
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -71,7 +74,11 @@ def text_without_constants(program: Program, writer: Writer) -> str:
     lines = [HEADER]
     if program.sizes:
         lines.append(" ".join(["sizes", *(f"{name}={size}" for name, size in program.sizes.items())]))
-    lines += [f"input {_definition(values[one])}  ; #{values[one].node}" for one in program.inputs]
+    if program.call is not None:
+        lines.append(f"call {call_text(program.call, writer)}")
+    for value in map(values.__getitem__, program.inputs):
+        expected = "" if program.call is None else f" {input_text(program.call.inputs[value.id])}"
+        lines.append(f"input {_definition(value)}  ; #{value.node}{expected}")
     for one in program.instructions:
         out = values[one.out]
         lines.append(f"{_definition(out)} = {_call(one, values, writer)}  ; {_origin(one, out)}")

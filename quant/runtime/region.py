@@ -84,18 +84,18 @@ class Region:
             inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
         if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
             nonfinite.note_inputs(inputs, self._quantized(), registers)
-            made = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
+            outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
             try:
-                made = _run_of_finite(inputs, text.constants, text.program, backend)
+                outputs = _run_of_finite(inputs, text.constants, text.program, backend)
             except (TypeError, ValueError) as error:
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
                     return False
                 raise type(error)(f"{said_of(blamed)}: {why}") from error
-            if not made and self.outputs:
+            if not outputs and self.outputs:
                 return False
-        for index, value in zip(self.outputs, made, strict=True):
+        for index, value in zip(self.outputs, outputs, strict=True):
             registers[index] = value
         return True
 
@@ -106,17 +106,17 @@ class Region:
 
     def _blamed(self, error: str, text: _Text, inputs: list[Tensor]) -> tuple[Instruction, str]:
         """The instruction that an error of the native call is of, and what it says: a line of the text, or an input."""
-        found = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
-        if found is None:
-            given = zip(self.inputs, inputs, strict=True)
-            wrong = {place for place, one in given if one.dtype not in (torch.float32, torch.uint8)}
+        matched = re.search(r"plan line '%(\d+) = [^']*': (.*)", error, re.DOTALL)
+        if matched is None:
+            tensors = zip(self.inputs, inputs, strict=True)
+            wrong = {place for place, one in tensors if one.dtype not in (torch.float32, torch.uint8)}
             return next((one for one in self.instructions if one.reads & wrong), self.instructions[0]), error
-        made = {one.out: one for one in self.instructions}
+        instructions = {one.out: one for one in self.instructions}
         lines = text.program.split("\n")
-        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{found[1]} = "))
+        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{matched[1]} = "))
         # What lies between the lines of one instruction has registers of its own; the last line gives its value.
         outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
-        return next(made[out] for out in outs if out in made), found[2]
+        return next(instructions[out] for out in outs if out in instructions), matched[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}

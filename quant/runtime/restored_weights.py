@@ -6,7 +6,7 @@ put back as the real values of their integers, when it first runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -38,13 +38,14 @@ class WeightsToRestore:
         self.tensors = tuple(tensors)
         self._done = False
 
-    def restore(self, root: nn.Module, layers: Mapping[str, Any]) -> None:
+    def restore(self, root: nn.Module, layers: nn.ModuleDict) -> None:
         """Set the parameters that are gone to the real values of the integers they became."""
         if self._done:
             return
         found: dict[str, list[Tensor]] = {}
         for one in self.tensors:
-            value = layers[one.layer].unfolded()[0 if one.is_weight else 1]
+            layer: Any = layers[one.layer]
+            value = layer.unfolded()[0 if one.is_weight else 1]
             if value is not None:
                 found.setdefault(one.path, []).append(value)
         sliced = {one.path for one in self.tensors if one.sliced}

@@ -52,6 +52,6 @@ def _line(step: Instruction | Region, drops: list[int]) -> str:
 
     if isinstance(step, Instruction):
         return f"single %{step.out}{ids('drops', drops)}"
-    made = ids("native", (one.out for one in step.instructions)).strip()
+    computed = ids("native", (one.out for one in step.instructions)).strip()
     tail = ids("tail", (one.out for one in step.tail))
-    return f"{made}{ids('inputs', step.inputs)}{ids('outputs', step.outputs)}{tail}{ids('drops', drops)}"
+    return f"{computed}{ids('inputs', step.inputs)}{ids('outputs', step.outputs)}{tail}{ids('drops', drops)}"

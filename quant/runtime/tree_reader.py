@@ -33,6 +33,7 @@ from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
 STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+INTEGER = re.compile(r"\d+")
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -45,6 +46,10 @@ PLAIN = frozenset((
 
 class TextError(ValueError):
     """A text that is no program; the message names the line."""
+
+
+class UnknownClass(TextError):
+    """A text that names a class which is not there, or of a package whose classes it may not name."""
 
 
 class Reader:
@@ -63,25 +68,33 @@ class Reader:
         self.text, self.number, self.constants, self.packages = text, number, constants, packages
         self.place = 0
 
-    def fail(self, why: str) -> NoReturn:
+    def fail(self, why: str, kind: type[TextError] = TextError) -> NoReturn:
         """Raise an error that names the line."""
-        raise TextError(f"line {self.number}: {why}: {self.text.strip()!r}")
+        raise kind(f"line {self.number}: {why}: {self.text.strip()!r}")
 
     def skip(self) -> None:
         """Go over spaces."""
-        while self.place < len(self.text) and self.text[self.place] == " ":
+        while self.text.startswith(" ", self.place):
             self.place += 1
 
     def at(self, sign: str) -> bool:
         """Whether a sign comes next."""
-        self.skip()
+        if self.text.startswith(" ", self.place):
+            self.skip()
         return self.text.startswith(sign, self.place)
 
     def take(self, sign: str) -> bool:
         """Go over a sign, if it comes next."""
-        found = self.at(sign)
-        self.place += len(sign) * found
-        return found
+        if not self.at(sign):
+            return False
+        self.place += len(sign)
+        return True
+
+    def peek(self, pattern: re.Pattern[str]) -> str:
+        """What a pattern takes, and go over nothing; '' where it takes nothing."""
+        self.skip()
+        matched = pattern.match(self.text, self.place)
+        return "" if matched is None else matched.group()
 
     def expect(self, sign: str) -> None:
         """Go over a sign.
@@ -95,11 +108,11 @@ class Reader:
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """Go over what a pattern takes; None where it takes nothing."""
         self.skip()
-        found = pattern.match(self.text, self.place)
-        if found is None:
+        matched = pattern.match(self.text, self.place)
+        if matched is None:
             return None
-        self.place = found.end()
-        return found.group()
+        self.place = matched.end()
+        return matched.group()
 
     def end(self) -> None:
         """Raise an error where the line goes on."""
@@ -109,18 +122,18 @@ class Reader:
 
     def integer(self) -> int:
         """A number without a point."""
-        found = self.match(re.compile(r"\d+"))
-        if found is None:
+        digits = self.match(INTEGER)
+        if digits is None:
             self.fail(f"expected a number at column {self.place + 1}")
-        return int(found)
+        return int(digits)
 
     def word(self) -> str:
         """A name, bare or in quotes."""
         quoted = self.match(STRING)
-        found = self.match(BARE) if quoted is None else ast.literal_eval(quoted)
-        if not isinstance(found, str):
+        word = self.match(BARE) if quoted is None else ast.literal_eval(quoted)
+        if not isinstance(word, str):
             self.fail(f"expected a name at column {self.place + 1}")
-        return found
+        return word
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, in brackets."""
@@ -151,32 +164,31 @@ class Reader:
 
     def _tuple(self) -> Any:
         begin = self.place
-        found = self._several("(", ")")
-        if len(found) == 1 and not self.text[begin : self.place].rstrip(" )").endswith(","):
+        items = self._several("(", ")")
+        if len(items) == 1 and not self.text[begin : self.place].rstrip(" )").endswith(","):
             self.fail("a tuple of one value has a comma in it")
-        return tuple(found)
+        return tuple(items)
 
     def pairs(self) -> dict[Any, Any]:
         """Keys with their values."""
-        found = {}
+        pairs = {}
         for _ in self._until("{", "}"):
             key = self.value()
             self.expect(":")
-            found[key] = self.value()
-        return found
+            pairs[key] = self.value()
+        return pairs
 
     def value(self) -> Any:
         """Any nested value."""
-        for sign, read in _READERS.items():
-            if self.at(sign):
-                return read(self)
-        text = self.match(STRING)
-        if text is not None:
-            return ast.literal_eval(text)
+        self.skip()
+        read = _READERS.get(self.text[self.place : self.place + 1])
+        if read is not None:
+            return read(self)
         number = self.match(NUMBER)
         if number is not None:
             return int(number) if number.lstrip("-").isdigit() else float(number)
-        return self._named()
+        text = self.match(STRING)
+        return self._named() if text is None else ast.literal_eval(text)
 
     def _named(self) -> Any:
         name = self.match(NAME)
@@ -184,10 +196,10 @@ class Reader:
             return _NAMES[name]
         if name is not None and name in _MAKERS:
             return self._made(name)
-        found = getattr(torch, name.removeprefix("torch."), None) if name and name.startswith("torch.") else None
-        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        constant = getattr(torch, name.removeprefix("torch."), None) if name and name.startswith("torch.") else None
+        if not isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
             self.fail(f"expected a value at column {self.place + 1}" if name is None else f"{name!r} is no value")
-        return found
+        return constant
 
     def _made(self, name: str) -> Any:
         parts = self._several("(", ")")
@@ -228,22 +240,22 @@ class Reader:
         """A function that is an argument."""
         self.expect("&")
         module, name = self.place_of()
-        found = self.allowed(module, name).target
-        if found is getattr:
+        target = self.allowed(module, name).target
+        if target is getattr:
             self.fail("getattr is no argument of a call")
-        return found
+        return target
 
     def allowed(self, module: str, name: str) -> Function:
         """A function of the allow-list."""
-        found = named(sys.modules.get(module), name)
+        target = named(sys.modules.get(module), name)
         if module.startswith("torch.ops."):
-            found = named(torch.ops, f"{module.removeprefix('torch.ops.')}.{name}")
-        if found is None or not _is_allowed(module, name, found):
+            target = named(torch.ops, f"{module.removeprefix('torch.ops.')}.{name}")
+        if target is None or not _is_allowed(module, name, target):
             self.fail(
                 f"{module}.{name} is no function that a program may name; those are torch's of tensors, operator's, "
                 "math's, builtins that compute, and this package's own"
             )
-        return Function(module, name, found)
+        return Function(module, name, target)
 
     def place_of(self) -> tuple[str, str]:
         """A module and a name in it."""
@@ -257,9 +269,9 @@ class Reader:
         module, name = self.place_of()
         kind = named(sys.modules.get(module), name)
         if not isinstance(kind, type):
-            self.fail(f"class {name} is not known; import {module} first")
+            self.fail(f"class {name} is not known; import {module} first", UnknownClass)
         if not self._is_known(module, kind):
-            self.fail(f"class {name} of {module} is none of the model's packages")
+            self.fail(f"class {name} of {module} is none of the model's packages", UnknownClass)
         if self.text.startswith("[", self.place) and issubclass(kind, enum.Enum):
             [member] = self._several("[", "]")
             return kind[member]
@@ -281,8 +293,8 @@ class Reader:
             return kind(*args) if hasattr(kind, "_fields") else kind(args)
         if args or not dataclasses.is_dataclass(kind):
             self.fail(f"{kind.__name__} is neither a dataclass nor a tuple or list")
-        made: Any = kind
-        return made(**kwargs)
+        constructor: Any = kind
+        return constructor(**kwargs)
 
 
 def _numpy(dtype: str, value: Any) -> Any:
@@ -321,7 +333,7 @@ _READERS: dict[str, Callable[[Reader], Any]] = {
     "?": Reader.opaque,
     "&": Reader.function,
     "!": Reader.class_or_object,
-    "...": Reader.ellipsis,
+    ".": Reader.ellipsis,
     "(": Reader._tuple,
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
@@ -344,38 +356,42 @@ _REFUSED = frozenset(
      "__setstate__", "__deepcopy__", "__array__", "__array_wrap__", "__format__", "__dlpack__", "__dlpack_device__")
 )  # fmt: skip
 """Functions of tensors that take functions or files, or that make something else of a tensor."""
+_PRIVATE = frozenset({"_weight_norm", "_pack_padded_sequence", "_pad_packed_sequence"})
+"""Of torch's private functions those that its own modules call."""
 _OPERATIONS = frozenset({"aten", "torchvision"})
 """Whose operations a text may name."""
 
 
-def _is_allowed(module: str, name: str, found: Any) -> bool:
+def _is_allowed(module: str, name: str, target: Any) -> bool:
     """Whether a text may name a function: one that computes, and touches no files."""
     last = name.rpartition(".")[2]
-    if last in _REFUSED or (last.startswith("_") and not last.startswith("__")):
+    if last in _REFUSED or (last.startswith("_") and not last.startswith("__") and last not in _PRIVATE):
         return False
     if module == "operator":
         return name in _OPERATORS
     if module == builtins.__name__:
         return name in _BUILTINS
     if module == math.__name__ or (module, name) in _OURS:
-        return callable(found)
+        return callable(target)
     if module.startswith("torch.ops."):
-        return module.split(".")[2] in _OPERATIONS and isinstance(found, (OpOverload, OpOverloadPacket))
-    return module.partition(".")[0] == "torch" and id(found) in of_tensors()
+        return module.split(".")[2] in _OPERATIONS and isinstance(target, (OpOverload, OpOverloadPacket))
+    if module == torch._C._nn.__name__:
+        return isinstance(target, types.BuiltinFunctionType)
+    return module.partition(".")[0] == "torch" and id(target) in of_tensors()
 
 
 def is_method(name: str) -> bool:
     """Whether a text may call a method of this name: one of tensors."""
-    found = getattr(torch.Tensor, name, None)
+    method = getattr(torch.Tensor, name, None)
     if name.startswith("__"):
-        return id(found) in of_tensors() and name not in _REFUSED
-    return callable(found) and not name.startswith("_") and name not in _REFUSED
+        return id(method) in of_tensors() and name not in _REFUSED
+    return callable(method) and not name.startswith("_") and name not in _REFUSED
 
 
 @functools.lru_cache(maxsize=1)
 def of_tensors() -> frozenset[int]:
     """The functions of torch that take tensors, or make them, by identity."""
     known = torch.overrides.get_overridable_functions()
-    found = {id(one) for functions in known.values() for one in functions}
+    overridable = {id(one) for functions in known.values() for one in functions}
     makers = (getattr(torch, name, None) for name in dir(torch._C._VariableFunctions))
-    return frozenset(found | {id(one) for one in makers if isinstance(one, types.BuiltinFunctionType)})
+    return frozenset(overridable | {id(one) for one in makers if isinstance(one, types.BuiltinFunctionType)})

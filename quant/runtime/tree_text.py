@@ -43,6 +43,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.constants: list[Tensor] = []
+        self._places: dict[int, int] = {}  # the list keeps the tensors, and so their ids
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...] = ()) -> str:
         """The arguments of a call in brackets; positional ones behind their names, where these are known."""
@@ -75,11 +76,14 @@ class Writer:
         return "{" + ", ".join(f"{self.value(key)}: {self.value(one)}" for key, one in pairs.items()) + "}"
 
     def constant(self, tensor: Tensor) -> str:
-        """A tensor, by its place among the constants of the text."""
+        """A tensor, by its place among the constants of the text; one that is met again has the same."""
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return f"?{_class(type(tensor))[1:]}"
-        self.constants.append(tensor)
-        return f"${len(self.constants) - 1}"
+        place = self._places.get(id(tensor))
+        if place is None:
+            place = self._places[id(tensor)] = len(self.constants)
+            self.constants.append(tensor)
+        return f"${place}"
 
     def array(self, array: Any) -> str:
         """An array of numbers by its bytes."""
@@ -110,9 +114,9 @@ def _class(kind: type) -> str:
     return f"!{kind.__module__}:{kind.__qualname__}"
 
 
-def callable_text(found: Function) -> str:
+def callable_text(function: Function) -> str:
     """A function as an argument of a call."""
-    return f"&{found.module}:{found.name}"
+    return f"&{function.module}:{function.name}"
 
 
 def _literal(writer: Writer, tree: Any) -> str:

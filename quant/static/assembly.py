@@ -15,6 +15,7 @@ from quant.ops.operator import Operator, ShapeOnly
 from quant.ops.step import Step, is_recurrent, operator_of
 from quant.ops.views import View
 from quant.runtime.callee import Callee, Method, Submodule, function
+from quant.runtime.expected_call import ExpectedCall
 from quant.runtime.instructions import (
     Conversion,
     Dequantize,
@@ -36,12 +37,12 @@ from quant.static.symbolic_shapes import SymbolicShapes
 
 
 class OutOfReach(Exception):
-    """A part of the graph needs a value that is made outside of it; the message names it."""
+    """A part of the graph needs a value that is computed outside of it; the message names it."""
 
 
 @dataclass(kw_only=True)
 class AssemblyContext(Context):
-    """What assembling a program needs to know besides.
+    """The context in which a program is assembled.
 
     Attributes:
         shapes: of the graph's values.
@@ -52,7 +53,7 @@ class AssemblyContext(Context):
 
 @dataclass(frozen=True)
 class Site:
-    """Where the layer of a weighted step is: its key among the runner's layers, and which of its calls this is."""
+    """The layer of a weighted step: its key among the runner's layers, and the number of this call."""
 
     layer: str
     index: int
@@ -63,7 +64,7 @@ class Assembled:
     """A program before it is planned.
 
     Attributes:
-        operators: what calls of the user's are, by the ids of their values.
+        operators: of the user's own calls, by the ids of their values.
     """
 
     program: Program
@@ -71,54 +72,61 @@ class Assembled:
 
 
 def assemble(
-    fused: FusedGraph, steps: list[Step], given: set[int], output: Any, context: AssemblyContext, sites: dict[int, Site]
+    fused: FusedGraph,
+    steps: list[Step],
+    call: ExpectedCall,
+    output: Any,
+    context: AssemblyContext,
+    sites: dict[int, Site],
 ) -> Assembled:
     """The program of some consecutive steps.
 
     Args:
-        given: values that are there, in float, before the first step.
+        call: what is expected of the arguments, by values of the graph; they are there, in float, before the first
+            step.
         output: nested, with Ref to values of the graph; wanted in float.
         sites: of weighted steps, by their output.
     """
-    made = _Assembler(fused, context, sites, sorted(given))
+    assembler = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
-        made.step(step)
-    tree = map_leaves(lambda leaf: Ref(made.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
-    return _numbered(made, live(made.instructions, tree), tree)
+        assembler.step(step)
+    tree = map_leaves(lambda leaf: Ref(assembler.real(leaf.index)) if isinstance(leaf, Ref) else leaf, output)
+    return _numbered(assembler, call, live(assembler.instructions, tree), tree)
 
 
-def _numbered(made: _Assembler, instructions: list[Instruction], output: Any) -> Assembled:
+def _numbered(assembler: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
     """A program of some of the instructions, with no other values than theirs."""
-    ids = {old: new for new, old in enumerate(dict.fromkeys([*made.given, *(one.out for one in instructions)]))}
-    values = tuple(replace(made.values[old], id=new) for old, new in ids.items())
+    ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
+    values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
-    sizes = {name: size for name, size in made.context.shapes.sizes.items() if name in symbols}
+    sizes = {name: size for name, size in assembler.context.shapes.sizes.items() if name in symbols}
     numbered, tree = [one.renumbered(ids) for one in instructions], renumbered(output, ids)
-    operators = {ids[old]: operator for old, operator in made.operators.items() if old in ids}
-    inputs = tuple(ids[one] for one in made.given)
-    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes), operators)
+    operators = {ids[old]: operator for old, operator in assembler.operators.items() if old in ids}
+    inputs = tuple(ids[one] for one in assembler.given)
+    expected = call.renumbered({values[one].node: one for one in inputs})
+    return Assembled(Program(values, inputs, numbered, tree, unread(numbered, tree), sizes, expected), operators)
 
 
 class _Assembler:
-    """Emits instructions, with a conversion wherever a value is not there in the form that is wanted.
+    """Emits instructions, with a conversion wherever a value is needed in the other form.
 
     Attributes:
-        given: ids of the values that are there at the beginning.
-        operators: what calls of the user's are, by id.
+        given: ids of the inputs.
+        operators: of the user's own calls, by id.
     """
 
-    def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], given: list[int]) -> None:
+    def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], inputs: list[int]) -> None:
         self.fused, self.sites = fused, sites
         self.context = replace(context, forms=self)
         self.values: list[Value] = []
         self.instructions: list[Instruction] = []
         self.operators: dict[int, Operator] = {}
         self._ids: dict[tuple[int, bool], int] = {}
-        self.given = [self._id(node, quantized=False) for node in given]
+        self.given = [self._id(node, quantized=False) for node in inputs]
         self._ready = set(self.given)
 
     def _id(self, node: int, *, quantized: bool) -> int:
-        """The value that holds one of the graph, in uint8 or in float; a new one where there is none."""
+        """The id of the program's value for one of the graph, in uint8 or in float; a new one where there is none."""
         key = node, quantized
         if key not in self._ids:
             self._ids[key] = len(self.values)
@@ -138,27 +146,27 @@ class _Assembler:
         self._ready.add(instruction.out)
 
     def _modules(self, instruction: Instruction) -> tuple[str, ...]:
-        """The modules that a step's calls name, or are made by: from its value back to what it reads."""
+        """The modules that a step's calls name or belong to, from its value back to what it reads."""
         reads = {self.values[one].node for one in instruction.reads}
-        found: set[str] = set()
+        names: set[str] = set()
         waiting = [self.values[instruction.out].node]
         while waiting:
             index = waiting.pop()
             node = self.fused.graph.nodes[index]
             if index in reads or node.kind is Kind.INPUT:
                 continue
-            found |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
+            names |= {node.owner, node.target} if node.kind is Kind.MODULE else {node.owner}
             waiting += [] if instruction.own else node.refs
-        return tuple(sorted(found - {""}))
+        return tuple(sorted(names - {""}))
 
     def real(self, node: int) -> int:
-        """The value that holds one of the graph in float, made where it is not there."""
+        """The program's float value for a value of the graph, dequantised where there is none yet."""
         value = self._id(node, quantized=False)
         if value in self._ready:
             return value
         held = self.fused.graph.nodes[node]
         if held.meta is None and self._ids.get((node, True)) in self._ready:
-            # A tuple of parts: what was split is there in integers, and is split as reals once more.
+            # A tuple of parts: its source exists in integers, and is split once more in float.
             [operator] = [step.operator for step in self.fused.steps if step.output == node]
             self._call(held, self.real, held.label, operator)
         else:
@@ -166,14 +174,14 @@ class _Assembler:
         return value
 
     def integer(self, node: int) -> int:
-        """The value that holds one of the graph in uint8, made where it is not there."""
+        """The program's uint8 value for a value of the graph, quantised where there is none yet."""
         value = self._id(node, quantized=True)
         if value not in self._ready:
             self._convert(Quantize, node)
         return value
 
     def any_form(self, node: int) -> int:
-        """A value that holds one of the graph, in whichever form it is there."""
+        """The program's value for a value of the graph, in the form that exists."""
         for quantized in (False, True):
             value = self._ids.get((node, quantized))
             if value in self._ready:
@@ -202,7 +210,7 @@ class _Assembler:
             self._call(nodes[index], form, step.name, operator_of(step))
 
     def _call(self, node: Node, form: Callable[[int], int], name: str, operator: Operator) -> None:
-        """A node in the user's own arithmetic; `form` gives the value that holds one that it reads."""
+        """A node in the user's own arithmetic; `form` gives the program's value for each value that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
         self.operators[out] = operator
@@ -210,12 +218,12 @@ class _Assembler:
             self.emit(Guard(out=out, step=name, source=args[0].index, expected=args[1], owner=node.owner))
             return
         how: Any = {"owner": node.owner, "frozen": node.frozen, "writes": node.writes}
-        self.emit(FloatCall(out=out, step=name, callee=_callee(node), args=args, kwargs=kwargs, **how))
+        self.emit(FloatCall(out=out, step=name, callee=callee_of(node), args=args, kwargs=kwargs, **how))
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
-        taken = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
-        args, kwargs = _with_values(node, taken)
+        values = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
+        args, kwargs = _with_values(node, values)
         out = self._id(node.index, quantized=False)
         self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
         if step.output != node.index:
@@ -237,18 +245,19 @@ class _Assembler:
         node = self.fused.graph.nodes[step.output]
         moved = {index: self.integer(index) if index in step.inputs else self.any_form(index) for index in node.refs}
         idle = isinstance(step.operator, View) and step.operator.idle
-        if idle:  # whatever else it is called with, it gives this
+        if idle:  # it gives this, whatever its other arguments
             node = replace(node, args=(Ref(step.inputs[0]),), kwargs={})
         args, kwargs = _with_values(node, moved)
         self.operators[out] = step.operator
-        how: Any = {"callee": _callee(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
+        how: Any = {"callee": callee_of(node), "args": args, "kwargs": kwargs, "rescaled": kernel.rescaled}
         if isinstance(step.operator, View):
             moving, how["kwargs"] = step.operator.on_integers(node, kwargs)
-            how["callee"] = None if idle else _callee(moving)
+            how["callee"] = None if idle else callee_of(moving)
         self.emit(IntegerMove(out=out, step=step.name, **how))
 
 
-def _callee(node: Node) -> Callee:
+def callee_of(node: Node) -> Callee:
+    """What a node calls."""
     if node.kind is Kind.FUNCTION:
         return function(node.target)
     return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)

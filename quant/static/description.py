@@ -15,10 +15,10 @@ from quant.kernels import QParams
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
 from quant.runtime.names import child_of
+from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.part_calls import Part
 
 DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
@@ -32,13 +32,15 @@ def describe(converted: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: the model is not from `convert`.
     """
-    found = converted.__dict__.get(DESCRIPTION)
-    if not isinstance(found, dict):
+    description = converted.__dict__.get(DESCRIPTION)
+    if not isinstance(description, dict):
         raise ValueError(
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
-    tuned = {unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != found["backend"]}
-    return {**found, "backends": tuned} if tuned else found
+    tuned = {
+        unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != description["backend"]
+    }
+    return {**description, "backends": tuned} if tuned else description
 
 
 def make_description(
@@ -95,8 +97,8 @@ def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:
-                if isinstance(one, KernelCall) and one.kernel == "lookup":
-                    yield unit, one.step, one.args[1]
+                if isinstance(one, KernelCall) and one.table is not None:
+                    yield unit, one.step, one.table
 
 
 def _part_programs(unit: nn.Module, runner: ProgramRunner) -> Iterator[Program]:

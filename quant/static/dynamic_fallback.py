@@ -46,7 +46,7 @@ def make_rest_dynamic(
     modules = dict(model.named_modules())
     while True:
         try:
-            made = _dynamic(model, rest, backend)
+            quantized = _dynamic(model, rest, backend)
             break
         except ValueError as error:  # where some cannot, the others are not to pay for it
             problems = {name: _why_not_dynamic(modules[name], qconfig) for name, qconfig in rest.items()}
@@ -56,21 +56,21 @@ def make_rest_dynamic(
             del rest[name], layers[name]
     for name in rest:
         why = reasons.get(name, "no static kernel")
-        entries[name] = (summary(made)[name].outcome, f"{why}, so dynamic: {summary(made)[name].detail}")
-    return made
+        entries[name] = (summary(quantized)[name].outcome, f"{why}, so dynamic: {summary(quantized)[name].detail}")
+    return quantized
 
 
 def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
     """The layers of a model, by name, that become dynamic where they have no static form, and what the recipe says."""
-    found: dict[str, QConfig] = {}
+    settings: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
         read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
         wanted = name in info.called and is_dynamic(own) and not read
         qconfig = info.recipe.resolve(name, own)[0] if wanted else None
         if qconfig is not None:
-            found[name] = qconfig
-    return found
+            settings[name] = qconfig
+    return settings
 
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
@@ -82,7 +82,7 @@ def is_lone_dynamic(runner: GraphRunner) -> bool:
 
 
 def without_runner(module: nn.Module) -> nn.Module:
-    """A module as the user made it, where it is captured by itself and so runs a graph; itself where not."""
+    """The user's module behind one that is captured by itself, and so runs a graph; other modules as they are."""
     if not isinstance(child_of(module, RESERVED), GraphRunner):
         return module
     own = copy.copy(module)

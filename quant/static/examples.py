@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class CannotRebuild(ValueError):
-    """A description that does not fit the model, or that needs example inputs to be made again."""
+    """A description that does not fit the model, or cannot be rebuilt without example inputs."""
 
 
 def encode(tree: Any) -> Any:

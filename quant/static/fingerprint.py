@@ -34,9 +34,12 @@ MODULE_STATE = frozenset({*vars(nn.Module()), "forward"})
 DEPTH = 4
 """How many objects within objects are looked into."""
 
+LONGEST = 4096
+"""Of longer containers the length counts."""
+
 
 def fingerprint(model: nn.Module) -> str:
-    """The fingerprint of a float model; a prepared one has that of the model that it was made from."""
+    """The fingerprint of a float model; a prepared model has that of the model that it was prepared from."""
     seen = _Seen()
     for name, module in model.named_modules(remove_duplicate=False):
         if RESERVED not in name.split("."):
@@ -97,11 +100,14 @@ def _tensor(value: Tensor | None) -> object:
 
 
 def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    """Without its module: what is `__main__` in one script is imported by another."""
+    return kind.__qualname__
 
 
 def _plain(value: Any, seen: _Seen, depth: int) -> object:
     """A value as numbers and texts; an object by its class and its attributes."""
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > LONGEST:
+        return _name(type(value)), len(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return type(value).__name__, str(value)
     if isinstance(value, enum.Enum):

@@ -25,23 +25,23 @@ def agree(one: GraphRunner, first: GraphRunner) -> bool:
 
 def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
     """What is folded into each weight, by the module or parameter that it is."""
-    found: dict[str, list[str]] = {}
+    folds: dict[str, list[str]] = {}
     for step in runner.fused.steps:
         if isinstance(step.operator, Weighted):
             node, weight = runner.graph.nodes[step.nodes[0]], step.operator.weight
             layer = node.target if node.kind is Kind.MODULE else weight.path if isinstance(weight, Attr) else ""
             if layer:
-                found[layer] = _folded(step.operator, runner)
-    return found
+                folds[layer] = _folded(step.operator, runner)
+    return folds
 
 
 def _folded(layer: Weighted, runner: GraphRunner) -> list[str]:
-    found = [repr(replace(one, constant=_named(one.constant), axis=0)) for one in layer.affine]
+    folds = [repr(replace(one, constant=_named(one.constant), axis=0)) for one in layer.affine]
     if layer.batch_norm is not None:
         node = runner.graph.nodes[layer.batch_norm]
         norm = node.target if node.kind is Kind.MODULE else {**norm_arguments(node), "input": None}
-        found.append(repr(norm))
-    return found
+        folds.append(repr(norm))
+    return folds
 
 
 def _named(constant: Any) -> Any:

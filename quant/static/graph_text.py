@@ -31,6 +31,8 @@ from quant.runtime.trees import Ref, leaves
 
 HEADER = "octet-graph 1"
 _FLAGS = ("typed", "ranked", "contiguous")
+_BARE = (Kind.INPUT, Kind.GUARD)
+_CALLS = {Function: Kind.FUNCTION, Method: Kind.METHOD, Submodule: Kind.MODULE}
 _NUMBERS: dict[str, type] = {"int": int, "float": float}
 
 
@@ -155,8 +157,8 @@ def _besides(reader: Reader, told: dict[str, Any], dtype: torch.dtype | None, sh
         reader.fail("is no call of a graph")
     if dtype is not None and (not _is_shape(shape) or not isinstance(layout, torch.layout)):
         reader.fail("expected a shape")
-    found: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
-    return found if dtype is None else {**found, "meta": TensorMeta(tuple(shape), dtype, layout)}
+    besides: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
+    return besides if dtype is None else {**besides, "meta": TensorMeta(tuple(shape), dtype, layout)}
 
 
 def _is_shape(shape: Any) -> bool:
@@ -166,4 +168,4 @@ def _is_shape(shape: Any) -> bool:
 def _check(reader: Reader, tree: Any, nodes: int) -> None:
     wrong = [leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref) and leaf.index >= nodes]
     if wrong:
-        reader.fail(f"%{wrong[0]} is not made before")
+        reader.fail(f"%{wrong[0]} is not computed before")

@@ -14,33 +14,33 @@ from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.assembly import Site
-from quant.static.layers import StaticLayer
+from quant.static.int8_recurrent import static_recurrent
 from quant.static.report_entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
-from quant.static.rnn import static_recurrent
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded_numbers, quantized
 
 
-class Made:
-    """The float layers of all captured units as they were, and the int8 ones made of them so far.
+class Built:
+    """The float layers of all captured units as they were, and the int8 ones built of them so far.
 
     Attributes:
         originals: by unit and name within it.
-        layers: int8 ones by what they were made of.
+        layers: int8 ones by what they were built of.
         smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
         folded: of each step into which something is folded, by the step's identity, what that is.
     """
 
-    def __init__(self, found: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
+    def __init__(self, programs: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
         self.originals: dict[tuple[str, str], nn.Module] = {}
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
         self.folded: dict[int, Any] = {}
-        for path, runner in found.items():
+        for path, runner in programs.items():
             for step in runner.fused.steps:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]
@@ -82,15 +82,15 @@ def int8_layers(
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
-    made: Made,
+    built: Built,
     entries: Entries,
     path: str,
 ) -> tuple[dict[str, nn.Module], dict[int, Site]]:
-    """Make the int8 layers of one captured unit, or take those that another unit has made of the same modules.
+    """Build the int8 layers of one captured unit, or take those that another unit built from the same modules.
 
     Args:
         ranges: by slot of this unit's fused graph.
-        made: of all units; new layers are added.
+        built: of all units; new layers are added.
         entries: of the report; a line per layer is added.
         path: the unit's name.
 
@@ -108,16 +108,16 @@ def int8_layers(
         if is_recurrent(step):
             key = fused.graph.nodes[step.nodes[0]].target
             name = full_name(path, key)
-            layers[key] = _recurrent_layer(step, fused, made.originals[path, key], ranges, made, name)
+            layers[key] = _recurrent_layer(step, fused, built.originals[path, key], ranges, built, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
             entries[name] = recurrent_entry(step, fused, ranges, layers[key], backend)
         if not isinstance(step.operator, Weighted):
             continue
         node = fused.graph.nodes[step.nodes[0]]
         key = node.target if node.kind is Kind.MODULE else "/" + step.name.replace(".", "/")
-        original = made.originals[path, key] if node.kind is Kind.MODULE else None
+        original = built.originals[path, key] if node.kind is Kind.MODULE else None
         x = ranges[fused.slot_of[step.inputs[0]]]
-        layer = layers[key] = _weighted_layer(step, runner, original, x, backend, made)
+        layer = layers[key] = _weighted_layer(step, runner, original, x, backend, built)
         y = ranges[fused.slot_of[step.output]] if fused.emits_integers(step) else None
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key:
@@ -128,27 +128,27 @@ def int8_layers(
 
 
 def _weighted_layer(
-    step: Step, runner: GraphRunner, original: nn.Module | None, x: QParams, backend: str | None, made: Made
+    step: Step, runner: GraphRunner, original: nn.Module | None, x: QParams, backend: str | None, built: Built
 ) -> StaticLayer:
     """The int8 layer of a step's module `original`, or of a functional call, which has none."""
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
-    identity = made.identity(step, runner, original)
-    if identity not in made.layers:
-        smallest = x.scale if original is None else made.smallest[id(original)]
+    identity = built.identity(step, runner, original)
+    if identity not in built.layers:
+        smallest = x.scale if original is None else built.smallest[id(original)]
         weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
         fold = folded_numbers(step, runner.graph, runner.root)
-        made.layers[identity] = StaticLayer(step.weighted.int8(), weight, backend, fold)
+        built.layers[identity] = StaticLayer(step.weighted.int8(), weight, backend, fold)
         if original is not None:
-            inherit(made.layers[identity], original)
-    layer = made.layers[identity]
+            inherit(built.layers[identity], original)
+    layer = built.layers[identity]
     assert isinstance(layer, StaticLayer)
     return layer
 
 
 def _recurrent_layer(
-    step: Step, fused: FusedGraph, module: nn.Module, ranges: dict[str, QParams], made: Made, name: str
+    step: Step, fused: FusedGraph, module: nn.Module, ranges: dict[str, QParams], built: Built, name: str
 ) -> nn.Module:
-    if id(module) not in made.layers:
+    if id(module) not in built.layers:
         assert step.qconfig is not None
         inner = {one: ranges[slot] for one, slot in fused.inner_slots(step).items()}
         try:
@@ -158,5 +158,5 @@ def _recurrent_layer(
         adopt(layer, module, name)
         layer.__dict__.pop("forward", None)  # of a layer that was captured by itself
         layer._modules.pop(RESERVED, None)
-        made.layers[id(module)] = layer
-    return made.layers[id(module)]
+        built.layers[id(module)] = layer
+    return built.layers[id(module)]

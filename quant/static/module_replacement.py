@@ -10,11 +10,11 @@ from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
+from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import attribute, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
-from quant.static.layers import FoldedNorm, StaticLayer
 from quant.static.removed_tensors import remove_tensor
 
 
@@ -64,20 +64,20 @@ def remove_unread(
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     """Dotted names of the parameters that calls of functions brought into the weight of a step."""
-    found: list[object] = [one.constant for one in operator.affine]
+    sources: list[object] = [one.constant for one in operator.affine]
     norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind is Kind.FUNCTION:
-        found += [value for name, value in norm_arguments(norm).items() if name != "input"]
-    return _paths(found, fused)
+        sources += [value for name, value in norm_arguments(norm).items() if name != "input"]
+    return _paths(sources, fused)
 
 
 def _paths(tree: object, fused: FusedGraph) -> set[str]:
     """The parameters that a weight is, or is computed from."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for leaf in leaves(tree):
         if isinstance(leaf, Attr):
-            found.add(leaf.path)
+            paths.add(leaf.path)
         elif isinstance(leaf, Ref):
             node = fused.graph.nodes[leaf.index]
-            found |= _paths((node.args, node.kwargs), fused)
-    return found
+            paths |= _paths((node.args, node.kwargs), fused)
+    return paths

@@ -1,7 +1,7 @@
 """Which runs of a program's instructions one native call can compute, and the text of each (kernels/reference_plan.py).
 
-A region is a maximal run of neighbouring instructions that all have a plan. What stands between regions runs step by
-step, and `Schedule.reasons` says why. The schedule is plain data.
+A region is a maximal run of neighbouring instructions that all have a plan. Instructions between regions run one by
+one, and `Schedule.reasons` says why. The schedule is plain data.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from quant.runtime.trees import Ref
 from quant.static.native_forms import Piece, Planned, Planner
 
 SHORTEST = 2
-"""Instructions from which one call is worth more than the steps themselves."""
+"""The number of instructions from which one native call pays off."""
 
 
 def schedule(program: Program, planner: Planner) -> Schedule:
-    """Group a program's instructions; `planner` says what has a plan."""
-    made = _grouped(program.instructions, program.drops, program.output, planner)
+    """Group a program's instructions; `planner` decides which have a plan."""
+    grouped = _grouped(program.instructions, program.drops, program.output, planner)
     for one in program.instructions:
         if one.own and planner.rounds_otherwise(one):
             for region in _grouped([one], [[]], Ref(one.out), planner).regions:
-                made.singles[one.out] = region
-    return made
+                grouped.singles[one.out] = region
+    return grouped
 
 
 def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
-    made = Schedule([], [], {})
+    grouped = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
     later = _read_later(instructions, output)
@@ -46,37 +46,37 @@ def _grouped(instructions: list[Instruction], drops: list[list[int]], output: An
         try:
             run.add(instruction, drops[index], planner)
         except Unplanned as reason:
-            run.close(made, later[index])
+            run.close(grouped, later[index])
             run = _Run()
             planner.symbols.clear()
-            made.steps.append(instruction)
-            made.drops.append(drops[index])
+            grouped.steps.append(instruction)
+            grouped.drops.append(drops[index])
             if not instruction.own:
-                made.reasons[instruction.step or instruction.kind] = str(reason)
-    run.close(made, registers_in(output))
+                grouped.reasons[instruction.step or instruction.kind] = str(reason)
+    run.close(grouped, registers_in(output))
     planner.symbols.clear()
-    for region in made.regions:
+    for region in grouped.regions:
         region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
-    return made
+    return grouped
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
-    """The registers that nobody reads but to quantise them."""
+    """The registers that are only read to be quantised."""
     rounded = {one.source for one in instructions if isinstance(one, Quantize)}
     others = set().union(*(one.reads for one in instructions if not isinstance(one, Quantize)))
     return rounded - others - registers_in(output)
 
 
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
-    """Per instruction, the registers that it or anything after it reads."""
+    """Per instruction, the registers that it or a later one reads."""
     read = registers_in(output)
-    found = []
+    later = []
     for instruction in reversed(instructions):
         read = read | instruction.reads
-        found.append(read)
-    return found[::-1]
+        later.append(read)
+    return later[::-1]
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class _Run:
         self.parts: list[_Part] = []
 
     def add(self, instruction: Instruction, drops: list[int], planner: Planner) -> None:
-        """Take an instruction in.
+        """Add an instruction.
 
         Raises:
             Unplanned: it has no plan; nothing was changed.
         """
         self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
 
-    def close(self, made: Schedule, wanted: set[int]) -> None:
-        """Put the run into the schedule: as a region, less moves of reals at its edges; as it was where it is short."""
+    def close(self, schedule: Schedule, wanted: set[int]) -> None:
+        """Add the run to the schedule: as a region without float views at its ends, or one by one if it is short."""
         begin, end = self._edges()
         inside, after = self.parts[begin:end], self.parts[end:]
         lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
@@ -113,18 +113,18 @@ class _Run:
         if inside:
             read = set().union(*(part.instruction.reads for part in after))
             region = _region(inside, wanted | read)
-            # A size that was read before it is, to the region, one of the tensor that it was read of.
+            # A size that was read before the region is one of its tensor's sizes to the region.
             kept = {register for part in before for register in part.drops} & set(region.inputs)
             region.drops = sorted({*region.drops, *kept})
             before = [replace(part, drops=[one for one in part.drops if one not in kept]) for part in before]
-        _append(made, before)
+        _append(schedule, before)
         if inside:
-            made.steps.append(region)
-            made.drops.append(region.drops)
-        _append(made, after)
+            schedule.steps.append(region)
+            schedule.drops.append(region.drops)
+        _append(schedule, after)
 
     def _edges(self) -> tuple[int, int]:
-        """Where what is more than moves begins and ends; shapes that are read there stay with it."""
+        """The first and last instruction that are not float views; shapes that are read between stay in."""
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
@@ -137,9 +137,9 @@ class _Run:
         return begin, end
 
 
-def _append(made: Schedule, parts: list[_Part]) -> None:
-    made.steps += [part.instruction for part in parts]
-    made.drops += [part.drops for part in parts]
+def _append(schedule: Schedule, parts: list[_Part]) -> None:
+    schedule.steps += [part.instruction for part in parts]
+    schedule.drops += [part.drops for part in parts]
 
 
 def _region(parts: list[_Part], wanted: set[int]) -> Region:
@@ -175,7 +175,7 @@ def _with_constants(line: Line, constants: list[Tensor]) -> Line:
 
 
 def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Instruction], set[int]]:
-    """The symbolic instructions that somebody outside reads, and all that is then read of the region."""
+    """The symbolic instructions that are read from outside, and all registers that are then read from the region."""
     tail: list[Instruction] = []
     wanted = set(wanted)
     for instruction in reversed(list(symbolic.values())):
@@ -187,15 +187,15 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
 
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
-    found: list[int] = []
+    registers: list[int] = []
     own = {piece.out for piece in pieces}
     for piece in pieces:
         if isinstance(piece, ModuleCall):
-            found += piece.reads
+            registers += piece.reads
         elif isinstance(piece, LayerCall):
-            found.append(piece.source)
+            registers.append(piece.source)
         else:
             for value in piece.settings.values():
                 parts = value if isinstance(value, (tuple, list)) else (value,)
-                found += [part.index for part in parts if isinstance(part, Register)]
-    return [register for register in found if register not in own]
+                registers += [part.index for part in parts if isinstance(part, Register)]
+    return [register for register in registers if register not in own]

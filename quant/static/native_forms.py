@@ -1,7 +1,7 @@
 """Which instructions have a plan: each as lines of a plan's text, or the reason why not.
 
-Nothing here knows an operator: an int8 layer or a kernel has a line where the plan's table has it, and what else can be
-planned its family's file in `quant/ops/` says (`ops/planning.py`).
+Nothing here depends on single operators: an int8 layer or a kernel has a line where the plan's table has its kernel,
+and other operators define their lines in `quant/ops/` (`ops/planning.py`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from quant.runtime.trees import Ref
 from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
-"""A line of text; or what becomes one when it runs, by the numbers of a layer or module as they are then."""
+"""A line of text, or a call that becomes one at run time with a layer's or module's current numbers."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What an instruction is in a native call.
+    """An instruction's form in a native call.
 
     Attributes:
         pieces: in order; none where there is a symbol.
-        symbol: what is known of a value that is no tensor.
+        symbol: the symbolic value, where it is no tensor.
         exact: whether its bits are those of the instruction by itself.
-        moves_reals: whether it moves reals or looks at a shape, which torch does as well without a copy.
+        moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -69,10 +69,10 @@ class Planner:
         self.rounded: set[int] = set()
 
     def plan(self, instruction: Instruction) -> Planned:
-        """What the instruction is in a native call.
+        """The instruction's form in a native call.
 
         Raises:
-            Unplanned: with the reason.
+            Unplanned: it has none; the message says why.
         """
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
@@ -87,12 +87,12 @@ class Planner:
         raise Unplanned(f"{instruction.kind} has no native kernel")
 
     def rounds_otherwise(self, instruction: Instruction) -> bool:
-        """Whether a kernel computes a call of the user's own arithmetic with other last bits than torch does."""
+        """Whether a kernel computes a float call of the user's with other last bits than torch."""
         form = real_form(self._node(instruction), self.root)
         return form is not None and not form.exact
 
     def _node(self, instruction: Instruction) -> Node:
-        """The captured call that an instruction was made of."""
+        """The captured call that an instruction computes."""
         return self.graph.nodes[self.program.values[instruction.out].node]
 
     def _layer(self, instruction: LayerCall) -> Planned:
@@ -103,20 +103,22 @@ class Planner:
         return Planned((instruction,))
 
     def _settings(self, instruction: KernelCall | Conversion) -> dict[str, Any]:
-        """The arguments by the names that the operator's reference has for them."""
+        """The arguments by the parameter names of the operator's reference."""
         args, kwargs = instruction.arguments
         bound = inspect.signature(OPS[instruction.kernel]).bind(*args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
+        arguments = dict(bound.arguments)
         for name, parameter in bound.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                given.update(given.pop(name))
+                arguments.update(arguments.pop(name))
         known = plan_check.table()[instruction.kernel]
-        told = {name: value for name, value in given.items() if name in known or not (value is None or value is False)}
+        told = {
+            name: value for name, value in arguments.items() if name in known or not (value is None or value is False)
+        }
         return {name: self._setting(instruction.kernel, name, value, known) for name, value in told.items()}
 
     def _setting(self, kernel: str, name: str, value: Any, known: Mapping[str, plan_check.Setting]) -> Any:
-        """A value for the text, where the plan's table takes it."""
+        """A value for the text, if the plan's table accepts it."""
         if name not in known or not known[name].has_word(value):
             raise Unplanned(f"{kernel} with {name}={value} has no native kernel")
         if not known[name].is_register:
@@ -126,7 +128,7 @@ class Planner:
         return self.tensor(value)
 
     def tensor(self, value: Ref) -> Register:
-        """Regions take uint8 and float32; what the user computed in float may be anything."""
+        """Raise Unplanned for dtypes other than uint8 and float32; the user's own calls may have any."""
         if value.index in self.symbols:
             raise Unplanned("it reads a size or a tuple as a tensor")
         held = self.program.values[value.index]
@@ -135,23 +137,23 @@ class Planner:
         return Register(value.index)
 
     def symbol(self, value: Ref) -> Symbol | None:
-        """What a register holds that is no tensor; None where that is not known."""
+        """The symbolic content of a register that holds no tensor; None where it is unknown."""
         return self.symbols.get(value.index)
 
     def size(self, index: int) -> Symbol | None:
-        """Likewise of a value of the graph, in float."""
+        """The same for a float value of the graph."""
         values = self.program.values
         reals = {values[place].node: one for place, one in self.symbols.items() if values[place].qparams is None}
         return reals.get(index)
 
     def shape(self, register: Register) -> tuple[int, ...]:
-        """Of a tensor, as captured."""
+        """The shape of a tensor, as captured."""
         shape = self.program.shape(register.index)
         assert shape is not None
         return shape
 
     def dtype(self, register: Register) -> torch.dtype | None:
-        """Of a value, as captured; None where it is no tensor."""
+        """The dtype of a value, as captured; None where it is no tensor."""
         return self.program.values[register.index].dtype
 
     def _float(self, instruction: FloatCall | Guard) -> Planned:
@@ -187,7 +189,7 @@ class Planner:
 
 
 def _chain(out: int, operations: Lines) -> list[Line]:
-    """A call as operations: `BEFORE` is the one before, over registers of the text's own."""
+    """A call as operations over new registers of the text; `BEFORE` is the operation before."""
     lines = []
     for place, (op, settings) in enumerate(operations):
         last = place == len(operations) - 1
@@ -199,13 +201,13 @@ def _chain(out: int, operations: Lines) -> list[Line]:
 
 
 CHAINED = 1 << 24
-"""Registers from here on hold what is between the operations of one move."""
+"""The first register for values between the operations of one call."""
 
 
 def writes_in_place(graph: Graph, root: nn.Module) -> bool:
-    """Whether some call of the graph writes to a value that another one may be a view of.
+    """Whether some call of the graph writes to a value that may share memory with a view.
 
-    A planned run copies where torch makes a view, which nobody sees while nobody writes.
+    A planned run copies where torch creates a view; the difference shows only through writes.
     """
     users = graph.users()
     for node in graph.nodes:
@@ -218,8 +220,8 @@ def writes_in_place(graph: Graph, root: nn.Module) -> bool:
 
 
 def _fills_new(node: Node, graph: Graph, users: dict[int, list[int]]) -> bool:
-    """Whether a call writes to what was made for it and nobody else reads, as torch fills masks."""
+    """Whether a call fills a new tensor that nothing else reads, as torch fills masks."""
     if not node.args or not isinstance(node.args[0], Ref):
         return False
-    made = node.args[0].index
-    return users[made] == [node.index] and graph.nodes[made].target is torch.zeros_like
+    source = node.args[0].index
+    return users[source] == [node.index] and graph.nodes[source].target is torch.zeros_like

@@ -1,28 +1,28 @@
-"""Layers that 8 bits with one scale cannot hold, by what calibration saw: they stay float, and convert says so.
+"""Layers whose calibrated ranges do not fit 8 bits with one scale: they stay float, and convert says so.
 
-Three ways in which a range of many decades is lost without a trace:
+Three ways in which a range of many decades is lost silently:
 
 1. The weights compensate for it. Of y = sum_i w_i x_i with rows of W rounded in steps s_w and x in steps s_x, and m_i
-   the largest |x_i| seen,
+   the largest |x_i| observed,
 
        signal  S = sum_i |w_i|^2 m_i^2 / C                      C = 9, peak over mean square of a normal distribution
        noise   N = sum_i |w_i|^2 min(s_x^2 / 12, m_i^2 / C)     an input that rounds to zero loses itself, no more
                  + sum_n s_wn^2 / 12 * sum_i m_i^2 / C
 
    and the cosine between y and its int8 form is about 1 / sqrt(1 + N / S). Where all inputs are alike this is above
-   0.999. It is computed only for weights that leave room for less, by what an observer per channel saw, which `prepare`
-   puts in: those with a column that int8 rows round away (`column_is_lost`), which matters only if its input is far
-   larger; and, without the last term of N, those with a column of little power (`column_is_small`), as behind a layer
-   norm with a few large gains.
+   0.999. It is computed only for weights that allow a lower one, from an observer per channel that `prepare` adds:
+   those with a column that int8 rows round away (`column_is_lost`), which matters only if its input is far larger;
+   and, without the last term of N, those with a column of little power (`column_is_small`), as behind a layer norm
+   with a few large gains.
    If p_k is the power of the column whose input has the largest peak M, then s_x <= 2 M / 255 and S >= p_k M^2 / C, so
 
        sum_i |w_i|^2 s_x^2 / 12  <=  S * (sum_i p_i / p_k) * 4 C / (12 * 255^2),
 
    and activations alone cannot bring the cosine below the limit unless some column has less than SMALL of the power.
-2. A logarithm follows. Small values carry as much of it as large ones, and those under half a step are all one.
-3. A batch norm that no layer takes in, as in the identity branch of RepVGG's blocks, evens the channels out: one that
-   is hardly ever more than zero is made as large as the others, with its rounding. Of y_c = g_c x_c + b_c, by the
-   statistics that the norm has kept itself (mean m_c and variance v_c of x_c, weight w_c, bias b_c),
+2. A logarithm follows. Small values matter to it as much as large ones, and those under half a step become one value.
+3. A batch norm that is not folded, as in the identity branch of RepVGG's blocks, normalises each channel: one that is
+   almost always zero is scaled up like the others, and its rounding with it. For y_c = g_c x_c + b_c, with the norm's
+   running statistics (mean m_c and variance v_c of x_c, weight w_c, bias b_c),
 
        signal  S = mean_c (w_c^2 + b_c^2)
        noise   N = mean_c g_c^2 min(s_x^2 / 12, m_c^2 + v_c) + s_y^2 / 12
@@ -61,20 +61,20 @@ from quant.static.runner import GraphRunner
 from quant.static.weights import folded
 
 LOWEST_COSINE = 0.98
-"""Between a layer's output and its int8 form: an error of a fifth of the signal. Healthy layers have 0.999."""
+"""The lowest cosine between a layer's output and its int8 form: an error of a fifth of the signal. Usual is 0.999."""
 
 LOWEST_NORM_COSINE = 0.999
-"""The same of a batch norm by itself. It costs no product to leave it float, and branches of identity lie one behind
-the other: what one loses, all blocks after it read. Healthy ones (DenseNet's, RepGhost's, FastViT's) have 0.9995."""
+"""The same for a batch norm that is not folded. Leaving it float costs no int8 product, and errors of identity branches
+reach all later blocks. Usual ones (DenseNet's, RepGhost's, FastViT's) have 0.9995."""
 
 CREST = 9.0
 """Largest value squared over mean square, of a normal distribution cut at three standard deviations."""
 
 SMALL = 4 * CREST / (12 * 255**2) / (1 / LOWEST_COSINE**2 - 1)
-"""Share of a weight's power in a column, 1/893, below which the input's scale may be too coarse for the others."""
+"""The share of a weight's power in a column, 1/893, below which its input may make the scale too coarse for others."""
 
 VANISHED = 0.25
-"""Share of values under half a step from which their logarithm is lost."""
+"""The share of values under half a step from which their logarithm is lost."""
 
 LOGARITHMS = frozenset({
     torch.log, torch.log2, torch.log10, torch.log_, torch.log2_, torch.log10_, torch.logit, "log", "log2", "log10",
@@ -101,7 +101,7 @@ def column_is_small(rows: Tensor) -> bool:
 
 
 def suspects(runner: GraphRunner) -> Iterator[tuple[Step, Observer]]:
-    """The steps whose weights may belong to inputs of very different sizes, each with an observer for these inputs."""
+    """The steps whose weights allow input channels of very different magnitudes, each with an observer per channel."""
     for step in runner.fused.steps:
         if not isinstance(step.operator, Weighted) or (isinstance(step.operator, Conv) and step.operator.groups != 1):
             continue
@@ -117,7 +117,7 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
     One layer is int8 in all programs or in none.
 
     Returns:
-        all that were taken out, and the recurrent ones among them: their names within the module, and why.
+        all layers that become float, and the recurrent ones among them: their names within the module, and why.
     """
     recurrent = {name: why for one in programs for name, why in beyond_one_range(one).items()}
     norms = {name: why for one in programs for name, why in coarse_norms(one).items()}
@@ -131,7 +131,7 @@ def leave_float(programs: list[GraphRunner], recipe: Recipe) -> tuple[dict[str, 
 
 def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
     """The layers to leave float: their names within the captured module, and why."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     has_logarithms = any(is_call_of(node, LOGARITHMS) for node in runner.graph.nodes)
     for step in runner.fused.steps:
         if not (step.operator.anchor) or is_recurrent(step):
@@ -139,39 +139,39 @@ def beyond_eight_bits(runner: GraphRunner) -> dict[str, str]:
         node = runner.graph.nodes[step.nodes[0]]
         reason = _compensated(step, runner) or (has_logarithms and _under_a_logarithm(step, runner))
         if reason:
-            found[node.target if node.kind is Kind.MODULE else node.owner] = reason
-    return found
+            reasons[node.target if node.kind is Kind.MODULE else node.owner] = reason
+    return reasons
 
 
 def beyond_one_range(runner: GraphRunner) -> dict[str, str]:
-    """The recurrent layers that are better dynamic, where every row has a range of its own, and why; as above."""
-    found: dict[str, str] = {}
+    """The recurrent layers that should be dynamic, with a range per row: their names, and why."""
+    reasons: dict[str, str] = {}
     for step in filter(is_recurrent, runner.fused.steps):
         target = runner.graph.nodes[step.nodes[0]].target
         observer = runner.observer(runner.fused.slot_of[step.inputs[0]])
         reason = _lost_inputs(attribute(runner.root, target), observer)
         if reason:
-            found[target] = reason
-    return found
+            reasons[target] = reason
+    return reasons
 
 
 def coarse_norms(runner: GraphRunner) -> dict[str, str]:
-    """The batch norms that no layer takes in, by their steps' names, whose channels differ too much, and why."""
-    found: dict[str, str] = {}
+    """The batch norms that are not folded and whose channels differ too much: their steps' names, and why."""
+    reasons: dict[str, str] = {}
     for step in runner.fused.steps:
         if not isinstance(step.operator, Lookup) or not is_norm(step.nodes[0], runner.graph, runner.root):
             continue
         slots = [runner.fused.slot_of[value] for value in (step.inputs[0], step.output)]
         if not all(isinstance(runner.observer(slot), Observer) for slot in slots):
-            continue  # trained, or loaded: then it was decided before
+            continue  # trained, or loaded: the decision was taken before
         x, y = (float(runner.qparams(slot).scale) for slot in slots)
         cosine = norm_cosine(norm_of(step.nodes[0], runner.graph, runner.root), x, y)
         if cosine < LOWEST_NORM_COSINE:
-            found[step.name] = (
+            reasons[step.name] = (
                 f"8 bits would leave its output a cosine of {cosine:.3f} to float: it makes channels of its input "
                 "large that are small beside the others"
             )
-    return found
+    return reasons
 
 
 def float_norms(runner: GraphRunner) -> dict[str, str]:
@@ -182,7 +182,7 @@ def float_norms(runner: GraphRunner) -> dict[str, str]:
 
 
 def norm_cosine(norm: Any, x: float, y: float) -> float:
-    """Between a batch norm's output and its int8 form, by the scales of its input and output (equation 3)."""
+    """The cosine between a batch norm's output and its int8 form, from the scales of input and output (equation 3)."""
     gain = gain_and_shift(norm)[0].detach().double()
     power = norm.running_mean.double().square() + norm.running_var.double()
     noise = float((gain.square() * power.clamp(max=x**2 / 12)).mean()) + y**2 / 12
@@ -220,14 +220,14 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
 
 
 def expected_cosine(rows: Tensor, peaks: Tensor, scale: float, *, rounded_weights: bool = True) -> float:
-    """Between a layer's output and its int8 form (equation 1 of this file).
+    """The cosine between a layer's output and its int8 form (equation 1 of this file).
 
     Args:
         rows: the weight, float64 (out, in, ...).
         peaks: m, float64 (in,).
         scale: s_x.
-        rounded_weights: whether the rounding of the weights counts. Where none of their columns is lost it is no matter
-            of the input's range.
+        rounded_weights: whether the rounding of the weights counts; where no column is lost, it does not depend on the
+            input's range.
     """
     taps = rows[0, 0].numel()
     power = rows.square().flatten(2).sum(dim=(0, 2)) if rows.dim() > 2 else rows.square().sum(dim=0)
@@ -253,7 +253,7 @@ def _under_a_logarithm(step: Step, runner: GraphRunner) -> str:
 
 
 def _followers(step: Step, fused: FusedGraph) -> Iterator[Node]:
-    """What reads a step's output, directly or through steps without weights."""
+    """The nodes that read a step's output, directly or through steps without weights."""
     makers = {index: other for other in fused.steps for index in other.nodes}
     users = fused.graph.users()
     waiting, seen = [step.output], {step.output}
@@ -269,9 +269,9 @@ def _followers(step: Step, fused: FusedGraph) -> Iterator[Node]:
 
 
 def vanishing(runner: GraphRunner, slot: str) -> float:
-    """Share of the values seen that are under half a step of the range that was chosen.
+    """The share of observed values under half a step of the chosen range.
 
-    Of an observer without a histogram only the extremes are known: 1.0 where the smallest value is one, else 0.0.
+    An observer without a histogram knows only the extremes: 1.0 where the smallest value is that small, else 0.0.
     """
     observer = runner.observer(slot)
     if not isinstance(observer, Observer) or observer.scheme.axis is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from quant.recipe import Recipe
 
 
@@ -18,6 +20,7 @@ class Prepared:
         called: dotted names of the modules that ran on the example inputs.
         example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
         state: what the forward changes of the model itself, as it was: calibration leaves its own there.
+        halves: of the tensors that are in a half type in the user's model, by name.
     """
 
     recipe: Recipe
@@ -25,3 +28,4 @@ class Prepared:
     called: set[str]
     example: Any
     state: dict[str, Any] = field(default_factory=dict)
+    halves: dict[str, torch.dtype] = field(default_factory=dict)

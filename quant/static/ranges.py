@@ -27,8 +27,8 @@ class Ranges(nn.Module):
         fused: steps and ranges.
         root: the captured module.
         observers: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
-        known: ranges that were asked for, while they cannot change; None where they can.
-        means: of the inputs of `corrected` steps, by the steps' names likewise.
+        known: a cache of ranges, while they cannot change; None where they can.
+        means: of the inputs of `corrected` steps, with keys of the same form.
     """
 
     fused: FusedGraph
@@ -38,7 +38,7 @@ class Ranges(nn.Module):
         super().__init__()
         self.fused = fused
         self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
-        # Not a child: root holds this module, and a module that holds itself has no end.
+        # Not a child: root holds this module, and a module that holds itself recurses without end.
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self.known: dict[str, QParams] | None = None
@@ -46,7 +46,7 @@ class Ranges(nn.Module):
         self._agreement = Agreement(fused.joined)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load state_dicts written when the observers were called `points`, too."""
+        """Also load state_dicts of versions that called the observers `points`."""
         old = f"{prefix}points."
         for key in [key for key in state_dict if key.startswith(old)]:
             state_dict[f"{prefix}observers.{key.removeprefix(old)}"] = state_dict.pop(key)
@@ -62,7 +62,7 @@ class Ranges(nn.Module):
         return self.observers[key_of(slot)]
 
     def set_observer(self, slot: str, observer: nn.Module) -> None:
-        """Put another observer, or anything with `qparams()` that passes its input on, in a slot."""
+        """Replace a slot's observer by another one, or by any module with `qparams()` that returns its input."""
         self.observers[key_of(slot)] = observer
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -73,12 +73,12 @@ class Ranges(nn.Module):
         self._agreement = Agreement(fused.joined)
 
     def watch_columns(self, value: int, observer: nn.Module) -> None:
-        """Let an observer per channel see a value as well, for `input_peaks`."""
+        """Also observe a value per channel, for `input_peaks`."""
         self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
         self.observers[self._columns[value]] = observer
 
     def input_peaks(self, step: Step) -> Tensor | None:
-        """The largest magnitude seen of each channel of a step's input; None where nobody looked, or saw anything."""
+        """The largest magnitude of each channel of a step's input; None where it was not observed."""
         key = self._columns.get(step.inputs[0])
         observer = None if key is None else self.observers[key]
         if not isinstance(observer, Observer) or not observer.low.numel() or bool((observer.low > observer.high).all()):
@@ -86,33 +86,32 @@ class Ranges(nn.Module):
         return torch.maximum(-observer.low, observer.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
-        """The range that calibration chose for a slot, or for several that are joined (`shared_ranges.py`)."""
+        """The range of a slot, or of several joined slots, as calibration chose it (`shared_ranges.py`)."""
         if self.known is not None and slot in self.known:
             return self.known[slot]
-        found: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
+        chosen: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
         if self.known is not None:
-            self.known[slot] = found
-        return found
+            self.known[slot] = chosen
+        return chosen
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """(low, high) of the values that took one range together, by their observers' ids."""
+        """(low, high) of the slots that agreed on a common range, by their observers' ids."""
         return {id(self.observer(slot)): ends for slot, ends in self._agreement.ends(self.observer).items()}
 
     def settled(self) -> AbstractContextManager[None]:
-        """While many ranges are asked for, and nothing is observed."""
+        """A context for reading many ranges, in which nothing is observed."""
         return self._agreement.settled()
 
     def mean(self, step: Step) -> Tensor | None:
-        """Of the input of a weighted step, per channel; None where its bias is not to be corrected."""
+        """The mean per channel of a weighted step's input; None where its bias is not corrected."""
         key = key_of(step.name)
-        found: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
-        return found
+        mean: Tensor | None = self.means[key].mean() if key in self.means else None  # type: ignore[operator]
+        return mean
 
     def corrected(self) -> list[Step]:
-        """The weighted steps whose bias is to be corrected.
+        """The weighted steps whose bias is corrected.
 
-        A layer that is called at several places has one bias, and their inputs different means: what is right at one
-        place would be wrong at another.
+        A layer that is called at several places is not among them: it has one bias, and inputs with different means.
         """
         return [
             step
@@ -123,14 +122,14 @@ class Ranges(nn.Module):
         ]
 
     def input_scales(self, step: Step) -> tuple[Tensor, Tensor] | tuple[()]:
-        """Of a weighted step: its input's scale, and the smallest that the same layer is called with."""
+        """The scale of a weighted step's input, and the smallest one among all calls of the layer."""
         if not isinstance(step.operator, Weighted):
             return ()
         scales = [self.qparams(self.fused.slot_of[call.inputs[0]]).scale for call in self.fused.calls_of_layer(step)]
         return self.qparams(self.fused.slot_of[step.inputs[0]]).scale, torch.stack(scales).amin()
 
     def learned(self, step: Step) -> Tensor | None:
-        """The scale that training learned for a step's weight, float32 (out,); None where it follows the weight."""
+        """The learned scale of a step's weight, float32 (out,); None where the scale follows from the weight."""
         return None
 
 
@@ -143,6 +142,6 @@ def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
 
 
 def key_of(slot: str) -> str:
-    """A slot's name as a child's name, which must have no dot and be none of ModuleDict's own (`update`, `keys`)."""
+    """A slot's name as a child's: without dots, and different from ModuleDict's methods (`update`, `keys`)."""
     key = slot.replace(".", "/")
     return f"{key}/" if hasattr(nn.ModuleDict, key) else key

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant.kernels.reference_rnn import run_steps
 from quant.ops.recurrent import product_range, state_range
 from quant.recurrent_layers import Tensors, is_cell, kind_of, sizes_of, tensors_of
-from quant.static.recurrent import Run, call_of, run_cell, run_layers
+from quant.runtime.layers.recurrent_walk import Run, call_of, run_cell, run_layers
 
 Round = Callable[[str, Tensor], Tensor]
 """(which range, as `state_range` and `product_range` name it, values) -> the values, observed or rounded."""

@@ -1,4 +1,4 @@
-"""What the report says of a static conversion: how each layer computes, what stays float and why, and its bytes."""
+"""The report of a static conversion: how each layer computes, which steps stay float and why, and the bytes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
-from quant.nn.base import QuantModule
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
-from quant.report import Report, ReportEntry, bytes_of, own_bytes
+from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.static.call_text import call_text
+from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import folded_parameters
 from quant.static.prepared import Prepared
 from quant.static.routes import routes
@@ -29,14 +30,14 @@ Entries = dict[str, tuple[str, str]]
 
 
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
-    """Of a weighted layer: `x` and `y` are the ranges of its input and output, None where the output is float."""
+    """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
     return f"int{bits}", f"{detail}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
-    """Put the entry of a weighted step, that `node` begins, to its module, or to the one that calls a function."""
+    """Add the entry of the weighted step of `node`, for its module, or for the module that calls a function."""
     if node.kind is Kind.MODULE:
         entries[full_name(path, node.target)] = entry
         return
@@ -52,7 +53,7 @@ def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tu
 def recurrent_entry(
     step: Step, fused: FusedGraph, ranges: dict[str, QParams], layer: nn.Module, backend: str | None
 ) -> tuple[str, str]:
-    """Of a recurrent layer, with the ranges of its input and of its states."""
+    """The entry of a recurrent layer, with the ranges of its input and states."""
     states = [f"{name} [{_ends(ranges[slot])}]" for name, slot in fused.inner_slots(step).items()]
     output = "uint8" if fused.emits_integers(step) else "float"
     x = _ends(ranges[fused.slot_of[step.inputs[0]]])
@@ -68,7 +69,7 @@ def _ends(qparams: QParams) -> str:
 
 
 def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> None:
-    """Say of the modules that a step took in, as a batch norm, where they went."""
+    """Add entries for modules that are folded into a step, such as batch norms."""
     for index in step.nodes[1:]:
         node = fused.graph.nodes[index]
         if node.kind is Kind.MODULE:
@@ -79,12 +80,11 @@ def note_folded(step: Step, fused: FusedGraph, entries: Entries, path: str) -> N
 
 
 def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
-    """Say of each step that stays float why, where integers lie beside it or it is a module."""
+    """Add the reasons of float steps that are modules or lie beside integer steps."""
     beside = _beside_integers(fused)
     for step in fused.steps:
         node = fused.graph.nodes[step.nodes[0]]
-        inner = step.name.split("@")[0] if node.kind is Kind.MODULE else step.name
-        name = full_name(path, inner if inner != "(root)" else "")
+        name = full_name(path, node.target if node.kind is Kind.MODULE else step.name)
         if isinstance(step.operator, Float) and (node.kind is Kind.MODULE or step.output in beside):
             entries.setdefault(name, ("float", step.reason))
         elif step.integer and node.kind is Kind.MODULE and not isinstance(step.operator, Weighted):
@@ -92,33 +92,33 @@ def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
 
 
 def note_programs(model: nn.Module, entries: Entries) -> None:
-    """Say of a module with several programs which calls each of them is for."""
+    """Add the calls that each program of a module with several programs is for."""
     for path, module in model.named_modules():
         first = child_of(module, RESERVED)
         if not isinstance(first, ProgramRunner) or not len(first.others):
             continue
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
-            entries[name] = ("int8", f"for calls like {call_text(one.graph, one.root)}")
+            entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
 
 
 def _beside_integers(fused: FusedGraph) -> set[int]:
-    """The outputs of float steps that read what integers gave, or give what integers read."""
+    """The outputs of float steps that read or feed an integer step."""
     makers = {index: step for step in fused.steps for index in step.nodes}
-    found: set[int] = set()
+    beside: set[int] = set()
     for step in fused.steps:
         refs = {ref for index in step.nodes for ref in fused.graph.nodes[index].refs}
         for maker in (makers[ref] for ref in refs):
             if isinstance(step.operator, Float) and maker.integer and not _takes_state(step, maker, fused):
-                found.add(step.output)
-            # Not what a weight is computed from.
+                beside.add(step.output)
+            # not the computation of a weight
             if step.integer and isinstance(maker.operator, Float) and maker.output in step.inputs:
-                found.add(maker.output)
-    return found
+                beside.add(maker.output)
+    return beside
 
 
 def _takes_state(step: Step, maker: Step, fused: FusedGraph) -> bool:
-    """Whether a step picks from the tuple that a recurrent layer gives, which is no float edge between integers."""
+    """Whether a step picks an item of a recurrent layer's result, which is no float step between integers."""
     picked = fused.graph.nodes[step.nodes[0]].refs
     return is_recurrent(maker) and maker.nodes[0] in picked and fused.graph.nodes[maker.nodes[0]].meta is None
 
@@ -130,7 +130,7 @@ def make_report(
     entries: Entries,
     info: Prepared,
 ) -> Report:
-    """One line per module with parameters, and per float step among integers.
+    """The report: an entry per module with parameters, and per float step beside integer steps.
 
     Args:
         model: converted.
@@ -139,7 +139,7 @@ def make_report(
         info: of the prepared model.
     """
     now = dict(model.named_modules(remove_duplicate=False))
-    same = {id(now[name]): name for name, (outcome, _) in entries.items() if outcome != "float" and name in now}
+    same = {id(now[name]): name for name, (outcome, _) in entries.items() if is_quantized(outcome) and name in now}
     wholes = tuple(f"{name}." for name, module in now.items() if isinstance(module, QuantModule))
     readers = _readers(model)
     listed: Entries = {}
@@ -149,9 +149,9 @@ def make_report(
         if name.startswith(wholes):
             continue
         outcome, detail = entries.get(name, ("float", ""))
-        twin = same.get(id(now.get(name)), name)
-        if outcome == "float" and twin != name:
-            outcome, detail = entries[twin][0], f"the same layer as {twin}"
+        same_layer = same.get(id(now.get(name)), name)
+        if same_layer != name and not is_quantized(outcome):
+            outcome, detail = entries[same_layer][0], f"the same layer as {same_layer}"
         if name in info.islands or not detail:
             detail = _why(name, info, readers)
         listed[name] = outcome, detail
@@ -164,19 +164,23 @@ def make_report(
 def _sizes(model: nn.Module, tensors: dict[str, dict[int, int]], listed: Entries) -> dict[str, tuple[int, int]]:
     """Bytes before and after of the listed modules.
 
-    A shared tensor counts once: at a module that stays float, for then all of it stays.
+    A shared tensor counts once, at a module that stays float if there is one.
     """
     now = dict(model.named_modules(remove_duplicate=False))
     before: set[int] = set()
     after: set[int] = set()
     functional = _functional_bytes(model, after)
     sizes = {}
-    for name in sorted(listed, key=lambda name: listed[name][0] != "float"):
+    for name in sorted(listed, key=lambda name: is_quantized(listed[name][0])):
         module, parts = now.get(name), [tensors[name]]
         inside = [] if module is None else [module]
-        if isinstance(module, QuantModule):  # with its parts, which have no entries of their own
+        if isinstance(module, QuantModule):  # with its children, which have no entries of their own
             prefix = f"{name}." if name else ""
-            parts += [own for inner, own in tensors.items() if inner.startswith(prefix) and inner != name]
+            parts += [
+                own
+                for inner, own in tensors.items()
+                if inner.startswith(prefix) and inner != name and RESERVED not in inner.split(".")  # observers
+            ]
             inside = list(module.modules())
         sizes[name] = (
             sum(bytes_of(part, before) for part in parts),
@@ -199,8 +203,8 @@ def _functional_bytes(model: nn.Module, counted: set[int]) -> dict[str, int]:
 
 
 def _readers(model: nn.Module) -> dict[str, str]:
-    """What computes in float with the parameters of modules, or with whole modules, by the modules' names."""
-    found: dict[str, str] = {}
+    """The modules that compute in float with the parameters of other modules, by the names of these."""
+    readers: dict[str, str] = {}
     for path, module in model.named_modules():
         runner = child_of(module, RESERVED)
         if not isinstance(runner, ProgramRunner):
@@ -210,10 +214,10 @@ def _readers(model: nn.Module) -> dict[str, str]:
                 continue
             for leaf in leaves(one.arguments):
                 if isinstance(leaf, Attr):
-                    found.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
+                    readers.setdefault(full_name(path, leaf.path.rpartition(".")[0]), full_name(path, one.owner))
             if isinstance(one.callee, Submodule):
-                found.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
-    return found
+                readers.setdefault(full_name(path, one.callee.path), full_name(path, one.callee.path))
+    return readers
 
 
 def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:

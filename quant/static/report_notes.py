@@ -1,25 +1,30 @@
-"""What a static report says besides how a layer computes: hooks that do not run."""
+"""Notes in a static report about hooks that do not run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quant.graph import Kind
+from quant.half_precision import hooks_of_others
 from quant.ops.operator import Weighted
 from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
 
 
-def silenced(found: Mapping[str, GraphRunner]) -> list[str]:
-    """Modules with forward hooks that a converted model does not run: containers seen through, and int8 layers.
+def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
+    """Modules whose forward hooks a converted model does not run: containers that are seen through, and int8 layers.
 
     Args:
-        found: the runners of a prepared model, by the names of their modules.
+        programs: the runners of a prepared model, by the names of their modules.
     """
     names = []
-    for path, runner in found.items():
+    for path, runner in programs.items():
         inner = {span.path for span in runner.graph.spans}
-        inner |= {step.name.split("@")[0] for step in runner.fused.steps if isinstance(step.operator, Weighted)}
+        nodes = [
+            runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if isinstance(step.operator, Weighted)
+        ]
+        inner |= {node.target for node in nodes if node.kind is Kind.MODULE}
         for name, module in runner.root.named_modules():
-            if name and name in inner and (module._forward_hooks or module._forward_pre_hooks):
+            if name and name in inner and hooks_of_others(module):
                 names.append(full_name(path, name))
     return names

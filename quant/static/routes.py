@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from quant.kernels import dispatch
-from quant.static.layers import StaticLayer
+from quant.runtime.layers.weighted import StaticLayer
 
 
 def routes(layer: nn.Module, backend: str | None) -> str:

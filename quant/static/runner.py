@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate
+from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
 from quant.runtime.arguments import bind
+from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
@@ -28,15 +29,14 @@ from quant.runtime.own_forward import run_own_forward
 from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
-from quant.runtime.write_rollback import undone_at_mismatch, written_before_guards
-from quant.static.as_forward import as_forward
+from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 from quant.static.step_simulation import simulated, simulated_recurrent
 
 
 class Extend(Protocol):
-    """Makes one more program for a call, added to the others of the first one; None where none can be had.
+    """Adds a program for a call to those of a module; None where the call can have none.
 
     Attributes:
         refused: by module, why calls of it have no program.
@@ -51,13 +51,14 @@ class GraphRunner(Ranges, Programs):
     """Runs a captured module's graph in float and shows its values to observers.
 
     Attributes:
+        expected: the calls that the graph stands for.
         alone: whether the module is a part of another captured one, and this is for calls of it by itself.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulation.py`).
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
-        dropped: in a simulation, whether convert would drop this program, to which no data came.
-        tables: look-up tables that convert is to take instead of computing them, by step; of a model that is loaded.
+        dropped: in a simulation, whether convert would drop this program, which saw no data.
+        tables: look-up tables for convert to use instead of computing them, by step; of a loaded model.
     """
 
     def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -68,21 +69,22 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(fused.graph)
-        self._written = written_before_guards(fused.graph)
+        self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         """Run another fusion of the same graph, with an observer for each of its slots."""
         super().use(fused, observers)
+        self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
-        values = bound_values(self.graph, self.root, args, kwargs, self.fused.slot_of)
-        if self._written:
-            output = undone_at_mismatch(self._written, self.root, dict(values), lambda: self._computed(values))
+        values = bound_values(self.expected, self.root, args, kwargs)
+        if self.expected.written:
+            output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._computed(values))
         else:
             output = self._computed(values)
         return finished(output, self.root, args, kwargs)
@@ -96,7 +98,7 @@ class GraphRunner(Ranges, Programs):
             return self._simulate(values)
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By a new program, or by the user's own forward."""
+        """Run a call without a program: by a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
         if self.extend is not None and not self.simulate and len(self.others) + len(refused) < MOST_PROGRAMS - 1:
             added = self.extend(self, args, kwargs)
@@ -108,17 +110,17 @@ class GraphRunner(Ranges, Programs):
         return output
 
     def follow(self, first: GraphRunner) -> None:
-        """Take the switches of the module's first program, and what belongs to its weights."""
+        """Share the switches of the module's first program, and its observers of weights."""
 
     def has_seen(self) -> bool:
-        """Whether data came to all of its observers."""
+        """Whether all of its observers saw data."""
         try:
             return all(self.qparams(name) is not None for name in self.fused.slots)
         except NoDataSeen:
             return False
 
     def _replay(self, values: dict[int, Any]) -> Any:
-        """The graph in float, shown to no observer."""
+        """Run the graph in float, without observers."""
         for node in self.graph.nodes:
             if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
@@ -153,7 +155,7 @@ class GraphRunner(Ranges, Programs):
             observe(module, args, kwargs, values[node.index], lambda name, x: self.observer(slots[name])(x))
 
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
-        """What a step computes, before it is rounded to its own range, by node; `value` as in `simulate.simulated`."""
+        """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
             known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
             if self.adds_exactly:
@@ -161,11 +163,11 @@ class GraphRunner(Ranges, Programs):
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
-        found = simulated_recurrent(step, self.graph, self.root, value, inner)
-        return {node: found if place == 0 else found[0] for place, node in enumerate(step.nodes)}
+        result = simulated_recurrent(step, self.graph, self.root, value, inner)
+        return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
 
     def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a part that the graph sees through will compute by itself: its stretch of the graph, between floats.
+        """Simulate a direct call of a part that the graph sees through: its span, with float inputs and output.
 
         Raises:
             CaptureMismatch: the part was not called so when it was captured.
@@ -176,9 +178,9 @@ class GraphRunner(Ranges, Programs):
             match_arguments(expected, bound[name], f"{span.path}: argument '{name}'", values.__setitem__)
         inside = range(span.start, span.end)
         steps = [step for step in self.fused.steps if all(index in inside for index in step.nodes)]
-        # Integer steps round what is given; float ones read it as it is.
-        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), given)
-                   for value, given in values.items() if value in self.fused.slot_of}  # fmt: skip
+        # Integer steps round the inputs; float ones read them as they are.
+        rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), real)
+                   for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(output, bound)
@@ -205,24 +207,24 @@ def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict
 
 
 def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
-    """What a value becomes that goes through integers."""
+    """A function that rounds a value as quantising and dequantising it does."""
     return lambda x: qparams.dequantize(qparams.quantize(x))
 
 
 MOST_PROGRAMS = 8
-"""Of one module, as compilers bound how often they compile a function again; calls beyond run as they are."""
+"""The largest number of programs of one module, as compilers limit recompilations; further calls run as they are."""
 
 _replaying: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_replaying", default=False)
 
 
 def is_replaying() -> bool:
-    """Whether prepared modules are to compute in float, unobserved."""
+    """Whether prepared modules compute in float and observe nothing."""
     return not torch.compiler.is_compiling() and _replaying.get()
 
 
 @contextlib.contextmanager
 def replaying() -> Iterator[None]:
-    """Let prepared modules compute in float what was captured, and observe nothing."""
+    """Let prepared modules run their graphs in float and observe nothing."""
     token = _replaying.set(True)
     try:
         yield
@@ -231,12 +233,17 @@ def replaying() -> Iterator[None]:
 
 
 def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
-    """As `runners`, and those of further programs of a module, as "name@2", "name@3", ..."""
-    found: dict[str, GraphRunner] = {}
-    for name, runner in runners(model).items():
-        for place, one in enumerate(runner.programs(), 1):
-            found[name if place == 1 else f"{name}@{place}"] = one
-    return found
+    """As `runners`, with further programs of a module as "name@2", "name@3", ..."""
+    return {
+        name if place == 1 else f"{name}@{place}": one
+        for name, runner in runners(model).items()
+        for place, one in enumerate(runner.programs(), 1)
+    }
+
+
+def first_programs(model: nn.Module) -> dict[int, GraphRunner]:
+    """The first program of the same module, for each of `all_runners` by its id."""
+    return {id(one): runner for runner in runners(model).values() for one in runner.programs()}
 
 
 def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
@@ -252,12 +259,12 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
-    found = {}
+    by_name = {}
     for name, module in model.named_modules():
         runner = child_of(module, RESERVED)
         if isinstance(runner, GraphRunner):
-            found[name] = runner
-    return found
+            by_name[name] = runner
+    return by_name
 
 
 def output_of(graph: Graph, values: dict[int, Any]) -> Any:
@@ -266,7 +273,7 @@ def output_of(graph: Graph, values: dict[int, Any]) -> Any:
 
 
 def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
-    """A float checkpoint knows no observers, and may be loaded all the same."""
+    """Let a float checkpoint load, although it has no observers."""
     keys = set(runner.state_dict())
     missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]
     if len(missing) >= len(keys):
@@ -274,7 +281,7 @@ def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The prepared model in what averages or distributes it, which calls it and nothing else; others as they are."""
+    """The prepared model inside a wrapper that averages or distributes it; other models as they are."""
     while RESERVED + "_prepared" not in model.__dict__ and isinstance(model, _wrappers()):
         inner = model.module
         assert isinstance(inner, nn.Module)

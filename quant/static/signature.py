@@ -23,7 +23,7 @@ def signature(graph: Graph, root: nn.Module) -> list[str]:
 
 
 def outline(graph: Graph) -> list[str]:
-    """A line per call, as `signature`, that is the same before and after its layers are made int8: no settings."""
+    """A line per call, as `signature`, that is the same before and after its layers become int8: without settings."""
     held = [repr(node.args[1]) if node.kind is Kind.GUARD else "" for node in graph.nodes]
     calls = [
         f"{node.kind.value} {_name(node)}({_arguments(node)}) {guard}"

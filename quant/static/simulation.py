@@ -1,7 +1,7 @@
-"""A calibrated model as its int8 form will compute it: what convert would decide now, for the time of a context.
+"""Simulation of a calibrated model's int8 form in float: what convert would build now, within a context.
 
-Steps of captured graphs are simulated by their runners (`step_simulation.py`). Here is what convert does besides: the
-layers that it leaves float or makes dynamic, and the programs that it drops. A dynamic layer computes what its int8
+Steps of captured graphs are simulated by their runners (`step_simulation.py`). This file has convert's other decisions:
+layers that it leaves float or makes dynamic, and programs that it drops. A dynamic layer computes what its int8
 stand-in does on the reference, whoever calls it: a program, an island, or the user's own forward. Where that runs as it
 is, for a call that no program stands for, a static layer takes a range of the call, as `StaticLayer` does; only weights
 of functional calls (`F.linear(x, self.weight)`) are then the user's own and not those of the integers.
@@ -23,12 +23,12 @@ from quant.kernels import QParams
 from quant.ops.operator import Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
+from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
 from quant.runtime.own_forward import is_falling_back
 from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
-from quant.static.layers import range_of_call
 from quant.static.outlier_check import leave_float
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated
@@ -70,7 +70,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
 
 @contextlib.contextmanager
 def _as_they_were(programs: list[GraphRunner]) -> Iterator[None]:
-    """Afterwards let programs use the fused graphs they have now."""
+    """Restore the programs' present fused graphs afterwards."""
     before = [(one, dict(vars(one)), one.observers) for one in programs]
     try:
         yield
@@ -81,7 +81,7 @@ def _as_they_were(programs: list[GraphRunner]) -> Iterator[None]:
 
 
 def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, QConfig]]:
-    """The modules that convert makes dynamic, with their settings; not those that have a static form."""
+    """The modules without a static form that convert makes dynamic, with their settings."""
     static: set[int] = set()
     for first in runners(model).values():
         for one in first.programs():
@@ -94,19 +94,19 @@ def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, 
 
 
 def _stand_in(module: nn.Module, qconfig: QConfig) -> nn.Module | None:
-    """The int8 form of a layer by itself; None where it has none and stays float."""
+    """The dynamic int8 form of a layer; None where it stays float."""
     try:
         recipe = Recipe({"0": dynamic_part(qconfig)}, default=None)
-        made = quantize_dynamic(nn.Sequential(without_runner(module)), recipe, backend=REFERENCE)
+        quantized = quantize_dynamic(nn.Sequential(without_runner(module)), recipe, backend=REFERENCE)
     except ValueError:
         return None
-    return made.get_submodule("0")
+    return quantized.get_submodule("0")
 
 
 def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-    """Forwards of the layers that programs call, for when the user's own forward calls them; and of batch norms that
-    are parts of them, which then do nothing."""
-    found: dict[nn.Module, Callable[..., Any]] = {}
+    """Forwards for direct calls by the user's own forward: of layers of programs, and of batch norms folded into them,
+    which then do nothing."""
+    forwards: dict[nn.Module, Callable[..., Any]] = {}
     for first in runners(model).values():
         for one in first.programs():
             for step in () if one.dropped else one.fused.steps:
@@ -114,24 +114,24 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
                 if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
-                found.setdefault(module, _LoneLayer(module, step, one).forward)
+                forwards.setdefault(module, _LoneLayer(module, step, one).forward)
                 norm = step.operator.batch_norm
                 if norm is not None and one.graph.nodes[norm].kind is Kind.MODULE:
                     part = attribute(one.root, one.graph.nodes[norm].target)
-                    found.setdefault(part, _FoldedNorm(part).forward)
-    return found
+                    forwards.setdefault(part, _FoldedNorm(part).forward)
+    return forwards
 
 
 class _FoldedNorm:
-    """A batch norm that is a part of a layer of a program, and so does nothing where the user's forward runs."""
+    """A batch norm that is folded into a layer, and so does nothing where the user's forward runs."""
 
     def __init__(self, module: nn.Module) -> None:
         self.own = module.forward
 
     def forward(self, input: Tensor) -> Tensor:
-        """Of float32, as a batch norm's."""
-        found: Tensor = input if is_falling_back() else self.own(input)
-        return found
+        """The input in float32, as a batch norm gives it."""
+        output: Tensor = input if is_falling_back() else self.own(input)
+        return output
 
 
 class _LoneLayer:
@@ -143,7 +143,7 @@ class _LoneLayer:
         self.unit = own if isinstance(getattr(own, "__self__", None), GraphRunner) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """By a range of the call where the user's forward runs as it is, else by those of its first call."""
+        """Use the range of this call where the user's forward runs as it is, else those of the layer's first call."""
         if not is_falling_back() and self.unit is not None:
             return self.unit(*args, **kwargs)
         return self._rounded(*args, **kwargs)
@@ -165,7 +165,7 @@ class _LoneLayer:
 
 @contextlib.contextmanager
 def _computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let a module compute something else; its own hooks run."""
+    """Replace a module's forward; its own hooks still run."""
     before = module.__dict__.get("forward")
     module.__dict__["forward"] = forward
     try:

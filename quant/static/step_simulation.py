@@ -1,4 +1,4 @@
-"""A step in float, on values that integers can hold, with the weights that integers hold."""
+"""Simulation of a step in float, on values and weights that integers can represent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from quant.graph import Graph, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.ops.linear import Linear
-from quant.ops.lowering import clamp_limits
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.layers.recurrent_walk import Run, call_of
+from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
+from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute
 from quant.static import weights
-from quant.static.recurrent import Run, call_of
+from quant.static.int8_recurrent import rounded
 from quant.static.recurrent_float import float_run, run_float
-from quant.static.rnn import rounded
-from quant.static.weights import QWeight
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The layer of a weighted step with another weight and bias, its clamp included, its batch norm not."""
+    """The layer of a weighted step with another weight and bias, with its clamp but without its batch norm."""
     return step.weighted.clamped(step.weighted.product(x, weight, bias))
 
 
@@ -39,7 +39,7 @@ def simulated(
     output: QParams | None = None,
     exact: bool = False,
 ) -> Any:
-    """The value of a step, before it is rounded to its own range.
+    """The value of a step before it is rounded to its range.
 
     Args:
         value: gives what a node gave, already rounded where integers hold it.
@@ -60,7 +60,7 @@ def simulated(
         return exactly(step, value(step.inputs[0]), q, scale, output)
     bias = q.bias
     if bias is not None and scale is not None:
-        bias = weights.quantized_bias(bias, scale * q.scale) * (scale * q.scale)
+        bias = quantized_bias(bias, scale * q.scale) * (scale * q.scale)
     return weighted(step, value(step.inputs[0]), weights.dequantized(q, step), bias)
 
 
@@ -75,7 +75,7 @@ def exactly(step: Step, x: Tensor, q: QWeight, scale: Tensor, output: QParams | 
         output: of the value, which then is rounded; None where it stays float.
     """
     product_scale = scale * q.scale
-    bias = None if q.bias is None else weights.quantized_bias(q.bias, product_scale).double()
+    bias = None if q.bias is None else quantized_bias(q.bias, product_scale).double()
     sums = step.weighted.product(torch.round(x.double() / scale.double()), q.q_weight.double(), bias).float()
     after = 0 if isinstance(step.operator, Linear) else q.q_weight.dim() - 2
     multiplier = product_scale if output is None else product_scale / output.scale
@@ -109,7 +109,7 @@ def simulated_recurrent(
 
 
 def simulated_layer(step: Step, graph: Graph, root: nn.Module, inner: Mapping[str, Callable[[Tensor], Tensor]]) -> Run:
-    """What `simulated_recurrent` takes for each layer and direction of a recurrent step, to be called by itself."""
+    """The function that `simulated_recurrent` runs for each layer and direction, for direct calls."""
     assert step.qconfig is not None
     module = attribute(root, graph.nodes[step.nodes[0]].target)
     return float_run(module, lambda name, x: inner[name](x), rounded(module, step.qconfig))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,18 +14,8 @@ from quant.kernels.scheme import weight_scale
 from quant.observers import make_observer
 from quant.ops.step import Step
 from quant.recipe import QConfig
-
-BIAS_LIMIT = 2**30
-"""Largest quantised bias: as much again fits beside it in int32."""
-
-
-@dataclass
-class QWeight:
-    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
-
-    q_weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
+from quant.runtime.layers.requantizing import BIAS_LIMIT
+from quant.runtime.layers.weighted import QWeight
 
 
 def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -175,7 +164,7 @@ def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
 
 
 def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
-    if qconfig.weight_observer == "minmax":
+    if not qconfig.clips_weights:
         return weight_scale(rows, bits=qconfig.weight_bits)
     observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
     observer(rows)
@@ -203,8 +192,3 @@ def dequantized(q: QWeight, step: Step) -> Tensor:
     scheme = weight_scheme(8)
     qparams = QParams(q.scale, torch.zeros_like(q.scale, dtype=torch.int32), scheme)
     return step.weighted.as_layer(qparams.dequantize(step.weighted.output_first(q.q_weight)))
-
-
-def quantized_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """int32 at scale s_x * s_w, (out,)."""
-    return torch.round(bias.double() / scale.double()).clamp(-BIAS_LIMIT, BIAS_LIMIT).to(torch.int32)

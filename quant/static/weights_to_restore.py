@@ -9,22 +9,23 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.names import full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
 from quant.runtime.trees import Attr, Ref
 
 
 def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
-    found: list[RestoredTensor] = []
+    tensors: list[RestoredTensor] = []
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            found += _tensors(step, step.operator, fused)
-    return WeightsToRestore(found)
+            tensors += _tensors(step, step.operator, fused)
+    return WeightsToRestore(tensors)
 
 
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[RestoredTensor]:
     key = step.name.replace(".", "/")
-    for name, value in (("weight", layer.weight), ("bias", layer.bias)):
+    for is_weight, value in ((True, layer.weight), (False, layer.bias)):
         sliced = False
         if isinstance(value, Ref):
             node = fused.graph.nodes[value.index]
@@ -32,6 +33,6 @@ def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[Restore
             if node.target is operator.getitem and isinstance(node.args[1], slice):
                 value, sliced = node.args[0], True
             else:  # computed from parts: the module reads it as its `weight`
-                value = Attr(f"{owner}.{name}" if owner else name)
+                value = Attr(full_name(owner, "weight" if is_weight else "bias"))
         if isinstance(value, Attr):
-            yield RestoredTensor(value.path, sliced, key, name == "weight")
+            yield RestoredTensor(value.path, sliced, key, is_weight)

@@ -22,6 +22,7 @@ ORDER = (
     "quant.folding",
     "quant.dead_calls",
     "quant.recipe",
+    "quant.error_parts",
     "quant.diagnosis",
     "quant.rebinding",
     "quant.uncompiled",
@@ -34,6 +35,8 @@ ORDER = (
     "quant.dynamic",
     # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
+    "quant.heard_calls",
+    "quant.widening",
     "quant.ops",
     "quant.fusion",
     "quant.shared",
@@ -48,8 +51,10 @@ ORDER = (
     # What is asked of the results.
     "quant.post_training",
     "quant.equalize",
+    "quant.submodule_calls",
     "quant.compare",
     "quant.time_steps",
+    "quant.step_parity",
     "quant.parity",
     "quant.page",
     "quant.artefact",
@@ -61,11 +66,7 @@ ORDER = (
     "quant.__main__",
 )
 
-CLIMBING: dict[str, tuple[str, ...]] = {
-    "quant/runtime/binding.py": ("quant.graph",),
-    "quant/runtime/program_runner.py": ("quant.graph",),
-    "quant/runtime/write_rollback.py": ("quant.graph",),
-}
+CLIMBING: dict[str, tuple[str, ...]] = {}
 """File -> the modules that it imports although they belong further down in ORDER."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -109,10 +110,19 @@ def test_a_feature_that_nobody_detects_does_not_compile(tmp_path: Path) -> None:
     assert "'avx10' was not declared" in errors_with(tmp_path, needs="avx2 | avx10").translate({8216: 39, 8217: 39})
 
 
+def test_a_kernel_that_a_table_leaves_out_does_not_compile(tmp_path: Path) -> None:
+    portable = build.SOURCES / "core" / "gemm" / "gemm_portable.cpp"
+    shorter = tmp_path / portable.name
+    shorter.write_text(portable.read_text().replace("nullptr, nullptr, nullptr}", "nullptr, nullptr}"))
+    for source, expected in ((portable, ""), (shorter, "run_pieces_u8")):
+        command = [compiler(), *build.flags_of(portable), "-fsyntax-only", str(source)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert (expected in said) if expected else said == ""
+
+
 def test_every_row_says_every_family() -> None:
     for one in build.all_instruction_sets():
         assert list(one.kernels) == list(CELLS), one.name
-        assert one.needs or one.name == "portable", one.name
     names = [one.name for one in build.all_instruction_sets()]
     assert len(names) == len(set(names))
 
@@ -122,6 +132,20 @@ def test_files_of_an_instruction_set_are_compiled_for_its_architecture_alone() -
     assert {"gemm_avx2.cpp", "reals_avx512vnni.cpp"} <= x86 - arm
     assert "gemm_neondot.cpp" in arm - x86
     assert {"gemm_portable.cpp", "isa.cpp"} <= x86 & arm
+
+
+def test_files_of_an_instruction_set_leave_no_function_to_the_linker(core_library: Path) -> None:
+    """It keeps one of those that several files compile, for all CPUs, and may keep that of AVX-512."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no nm")
+    said = subprocess.run([nm, "-C", str(core_library)], capture_output=True, text=True, check=True).stdout
+    objects = dict(part.strip().split(".o:\n", 1) for part in said.split("\n\n") if ".o:\n" in part)
+    sources = build.core_sources(build.host_arch())
+    own = [path.stem for path in sources if any(flag.startswith("-m") for flag in build.flags_of(path))]
+    assert len(own) > 9 or build.host_arch() != "x86_64"
+    for name in own:
+        assert not re.findall(r"^\S* +[WVu] .*", objects[name], re.MULTILINE), name
 
 
 # --- a new one ------------------------------------------------------------------------------------------------------
@@ -140,10 +164,9 @@ def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         shutil.copy(ADDED / f"{family}_added.cpp", core / ROOM.get(family, "rows"))
     shutil.copy(ADDED / "counted.h", kernels / "csrc")
     building = build_of(kernels)
-    assert [one.name for one in building.instruction_sets("x86_64")] == [
-        *("portable", "avx2", "added"),
-        *(one.name for one in build.instruction_sets("x86_64")[2:]),
-    ]
+    names = [one.name for one in building.instruction_sets("x86_64")]
+    assert names[names.index("avx2") + 1] == "added"
+    assert [name for name in names if name != "added"] == [one.name for one in build.instruction_sets("x86_64")]
     own = [path for path in building.core_sources("x86_64") if path.stem.endswith("_added")]
     assert len(own) == len(FAMILIES)
     # Everything else is in the library as it was: the objects that read the table come before it.

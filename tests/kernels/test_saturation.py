@@ -17,9 +17,11 @@ from quant.kernels import build, dispatch
 
 ROUTES = {
     "portable": {"portable"},
+    "amx-emulated": {"emulated tiles"},
     "avx2": {"pairwise", "wide"},
     "avxvnni": {"vnni"},
     "avx512vnni": {"vnni"},
+    "amx": {"tiles"},
     "neon": {"wide"},
     "neondot": {"dot"},
     "neoni8mm": {"mixed dot"},

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import quant
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
-from quant.static.layers import StaticLayer
 
 
 class Everything(nn.Module):
@@ -140,16 +140,22 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_what_is_loaded_computes_the_same(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("captured", [False, True], ids=["programs", "captured"])
+def test_what_is_loaded_computes_the_same(
+    case: str, captured: bool, tmp_path: Path, without_programs: Callable[[Path], None]
+) -> None:
     make, x = CASES[case]
     q = quantized(make, x)
     quant.save(q, tmp_path / "model.q8")
+    whole = (tmp_path / "model.q8").read_bytes()
+    if captured:
+        without_programs(tmp_path / "model.q8")
     loaded = quant.load(tmp_path / "model.q8", model=made(make, seed=1))
     assert same(loaded(x), q(x))
     assert quant.summary(loaded) == quant.summary(q)
     assert loaded.state_dict().keys() == q.state_dict().keys()
     quant.save(loaded, tmp_path / "again.q8")
-    assert (tmp_path / "again.q8").read_bytes() == (tmp_path / "model.q8").read_bytes()
+    assert (tmp_path / "again.q8").read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -170,9 +176,14 @@ def test_recipes_come_back(recipe: quant.Recipe, tmp_path: Path) -> None:
     assert quant.summary(loaded) == quant.summary(q)
 
 
-def test_the_float_weights_do_not_matter_and_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("captured", [False, True], ids=["programs", "captured"])
+def test_the_float_weights_do_not_matter_and_are_left_alone(
+    captured: bool, tmp_path: Path, without_programs: Callable[[Path], None]
+) -> None:
     q = quantized(Everything, TOKENS)
     quant.save(q, tmp_path / "model.q8")
+    if captured:
+        without_programs(tmp_path / "model.q8")
     model = made(Everything, seed=1)
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
@@ -233,12 +244,16 @@ class TakesMode(Small):
         return super().forward(x)
 
 
-def test_inputs_that_cannot_be_made_again_are_asked_for(tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_made_again_are_asked_for(
+    tmp_path: Path, without_programs: Callable[[Path], None]
+) -> None:
     inputs = (Mode.PLAIN, IMAGES)
     prepared = quant.prepare(made(TakesMode), inputs, quant.Recipe(default=MINMAX))
     prepared(*inputs)
     q = quant.convert(prepared)
     quant.save(q, tmp_path / "model.q8")
+    assert torch.equal(quant.load(tmp_path / "model.q8", model=TakesMode())(*inputs), q(*inputs))
+    without_programs(tmp_path / "model.q8")
     with pytest.raises(quant.ArtefactError, match="holds no example inputs; give example_inputs"):
         quant.load(tmp_path / "model.q8", model=TakesMode())
     loaded = quant.load(tmp_path / "model.q8", model=TakesMode(), example_inputs=inputs)

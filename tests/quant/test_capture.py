@@ -20,7 +20,7 @@ import quant
 from quant.capture import capture
 from quant.capture.outer_objects import Outside
 from quant.capture.snapshot import Snapshot, storages_of
-from quant.graph import Graph, Kind, evaluate
+from quant.graph import Graph, Kind, evaluate, expected_call
 from quant.leaves import is_leaf, register_leaf
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
@@ -32,7 +32,7 @@ WRITTEN = "its forward reads a tensor after a view of it, or a call that got it,
 
 def replay(graph: Graph, root: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The output of a captured graph."""
-    values = bound_values(graph, root, args, kwargs)
+    values = bound_values(expected_call(graph), root, args, kwargs)
     for node in graph.nodes:
         if node.kind is not Kind.INPUT:
             values[node.index] = evaluate(node, root, values.__getitem__)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.graph import Kind, evaluate
+from quant.graph import Kind, evaluate, expected_call
+from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.runner import bound_values, finished, output_of
+from quant.static.runner import finished, output_of
 
 
 class Net(nn.Module):
@@ -40,7 +41,7 @@ def runs(model: nn.Module, example: Any, *args: Any, **kwargs: Any) -> bool:
     assert found.islands == {}
     graph = found.graphs[""]
     try:
-        values = bound_values(graph, model, args, kwargs)
+        values = bound_values(expected_call(graph), model, args, kwargs)
         for node in graph.nodes:
             if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, model, values.__getitem__)

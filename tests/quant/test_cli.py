@@ -365,6 +365,11 @@ def test_doctor_says_which_kernels_are_loaded(cli: Cli) -> None:
     assert bool(findings["cpu"]["kernels"]) == (not problem)
 
 
+def test_an_extension_of_older_sources_is_no_error_of_doctor() -> None:
+    assert doctor.about_extension("a_question_of_newer_sources") == ""
+    assert (doctor.about_extension("isa") in NAMES) == (not ops.extension_problem())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_doctor_says_whose_kernels_each_family_runs(name: str) -> None:
     kernels = doctor.kernels_of(name)

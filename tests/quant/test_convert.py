@@ -20,8 +20,8 @@ from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
-from quant.static.layers import StaticLayer
 from quant.static.simulation import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))

@@ -390,6 +390,9 @@ def test_nothing_quantised_says_why_supported_modules_were_left() -> None:
         quantize_dynamic(nn.Sequential(OrderedDict(fc=nn.Linear(2, 2))), Recipe({"fc": None}))
     with pytest.raises(NothingQuantized, match="left float by the recipe's default"):
         quantize_dynamic(nn.Linear(2, 2), Recipe(default=None))
+    scaled = type("Scaled", (nn.Linear,), {"forward": lambda self, x: 2 * nn.Linear.forward(self, x)})(2, 2)
+    with pytest.raises(NothingQuantized, match="were left: Scaled overrides Linear's forward, which int8 would skip"):
+        quantize_dynamic(nn.Sequential(nn.Conv1d(2, 2, 1), scaled))
 
 
 def test_already_quantised() -> None:

@@ -287,7 +287,7 @@ def test_an_observer_of_ranges_trains() -> None:
             raise NotImplementedError
 
     quant.observers.register("halved")(Halved)
-    with pytest.raises(RecipeError, match="weight_observer is 'halved', whose range is made of batches"):
+    with pytest.raises(RecipeError, match="weight_observer is 'halved', whose range follows the batches"):
         quant.QConfig(weight_observer="halved")
     model, x = small()
     trained = quant.prepare_qat(model, x, Recipe(default=quant.QConfig(activation_observer="halved")))
@@ -452,7 +452,7 @@ def test_what_makes_no_int8_layer_is_refused() -> None:
         quant.nn.register_int8(Cosine)(Cosine)  # type: ignore[type-var]
     quant.nn.register_int8(Cosine)(lambda module, qconfig: module)
     with pytest.raises(
-        ValueError, match=r"layer '\(root\)' \(Cosine\): .*lambda.* made a .*Cosine, expected a quant.nn"
+        ValueError, match=r"layer '\(root\)' \(Cosine\): .*lambda.* returned a .*Cosine, expected a quant.nn"
     ):
         quantize_dynamic(Cosine(4, 4))
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant import prepare, quantize_dynamic, quantize_static, register_leaf
+from quant import prepare, quantize_dynamic, quantize_static, register_leaf, summary
 from quant.capture import calls
 from quant.leaves import base_layer
 from quant.parity import parity
@@ -252,6 +252,27 @@ def test_submodules_may_have_the_names_of_methods() -> None:
 
     graph = runners(prepare(Calls().eval(), (torch.randn(5, 2, 8),)))[""].graph
     assert not any(node.target is len for node in graph.nodes)
+
+
+def test_layers_may_have_the_names_of_calls_and_programs() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, layer in {
+                "(root)": nn.Conv2d(3, 8, 3),
+                "pool@2": nn.MaxPool2d(2),
+                "conv@1": nn.Conv2d(8, 4, 3),
+            }.items():
+                self.add_module(name, layer)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    q = quantize_static(Odd().eval(), [torch.randn(2, 3, 12, 12)], progress=False)
+    outcomes = {entry.name: entry.outcome for entry in summary(q)}
+    assert outcomes == {"(root)": "int8", "pool@2": "int8", "conv@1": "int8", "(planned run)": "int8"}
 
 
 def test_this_torch_has_what_capture_lists() -> None:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import quant
-from quant.parity import Parity, StepParity, parity
+from quant.parity import Parity, parity
 from quant.recipe import QConfig
-from quant.static.rnn import StaticRecurrent
+from quant.runtime.layers.recurrent import StaticRecurrent
 from quant.static.runner import rounding
+from quant.step_parity import StepParity
 
 from .recurrent_kinds import KINDS, every_kind
 
@@ -123,7 +124,7 @@ def test_rounding_that_is_off_by_half_a_step_is_seen(kind: str, monkeypatch: pyt
         right = rounding(qparams)
         return lambda values: right(values + qparams.scale / 2)
 
-    monkeypatch.setattr(sys.modules[parity.__module__], "rounding", half_a_step_off)
+    monkeypatch.setattr(sys.modules[StepParity.__module__], "rounding", half_a_step_off)
     agreement = parity(prepared, converted, [(x, h, c)])
     assert not of(agreement, "rnn.h_l0").holds
     assert "before rounding" in str(agreement)

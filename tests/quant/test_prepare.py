@@ -16,8 +16,8 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import summary
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
-from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 from quant.static.simulation import simulating
 

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import quant
+from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
+from quant.runtime.shown_programs import ProgramsByModule, programs_of
 from quant.runtime.tree_reader import Reader, TextError
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
-from quant.static.shown_programs import ProgramsByModule, programs_of
 
 EVERY_KIND = """\
 octet-program 1
@@ -60,6 +61,43 @@ def test_every_kind_of_call_comes_back() -> None:
         "Quantize", "Dequantize", "LayerCall", "KernelCall", "IntegerMove", "FloatCall", "Guard", "RecurrentCall",
         "TakeSequence",
     }  # fmt: skip
+
+
+WHOLE_CALL = """\
+octet-program 1
+sizes n=4
+call block.0(x=%0, cache=[(%1, %2), None], scale=0.5, 'odd name'=&torch:relu, count=%3)  ; writes @block.0.steps, %0
+input %0 x_0: float32[n, 3]  ; #0 argument x float32 rank 2 contiguous
+input %1 cache_1: float64[n]  ; #1 argument 'cache[0][0]'
+input %2 cache_2: object  ; #2 argument 'cache[0][1]' int
+input %3 count_3: object  ; #3 argument count object
+output %0"""
+
+
+def test_the_calls_that_a_program_stands_for_come_back() -> None:
+    program = parse(WHOLE_CALL)
+    assert str(program) == WHOLE_CALL
+    assert program.call == ExpectedCall(
+        "block.0",
+        {"x": Ref(0), "cache": [(Ref(1), Ref(2)), None], "scale": 0.5, "odd name": torch.relu, "count": Ref(3)},
+        {
+            0: ExpectedInput("x", Tensor, torch.float32, 2, contiguous=True),
+            1: ExpectedInput("cache[0][0]"),
+            2: ExpectedInput("cache[0][1]", int),
+            3: ExpectedInput("count", object),
+        },
+        writes=True,
+        written=(Attr("block.0.steps"), Ref(0)),
+    )
+
+
+def test_a_call_that_names_what_is_no_input_or_checks_what_is_not_known_is_refused() -> None:
+    with pytest.raises(TextError, match="the call names %9, which is no input"):
+        parse(WHOLE_CALL.replace("x=%0", "x=%9"))
+    with pytest.raises(TextError, match="'flat' is nothing that an input is checked for"):
+        parse(WHOLE_CALL.replace("contiguous", "flat"))
+    with pytest.raises(TextError, match="line 5: expected 'argument'"):
+        parse(WHOLE_CALL.replace(" argument 'cache[0][0]'", ""))
 
 
 def test_two_programs_that_differ_in_one_place_are_not_equal() -> None:

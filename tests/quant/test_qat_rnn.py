@@ -10,7 +10,7 @@ from quant.observers import _rounding, fake_quantize
 from torch import Tensor, nn
 
 from quant import convert, parity, prepare_qat
-from quant.static.rnn import StaticRecurrent
+from quant.runtime.layers.recurrent import StaticRecurrent
 from quant.static.simulation import simulating
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}

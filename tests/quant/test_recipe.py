@@ -80,7 +80,7 @@ def test_settings_print_as_they_are_written() -> None:
         ({"activation_observer": "kl"}, r"activation_observer is 'kl', expected one of auto, minmax, .*, lsq\+, pact;"),
         ({"activation_observer": ["minmax"]}, r"activation_observer is \['minmax'\], expected one of auto"),
         ({"weight_observer": "auto"}, "weight_observer is 'auto', expected one of minmax, histogram"),
-        ({"weight_observer": "moving_average"}, "a weight is looked at once; 'minmax' is what it would be"),
+        ({"weight_observer": "moving_average"}, "a weight is observed once; 'minmax' is what it would be"),
         ({"activation_observer": "fixed"}, "'fixed' needs the options 'low', 'high', as in activation_options={'low'"),
         ({"activation_observer": "fixed", "activation_options": {"low": 0}}, "needs the options 'high'"),
         ({"activation_observer": "fixed", "activation_options": {"low": 1, "high": 0}}, r"range is \[1, 0\]"),

@@ -20,7 +20,7 @@ from quant import Recipe, convert, load, parity, prepare, prepare_qat, quantize_
 from quant.nn.recurrent import OneStateSequence, register_recurrent
 from quant.recipe import QConfig
 from quant.recurrent_layers import kind_of
-from quant.static.rnn import StaticCell, StaticRecurrent
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
 from quant.static.simulation import simulating
 
 from .test_static_rnn import error

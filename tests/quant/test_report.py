@@ -315,3 +315,9 @@ def test_a_registered_leaf_is_said_to_be_one() -> None:
     report = summary(quant.quantize_static(model, [torch.randn(4, 8)], progress=False))
     assert report["1"] == ReportEntry("1", "Whole", "float", "registered as a layer of its own; it runs as it is", 0, 0)
     assert report["1.inner"].detail == "a part of 1, which is called as it is, in float"
+
+
+def test_observers_are_no_bytes_of_the_float_model() -> None:
+    lstm, x = nn.LSTM(8, 8), torch.randn(3, 2, 8)
+    report = quant.summary(quant.quantize_static(lstm, [x], progress=False))
+    assert report[""].bytes_before == sum(one.numel() * 4 for one in lstm.parameters())

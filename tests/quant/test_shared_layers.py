@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import quant
 from quant.parity import parity
 from quant.recipe import QConfig, RecipeError
-from quant.static.layers import StaticLayer
+from quant.runtime.layers.weighted import StaticLayer
 
 LOUD = 100.0
 

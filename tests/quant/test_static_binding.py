@@ -65,13 +65,12 @@ def runner_of(model: nn.Module) -> ProgramRunner:
 def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[dict[int, Any] | None, dict[int, Any] | None]:
     """What the quick and the thorough way give: by registers; None where one does not bind the call."""
     runner = runner_of(model)
-    ids = runner.program.input_of
-    quick = QuickBinding(runner.graph, runner.ranges, ids).registers(model, args, kwargs)
+    quick = QuickBinding(runner.expected).registers(model, args, kwargs)
     try:
-        values = bound_values(runner.graph, model, args, kwargs, runner.ranges)
+        values = bound_values(runner.expected, model, args, kwargs)
     except (CaptureMismatch, TypeError):
         return quick, None
-    return quick, {ids[index]: value for index, value in values.items()}
+    return quick, values
 
 
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -129,7 +128,7 @@ def test_the_forms_of_calls_follow_the_forward_of_the_class() -> None:
 
     model = converted(Plain(), X, MASK)
     runner = runner_of(model)
-    binding = QuickBinding(runner.graph, runner.ranges, runner.program.input_of)
+    binding = QuickBinding(runner.expected)
     first = binding.registers(model, (X, MASK), {})
     model.__class__ = Other
     second = binding.registers(model, (MASK, X), {})

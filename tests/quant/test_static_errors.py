@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.runtime.matching import CaptureMismatch
+from quant.static.kept_graph import ATTRIBUTE
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +175,27 @@ def test_an_error_names_the_step_and_its_place_in_the_program(backend: str | Non
         q(torch.randn(4, 3, 8, 8), torch.randn(4, 3, 9, 9))
 
 
-class Refusing(list[Any]):
-    """Nodes that nobody may look at."""
+class Added(nn.Module):
+    """A sum of integers, in which torch finds out about sizes where no plan does."""
 
-    def __getitem__(self, place: Any) -> Any:
-        raise AssertionError("the captured graph was looked into")
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = self.last(self.one(x) + self.two(y))
+        return out
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_an_error_of_torch_in_a_kernel_names_the_step_too(backend: str | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8)
+    q = quant.quantize_static(Added().eval(), [x], quant.Recipe(backend=backend), progress=False)
+    runner: Any = q._modules["_quant"]
+    [added] = [one for one in runner.program.instructions if one.kind == "add"]
+    with pytest.raises((ValueError, RuntimeError), match=rf"^layer '{added.step}' \(%{added.out}\): "):
+        q(torch.randn(4, 3, 8, 8), torch.randn(4, 3, 9, 9))
 
 
 @pytest.mark.parametrize("backend", [None, "reference"])
@@ -190,5 +207,9 @@ def test_a_program_runs_without_the_captured_graph(backend: str | None) -> None:
     q = quant.convert(prepared, backend=backend)
     before = q(*x)
     runner: Any = q._modules["_quant"]
-    runner.graph.nodes = Refusing(runner.graph.nodes)
+    del runner.__dict__[ATTRIBUTE]
     assert torch.equal(q(*x), before)
+    q.one = nn.Conv2d(3, 4, 3)  # a step of the user's own module, in place of the integers
+    assert q(*x).shape == before.shape
+    with pytest.raises(ValueError, match="Glued: its program has no captured graph beside it; convert the float model"):
+        quant.compare(Glued().eval(), q, [x])

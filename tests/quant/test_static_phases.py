@@ -6,8 +6,8 @@ import pytest
 import torch
 from quant.kernels.reference_ops import OPS
 
-from quant.ops.products import TransposedProduct
-from quant.static.polyphase import Polyphase
+from quant.runtime.layers.polyphase import Polyphase
+from quant.runtime.layers.products import TransposedProduct
 
 # (kernel, stride, padding, output padding, groups)
 GEOMETRIES: dict[str, tuple[list[int], list[int], list[int], list[int], int]] = {

@@ -26,16 +26,17 @@ from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
 import quant
-from quant.nn.base import QuantModule
 from quant.ops.registry import real_form
 from quant.parity import parity
 from quant.runtime import program_runner
 from quant.runtime.instructions import FloatCall
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.program_reader import parse
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.shown_programs import programs_of
 from quant.runtime.single_steps import call
 from quant.runtime.trees import leaves, map_leaves
-from quant.static.shown_programs import programs_of
+from quant.static.kept_graph import graph_of
 from quant.static.simulation import simulating
 
 from .random_blocks import Draw
@@ -190,7 +191,7 @@ def inexact(converted: nn.Module) -> bool:
     """Whether native calls give reals that differ from torch's in their last bits. What is rounded then may fall to the
     other side, and a norm of few values makes any difference of one step: `parity` compares the steps one by one."""
     runners = [module for module in converted.modules() if isinstance(module, ProgramRunner)]
-    forms = [real_form(node, one.root) for one in runners for node in one.graph.nodes]
+    forms = [real_form(node, one.root) for one in runners for node in graph_of(one).nodes]
     return not all(form.exact for form in forms if form is not None)
 
 

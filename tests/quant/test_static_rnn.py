@@ -19,9 +19,9 @@ from quant import Recipe, convert, load, prepare, save, summary
 from quant.ops.recurrent import range_names
 from quant.parity import parity
 from quant.recipe import QConfig
+from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
 from quant.runtime.trees import leaves
 from quant.static.recurrent_float import observe, run_float
-from quant.static.rnn import StaticCell, StaticRecurrent
 from quant.static.runner import runners
 from quant.static.simulation import simulating
 

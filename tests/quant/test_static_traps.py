@@ -23,8 +23,8 @@ from quant.parity import parity
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
-from quant.static.layers import StaticLayer
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))

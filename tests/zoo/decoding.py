@@ -25,6 +25,7 @@ from quant.runtime.instructions import Instruction
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.region import Region
+from quant.static.kept_graph import graph_of
 from quant.static.simulation import simulating
 
 from .entry import wake
@@ -247,7 +248,7 @@ def _kind(step: Instruction, runner: ProgramRunner) -> str:
     """What a step outside of native calls is."""
     if not step.own:
         return f"int8 {step.kind}"
-    node = runner.graph.nodes[runner.program.values[step.out].node]
+    node = graph_of(runner).nodes[runner.program.values[step.out].node]
     if node.kind is Kind.MODULE:
         return type(runner.root.get_submodule(node.target)).__name__
     name = node.kind.value if node.kind is Kind.GUARD else called(node, runner.root)

@@ -28,7 +28,7 @@ import quant
 from . import reasons
 from .entry import Batch, Entry
 from .reasons import MOST, OTHER_RANGES, SLACK, reached, shortfall
-from .simulation import DYNAMIC, WEIGHTED, all_integers_rounded, is_conv1d, is_layer, layers_rounded
+from .simulation import WEIGHTED, all_integers_rounded, has_dynamic_form, is_layer, layers_rounded
 from .trees import Likeness, difference, likeness, matched_boxes, tensors_of
 
 MODES = ("static", "qat", "dynamic")
@@ -112,7 +112,7 @@ class Trial:
 
     Attributes:
         fresh: inputs that calibration has not seen.
-        quantize: the int8 form of a model, by calibration batches and a recipe.
+        quantize: the int8 form of a model, by calibration batches.
         has_ranges: whether calibration decides by what ranges activations are rounded.
     """
 
@@ -120,7 +120,7 @@ class Trial:
     model: nn.Module
     calibration: list[Batch]
     fresh: list[Batch]
-    quantize: Callable[[nn.Module, list[Batch], quant.Recipe | None], nn.Module]
+    quantize: Callable[[nn.Module, list[Batch]], nn.Module]
     has_ranges: bool
 
     def run(self, model: nn.Module, batches: list[Batch] | None = None) -> Any:
@@ -132,47 +132,45 @@ class Trial:
         with layers_rounded(self.model, lambda: self.run(self.model, self.calibration), wider):
             return self.run(self.model, batches)
 
-    def all_rounded(self) -> Any:
+    def all_rounded(self, batches: list[Batch] | None = None) -> Any:
         """Those of the simulation that also rounds between layers."""
         with all_integers_rounded(self.model, lambda: self.run(self.model, self.calibration)):
-            return self.run(self.model)
+            return self.run(self.model, batches)
 
-    def int8(self, recipe: quant.Recipe | None = None) -> nn.Module:
-        """The model under test."""
-        return self.quantize(self.model, [copy.deepcopy(batch) for batch in self.calibration], recipe)
+    def int8(self, *more: Batch) -> nn.Module:
+        """The model under test; calibrated with more batches, where any are given."""
+        return self.quantize(self.model, [copy.deepcopy(batch) for batch in (*self.calibration, *more)])
 
-    def seen(self, q: nn.Module) -> tuple[Likeness, Likeness]:
-        """The int8 model and the simulation on the batches of calibration."""
-        expected = self.run(self.model, self.calibration)
-        found, simulated = self.run(q, self.calibration), self.simulated(batches=self.calibration)
-        return likeness(expected, found, kinds=1), likeness(expected, simulated, kinds=1)
-
-
-WIDE = quant.Recipe({}, default=quant.QConfig(activation_observer="minmax"))
-"""Ranges that clip nothing of what calibration brought."""
+    def seen(self, q: nn.Module, path: str) -> tuple[float, float]:
+        """dB of the int8 model at an output on the batches of its calibration, and what is attainable there."""
+        expected, path = self.run(self.model, self.calibration), "[0]" + path.partition("]")[2]
+        runs = (
+            self.run(q, self.calibration),
+            self.simulated(batches=self.calibration),
+            self.all_rounded(self.calibration),
+        )
+        int8, simulation, bound = (likeness(expected, outputs, kinds=1) for outputs in runs)
+        return reached(int8, path), reasons.attainable(simulation, bound, path)
 
 
 def _static(entry: Entry, row: Row, speed: bool) -> None:
-    def quantize(model: nn.Module, batches: list[Batch], recipe: quant.Recipe | None) -> nn.Module:
-        return quant.quantize_static(model, batches, recipe, forward=entry.call, progress=False)
+    def quantize(model: nn.Module, batches: list[Batch]) -> nn.Module:
+        return quant.quantize_static(model, batches, forward=entry.call, progress=False)
 
     _post_training(entry, row, speed, quantize, has_ranges=True)
 
 
 def _dynamic(entry: Entry, row: Row, speed: bool) -> None:
-    def quantize(model: nn.Module, _: list[Batch], recipe: quant.Recipe | None) -> nn.Module:
-        return quant.quantize_dynamic(model, recipe)
-
     try:
-        _post_training(entry, row, speed, quantize, has_ranges=False)
+        _post_training(entry, row, speed, lambda model, _: quant.quantize_dynamic(model), has_ranges=False)
     except quant.NothingQuantized as error:
-        if any(isinstance(module, DYNAMIC) or is_conv1d(module) for module in entry.build().modules()):
+        if any(has_dynamic_form(module) for module in entry.build().modules()):
             raise
         row["verdict"], row["reason"] = "ok", f"no layer has a dynamic form: {_head(str(error))}"
 
 
 def _post_training(entry: Entry, row: Row, speed: bool, quantize: Any, *, has_ranges: bool) -> None:
-    """Quantise by a function of a model, calibration batches and a recipe, and judge the result beside simulations."""
+    """Quantise by a function of a model and calibration batches, and judge the result beside simulations."""
     model = _build(entry)
     calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
     trial = Trial(entry, model, calibration, _enough(entry, model), quantize, has_ranges)
@@ -296,9 +294,9 @@ def _reason(
     reason = reasons.luck(reached(int8, path), [reached(simulation, path), *others])
     if reason or not trial.has_ranges:
         return reason
-    unclipped = likeness(expected, trial.run(trial.int8(WIDE)), kinds=2)
-    row["wide_db"] = round(reached(unclipped, path), 1)
-    return reasons.new_values(trial.seen(q), unclipped, simulation, path)
+    informed = reached(likeness(expected, trial.run(trial.int8(*trial.fresh)), kinds=2), path)
+    row["informed_db"] = round(informed, 1)
+    return reasons.new_values(trial.seen(q, path), (informed, reasons.attainable(simulation, bound, path)))
 
 
 def _judge_boxes(row: Row, expected: Any, found: Any, simulated: Any) -> None:

@@ -71,20 +71,24 @@ def luck(found: float, simulated: list[float]) -> str:
     return f"with ranges up to {max(OTHER_RANGES) - 1:.0%} wider the simulation has from {low:.1f} to {high:.1f} dB"
 
 
-def new_values(seen: tuple[Likeness, Likeness], unclipped: Likeness, simulation: Likeness, path: str) -> str:
-    """Whether all that is lost is lost beyond the ranges, on values that calibration did not bring: a range of least
-    error over what was seen may cut off a little of it, and more of what comes.
+def attainable(simulation: Likeness, all_rounded: Likeness, path: str) -> float:
+    """dB of what rounds no less than an int8 model does: of the simulation that rounds between layers too, unless that
+    says nothing."""
+    limit, simulated = reached(all_rounded, path), reached(simulation, path)
+    return min(CLEAR, simulated if limit < CHAOS else min(limit, simulated))
+
+
+def new_values(seen: tuple[float, float], informed: tuple[float, float]) -> str:
+    """Whether what is lost is lost beyond the ranges, on values that calibration did not bring. Little data ends early,
+    above all where each place at which a layer is called has a range of its own, and the simulation one for all.
 
     Args:
-        seen: int8 and simulation on the batches that ranges come from, as one kind of batch.
-        unclipped: the int8 model whose ranges hold all that calibration brought, as the simulation's do.
+        seen: dB of the int8 model on the batches of its calibration, and what is attainable there.
+        informed: of one that was calibrated with the new batches too, on these, and what is attainable there.
     """
-    same = "[0]" + path.partition("]")[2]
-    int8, simulated = (min(CLEAR, reached(like, same)) for like in seen)
-    wide = min(CLEAR, reached(unclipped, path))
-    if int8 < simulated - SLACK or wide < min(CLEAR, reached(simulation, path)) - SLACK:
+    if any(min(CLEAR, int8) < limit - SLACK for int8, limit in (seen, informed)):
         return ""
     return (
-        f"on the batches of its calibration it has {int8:.1f} dB of the simulation's {simulated:.1f}, and with ranges "
-        f"that clip none of their values {wide:.1f} on these"
+        f"on the batches of its calibration it has {seen[0]:.1f} dB of {seen[1]:.1f}, and calibrated with these too "
+        f"{informed[0]:.1f} of {informed[1]:.1f} on these"
     )

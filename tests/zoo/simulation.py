@@ -26,7 +26,7 @@ LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 WEIGHTED = (*LAYERS, *RECURRENT, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
 
 DYNAMIC = (nn.Linear, *RECURRENT, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention)
-"""Those of WEIGHTED that have a dynamic form."""
+"""Those of WEIGHTED that have a dynamic form, where a subclass has no forward of its own."""
 
 MASKED = 1e4
 """Values from here on are masks, inf or NaN, which no range is for."""
@@ -40,6 +40,12 @@ def is_layer(module: nn.Module) -> bool:
 def is_conv1d(module: nn.Module) -> bool:
     """Hugging Face's linear layer."""
     return type(module).__name__ == "Conv1D"
+
+
+def has_dynamic_form(module: nn.Module) -> bool:
+    """Whether a dynamic model may be expected to compute the module in integers."""
+    kind = next((kind for kind in DYNAMIC if isinstance(module, kind)), None)
+    return is_conv1d(module) or (kind is not None and type(module).forward is kind.forward)
 
 
 def round_values(x: Tensor, low: float, high: float) -> Tensor:

@@ -18,6 +18,7 @@ std::string route_op(const at::Tensor& q_weight, c10::string_view backend) { ret
 TORCH_LIBRARY(octet_native, m) {
   m.def("isa() -> str", &isa_op);
   m.def("bad_isa_request() -> str", &bad_isa_request);
+  m.def("isa_refusal() -> str", &isa_refusal);
   m.def("why_not(str backend) -> str", &why_not_op);
   m.def("default_backend() -> str", &default_backend_op);
   m.def("route(Tensor q_weight, str backend) -> str", &route_op);

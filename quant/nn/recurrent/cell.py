@@ -3,44 +3,19 @@
 import torch
 from torch import Tensor, nn
 
-from quant.nn.base import QuantModule
 from quant.nn.recurrent.direction import Direction
 from quant.recipe import QConfig
 from quant.recurrent_layers import kind_of, sizes_of, tensors_of
+from quant.runtime.layers.recurrent_module import Int8Cell
 
 
-class RecurrentCell(QuantModule):
+class RecurrentCell(Int8Cell):
     """One step: a `Direction` over a sequence of length one."""
 
-    __jit_unused_properties__: list[str] = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]  # noqa: RUF012
-
     def __init__(self, module: nn.Module, qconfig: QConfig) -> None:
-        super().__init__()
-        sizes, tensors = sizes_of(module), tensors_of(module, 0, False)
-        self.input_size = sizes.input_size
-        self.hidden_size = sizes.hidden_size
-        self.bias = tensors.bias_ih is not None
+        tensors = tensors_of(module, 0, False)
+        super().__init__(sizes_of(module), bias=tensors.bias_ih is not None)
         self.direction = Direction(kind_of(module), tensors, qconfig)
-
-    @property
-    def weight_ih(self) -> Tensor | None:
-        """`dtype` (gates * hidden, input): what the int8 weight stands for."""
-        return self.direction.float_tensor("weight_ih")
-
-    @property
-    def weight_hh(self) -> Tensor | None:
-        """`dtype` (gates * hidden, hidden): what the int8 weight stands for."""
-        return self.direction.float_tensor("weight_hh")
-
-    @property
-    def bias_ih(self) -> Tensor | None:
-        """`dtype` (gates * hidden,), or None."""
-        return self.direction.float_tensor("bias_ih")
-
-    @property
-    def bias_hh(self) -> Tensor | None:
-        """`dtype` (gates * hidden,), or None."""
-        return self.direction.float_tensor("bias_hh")
 
     def _out(self, state: Tensor) -> Tensor:
         return state if self.dtype == torch.float32 else state.to(self.dtype)
@@ -53,9 +28,6 @@ class RecurrentCell(QuantModule):
                 f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (batch, {self.input_size}) "
                 f"or ({self.input_size},)"
             )
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}, bias={self.bias}"
 
 
 class OneStateCell(RecurrentCell):

@@ -11,23 +11,22 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, dispatch
 from quant.kernels.recurrent.kind import RecurrentKind
-from quant.nn.base import QuantizedWeight, QuantModule, as_float32, dequantize_weight, frozen
+from quant.nn.base import QuantizedWeight, as_float32
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors
+from quant.runtime.layers.recurrent_module import Int8Direction, Int8Tensors
 
 
-class Direction(QuantModule):
-    """One direction of one layer (`reference_rnn.rnn_layer`), or a cell's only one.
+class Direction(Int8Direction):
+    """Its dynamic form, which `torch.jit.script` takes.
 
     Attributes:
-        mode: the name of its kind, which operators and TorchScript take.
-
-    Buffers: q_weight_ih int8 (gates * hidden, terms * input), scale_ih (gates * hidden,), columns_ih (terms * input,)
-    or None;
-    q_weight_hh (gates * hidden, state), scale_hh; q_weight_hr (state, hidden) and scale_hr, or None.
-    Parameters: bias_ih, bias_hh float32 (gates * hidden,), or None.
+        per_row: whether the input has a range per row.
+        activation_bits: of the input, 8 or 16.
+        described: what is special about its weights, for the report; else ''.
     """
 
+    # As in the class above: TorchScript reads them of a module's very class.
     q_weight_ih: Tensor
     scale_ih: Tensor
     columns_ih: Tensor | None
@@ -45,30 +44,26 @@ class Direction(QuantModule):
         reverse: bool = False,
         fine_input: bool = False,
     ) -> None:
-        super().__init__()
-        self.mode = kind.name
-        self._kind = kind
-        self.reverse = reverse
-        self.per_row = qconfig.ranges_per_row
         inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(tensors.weight_ih, qconfig)
         # The state is quantised per row and, but for ReLU, lies in (-1, 1): 8 bits hold it.
         state = QConfig(weight_bits=qconfig.weight_bits, per_channel=qconfig.per_channel, activation_bits=8)
         hidden = QuantizedWeight.of(tensors.weight_hh, state)
         projection = None if tensors.weight_hr is None else QuantizedWeight.of(tensors.weight_hr, state)
+        held = Int8Tensors(
+            inputs.q_weight,
+            inputs.scale,
+            hidden.q_weight,
+            hidden.scale,
+            tensors.bias_ih,
+            tensors.bias_hh,
+            inputs.columns,
+            None if projection is None else projection.q_weight,
+            None if projection is None else projection.scale,
+        )
+        super().__init__(kind, held, reverse=reverse, terms=inputs.terms)
+        self.per_row = qconfig.ranges_per_row
         self.activation_bits = inputs.activation_bits
-        self.terms = inputs.terms
         self.described = inputs.described
-        self.register_buffer("q_weight_ih", inputs.q_weight)
-        self.register_buffer("scale_ih", inputs.scale)
-        self.register_buffer("columns_ih", inputs.columns)
-        self.register_buffer("q_weight_hh", hidden.q_weight)
-        self.register_buffer("scale_hh", hidden.scale)
-        self.register_buffer("q_weight_hr", None if projection is None else projection.q_weight)
-        self.register_buffer("scale_hr", None if projection is None else projection.scale)
-        self.bias_ih: Tensor | None
-        self.bias_hh: Tensor | None
-        self.register_parameter("bias_ih", frozen(tensors.bias_ih))
-        self.register_parameter("bias_hh", frozen(tensors.bias_hh))
 
     def forward(
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
@@ -138,25 +133,8 @@ class Direction(QuantModule):
         except (TypeError, ValueError) as error:
             raise self._named(error) from error
 
-    @torch.jit.unused
-    def float_tensor(self, which: str) -> Tensor | None:
-        """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`: what the int8 one stands for, or None."""
-        found = self._float32(which)
-        return None if found is None else found.to(self.dtype)
-
-    @torch.jit.unused
-    def _float32(self, which: str) -> Tensor | None:
-        if which == "weight_ih":
-            return dequantize_weight(self.q_weight_ih, self.scale_ih, self.columns_ih, self.terms)
-        if which == "weight_hh":
-            return dequantize_weight(self.q_weight_hh, self.scale_hh, None)
-        if which == "weight_hr":
-            q_weight, scale = self.q_weight_hr, self.scale_hr
-            return None if q_weight is None or scale is None else dequantize_weight(q_weight, scale, None)
-        return self.bias_ih if which == "bias_ih" else self.bias_hh
-
 
 def interpreted_steps(layer: nn.Module) -> str:
     """For the report: which steps of a recurrent layer no compiled kernel computes; '' of any other layer."""
-    modes = {one.mode for one in layer.modules() if isinstance(one, Direction) and not one._kind.native}
+    modes = {one.mode for one in layer.modules() if isinstance(one, Int8Direction) and not one._kind.native}
     return f"steps of {', '.join(sorted(modes))} in torch arithmetic around int8 products" if modes else ""

@@ -4,17 +4,16 @@ A recurrent network is a list of `Direction`s, one per layer and direction, each
 sequence.
 """
 
-import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.nn.base import QuantModule
 from quant.nn.recurrent.direction import Direction
 from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, kind_of, sizes_of, tensors_of
+from quant.runtime.layers.recurrent_module import Int8Sequence
 
 FINE_INPUT_SHARE = 0.2
 """Share of a network's weights up to which the first input projection is stored in two int8 terms."""
@@ -22,26 +21,13 @@ FINE_INPUT_SHARE = 0.2
 FINE_INPUT_SIZE = 128
 """Input features up to which it is in any case: as many as filter banks have, and the network is small then."""
 
-FLOAT_NAME = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d+)(_reverse)?")
-"""How recurrent layers call their parameters."""
 
-
-class RecurrentSequence(QuantModule):
+class RecurrentSequence(Int8Sequence):
     """What all kinds share: the layers, and the user's tensors in and out of their shapes."""
 
     def __init__(self, module: nn.Module, qconfig: QConfig) -> None:
-        super().__init__()
         kind, sizes = kind_of(module), sizes_of(module)
-        self.mode = kind.name.upper()  # as torch.nn.RNNBase.mode
-        self.input_size = sizes.input_size
-        self.hidden_size = sizes.hidden_size
-        self.num_layers = sizes.num_layers
-        self.batch_first = sizes.batch_first
-        self.dropout = sizes.dropout
-        self.bidirectional = sizes.bidirectional
-        self.proj_size = sizes.proj_size
-        self.num_directions = len(sizes.directions)
-        self.state_size = sizes.proj_size or sizes.hidden_size
+        super().__init__(kind, sizes, bias=tensors_of(module, 0, False).bias_ih is not None)
         self.directions = nn.ModuleList(
             Direction(
                 kind,
@@ -52,7 +38,6 @@ class RecurrentSequence(QuantModule):
             )
             for layer, reverse in directions_of(module)
         )
-        self.bias = tensors_of(module, 0, False).bias_ih is not None
 
     def _run(
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
@@ -95,32 +80,6 @@ class RecurrentSequence(QuantModule):
 
     def _zeros(self, input: Tensor, batch: int, size: int) -> Tensor:
         return torch.zeros(self.num_layers * self.num_directions, batch, size, dtype=input.dtype, device=input.device)
-
-    def __getattr__(self, name: str) -> Any:
-        # What other code reads of a float LSTM: weight_ih_l0, bias_hh_l0_reverse, ...
-        asked = FLOAT_NAME.fullmatch(name)
-        if asked is None or "directions" not in self._modules:
-            return super().__getattr__(name)
-        kind, layer, reverse = asked.groups()
-        if int(layer) < self.num_layers and (self.bidirectional or not reverse):
-            directions = self._modules["directions"]
-            assert isinstance(directions, nn.ModuleList)
-            direction = directions[int(layer) * self.num_directions + (1 if reverse else 0)]
-            assert isinstance(direction, Direction)
-            value = direction.float_tensor(kind)
-            if value is not None:
-                return value
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def flatten_parameters(self) -> None:
-        """Nothing to do: int8 weights are packed by the kernels. Here because training code calls it."""
-
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, bias={self.bias}"
-        for name in ("batch_first", "bidirectional"):
-            if getattr(self, name):
-                text += f", {name}=True"
-        return text + (f", proj_size={self.proj_size}" if self.proj_size else "")
 
 
 class OneStateSequence(RecurrentSequence):

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/cpu/tile_permission.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
@@ -59,12 +61,26 @@ enum { AT_HWCAP, AT_HWCAP2 };
 bool cpu_has(int word, int bit) { return word == AT_HWCAP && bit == 1; }
 #endif
 
-uint32_t features_of_cpu() {
+uint32_t find_features() {
   uint32_t features = any_cpu;
 #define OCTET_CPU_FEATURE(name, ...) \
   if (cpu_has(__VA_ARGS__)) features |= name;
 #include "core/cpu/instruction_sets.inc"
   return features;
+}
+
+// Why this process cannot use a set, in words, or "". Asks the system for what it gives on request.
+std::string why_not(const InstructionSet& set) {
+  static const uint32_t features = find_features();
+  std::string missing;
+#define OCTET_CPU_FEATURE(name, ...) \
+  if (set.needs & name & ~features) missing += " " #name;
+#include "core/cpu/instruction_sets.inc"
+  if (!missing.empty()) return "this CPU, or its system, lacks" + missing;
+#if defined(__x86_64__)
+  if (set.needs & amx_tile) return ask_for_tiles();
+#endif
+  return "";
 }
 
 const char* requested() {
@@ -73,11 +89,10 @@ const char* requested() {
 }
 
 const InstructionSet& choose() {
-  const uint32_t features = features_of_cpu();
   const InstructionSet* best = kSets;
   for (const InstructionSet& set : kSets) {
     const bool asked = std::strcmp(requested(), set.name) == 0;
-    if ((asked || set.chosen == by_cpu) && (features & set.needs) == set.needs) best = &set;
+    if ((asked || set.chosen == by_cpu) && why_not(set).empty()) best = &set;
     if (asked) break;
   }
   return *best;
@@ -104,6 +119,13 @@ std::string bad_isa_request() {
     expected += std::string(i == 0 ? "" : i + 1 < std::size(kSets) ? ", " : " or ") + kSets[i].name;
   }
   return std::string("QUANT_ISA is '") + requested() + "', expected " + expected;
+}
+
+std::string isa_refusal() {
+  for (const InstructionSet& set : kSets)
+    if (std::strcmp(requested(), set.name) == 0 && set.isa != isa())
+      return std::string("QUANT_ISA is '") + set.name + "', and " + why_not(set);
+  return "";
 }
 
 }  // namespace octet

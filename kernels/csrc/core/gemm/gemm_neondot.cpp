@@ -1,7 +1,5 @@
 // The dot product of ARMv8.2: sdot takes signed bytes only, so activations are read as x - 128, which is x with its top
 // bit turned over, and every sum starts from 128 * row_sum, which makes up for it exactly: both fit int32 (packed_gemm.h).
-#include <vector>
-
 #include "core/gemm/neon_dot.h"
 
 namespace octet {
@@ -17,14 +15,15 @@ struct NeonDot : ByLane<NeonDot> {
 
   static void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
     const int64_t longer = k + kHead;
-    std::vector<int8_t> rows(n * longer);
+    FileBuffer<int8_t> buffer;
+    int8_t* const rows = buffer.get(n * longer);
     for (int64_t j = 0; j < n; ++j) {
       int32_t start = 0;
       for (int64_t i = 0; i < k; ++i) start += 128 * weight[j * k + i];
-      std::memcpy(rows.data() + j * longer, &start, sizeof start);
-      std::copy(weight + j * k, weight + (j + 1) * k, rows.data() + j * longer + kHead);
+      std::memcpy(rows + j * longer, &start, sizeof start);
+      std::copy(weight + j * k, weight + (j + 1) * k, rows + j * longer + kHead);
     }
-    tile::pack<NeonDot>(rows.data(), n, longer, packed);
+    tile::pack<NeonDot>(rows, n, longer, packed);
   }
 };
 

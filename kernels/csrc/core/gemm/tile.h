@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
+#include "core/cpu/file_buffer.h"
 #include "core/gemm/native_gemm.h"
 
 namespace octet::tile {
@@ -224,11 +224,11 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
     rows_x = x;
   } else {
     // Widened once per call rather than once per group of outputs: a 32-bit broadcast then yields two int16.
-    thread_local std::vector<typename A::X> wide;
+    thread_local FileBuffer<typename A::X> buffer;
     rows_ld = steps * A::kStep;
-    if (static_cast<int64_t>(wide.size()) < m * rows_ld) wide.resize(m * rows_ld);
-    for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide.data() + i * rows_ld);
-    rows_x = wide.data();
+    typename A::X* const wide = buffer.get(m * rows_ld);
+    for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide + i * rows_ld);
+    rows_x = wide;
   }
   for (int64_t i = first; i < last; ++i) {
     const int64_t n0 = (backwards ? first + last - 1 - i : i) * kGroup<A>;

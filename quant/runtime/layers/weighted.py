@@ -8,6 +8,7 @@ and zero points, the float bias. All else is derived when first needed.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +16,20 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.reference_ops import OpTable
-from quant.ops.lowering import clamp_limits
-from quant.ops.products import Product, TransposedProduct
 from quant.runtime import nonfinite
+from quant.runtime.layers.polyphase import Polyphase
+from quant.runtime.layers.products import Product, TransposedProduct
+from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 from quant.runtime.own_forward import is_falling_back
-from quant.static.polyphase import Polyphase
-from quant.static.weights import QWeight, quantized_bias
+
+
+@dataclass
+class QWeight:
+    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
+
+    q_weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
 
 class StaticLayer(nn.Module):
@@ -223,13 +232,13 @@ def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 class _Derived:
     """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
 
-    def __init__(self, layer: StaticLayer, site: int, given: tuple[Tensor, int] | None = None) -> None:
+    def __init__(self, layer: StaticLayer, site: int, input_range: tuple[Tensor, int] | None = None) -> None:
         scale = layer.input_scale[site]
         self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
         self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
-        self.alone = given is not None
-        if given is not None:
-            scale, self.input_zero_point = given
+        self.alone = input_range is not None
+        if input_range is not None:
+            scale, self.input_zero_point = input_range
             self.input_scale, self.output_scale = float(scale), 0.0
         product = scale * layer.weight_scale
         self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)

@@ -1,7 +1,7 @@
-"""What an int8 layer with known ranges multiplies: a linear layer, a convolution or a transposed one, and its settings.
+"""The products of static int8 layers: linear, convolution and transposed convolution, with their settings.
 
-Each says by which operators it is computed, where its channels lie, and who computes it on a backend. No file holds
-one: the float model tells it.
+Each names the operators that compute it, the axis of its channels, and the kernel that a backend uses. Files do not
+store a product: the float model determines it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Padding = tuple[list[int], str]
 
 @dataclass(frozen=True)
 class Product:
-    """The base of all.
+    """The base class.
 
     Attributes:
-        name: in reports and errors.
-        integers, reals: the operators, in `Backend.operators`, that give uint8 and float32.
-        plans: whether planned runs have these.
-        pad_before: what is put around the input first, where an operator's own padding cannot; or None.
+        name: for reports and errors.
+        integers, reals: the operators in `Backend.operators` with uint8 and float32 results.
+        plans: whether plans have these operators.
+        pad_before: padding applied to the input first, where the operator's own padding cannot express it; or None.
     """
 
     name: ClassVar[str]
@@ -42,11 +42,11 @@ class Product:
         return {}
 
     def along_channels(self, values: Tensor, dims: int) -> Tensor:
-        """A value per output channel, (out,), in the shape that goes with an output of `dims` dimensions."""
+        """A value per output channel, (out,), reshaped to broadcast with an output of `dims` dimensions."""
         return values
 
     def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:
-        """The float weight that an int8 one stands for, by a scale per output channel."""
+        """The dequantised weight, by a scale per output channel."""
         return q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (q_weight.dim() - 1))
 
     def lacks_batch(self, x: Tensor) -> bool:
@@ -54,7 +54,7 @@ class Product:
         return False
 
     def why_not(self, backend: Backend, q_weight: Tensor) -> str:
-        """'' where `backend` computes it with this weight; else what it is, which the reference then computes."""
+        """'' where `backend` computes it with this weight; else the reason why the reference does."""
         return ""
 
     def route(self, backend: Backend, q_weight: Tensor) -> str:
@@ -119,7 +119,7 @@ class TransposedProduct(ConvProduct):
 
     @property
     def has_phases(self) -> bool:
-        """Whether it is an ordinary convolution over `static/polyphase.py`; with a dilation it falls into others."""
+        """Whether it is an ordinary convolution over `polyphase.py`; with a dilation it falls into others."""
         return set(self.dilation) == {1}
 
     def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:

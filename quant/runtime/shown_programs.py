@@ -39,6 +39,6 @@ def _programs(model: nn.Module) -> Iterator[tuple[str, Program]]:
 
 def show_programs(model: nn.Module) -> None:
     """Let a converted model have its program as an attribute; several of them by their modules."""
-    found = programs_of(model)
+    programs = programs_of(model)
     if not has_attribute(model, ATTRIBUTE):
-        model.__dict__[ATTRIBUTE] = found[""] if set(found) == {""} else found
+        model.__dict__[ATTRIBUTE] = programs[""] if set(programs) == {""} else programs

@@ -6,8 +6,8 @@ states of every layer but the last are uint8 between layers, and those of the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,25 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant.kernels import Backend, QParams, dispatch
 from quant.kernels.recurrent.kind import RecurrentKind
-from quant.nn.base import QuantModule
-from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
-from quant.ops.recurrent import product_range, state_range
-from quant.recipe import QConfig
-from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, tensors_of
 from quant.runtime import nonfinite
-from quant.static.recurrent import run_cell, run_layers
-from quant.static.weights import dequantized_rows, quantized_rows
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.recurrent_module import Int8Cell, Int8Direction, Int8Sequence, Int8Tensors
+from quant.runtime.layers.recurrent_walk import Sizes, run_cell, run_layers
+
+
+@dataclass(frozen=True)
+class RecurrentRanges:
+    """The ranges of a recurrent layer.
+
+    Attributes:
+        input: of what it reads.
+        states: of each layer, of both directions.
+        products: of what each layer's projection reads; empty without one.
+    """
+
+    input: QParams
+    states: Sequence[QParams]
+    products: Sequence[QParams] = ()
 
 
 class _Static(QuantModule):
@@ -44,15 +55,14 @@ class _Static(QuantModule):
     _kind: RecurrentKind
     _numbers: _Numbers | None
 
-    def take_ranges(self, layers: int, projected: bool, x: QParams, inner: Mapping[str, QParams]) -> None:
-        """Make the buffers; `inner` by the names of `ops.recurrent.range_names`."""
-        states = [inner[state_range(layer)] for layer in range(layers)]
-        products = [inner[product_range(layer)] for layer in range(layers)] if projected else []
+    def _take(self, ranges: RecurrentRanges) -> None:
+        """Make the buffers."""
+        x = ranges.input
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
         self.register_buffer("input_zero_point", x.zero_point.reshape(()).clone())
-        for name, found in (("state", states), ("product", products)):
-            scales = torch.stack([one.scale for one in found]) if found else None
-            zero_points = torch.stack([one.zero_point for one in found]) if found else None
+        for name, qparams in (("state", ranges.states), ("product", ranges.products)):
+            scales = torch.stack([one.scale for one in qparams]) if qparams else None
+            zero_points = torch.stack([one.zero_point for one in qparams]) if qparams else None
             self.register_buffer(f"{name}_scale", scales)
             self.register_buffer(f"{name}_zero_point", zero_points)
         self.derive()
@@ -77,7 +87,7 @@ class _Static(QuantModule):
 
     def call(
         self,
-        direction: Direction,
+        direction: Int8Direction,
         layer: int,
         x: Tensor,
         batch_sizes: Tensor | None,
@@ -138,15 +148,20 @@ def _pairs(layer: nn.Module, name: str) -> list[tuple[float, int]]:
     return list(zip(scales.tolist(), zero_points.tolist(), strict=True))
 
 
-class StaticRecurrent(_Static, RecurrentSequence):
+class StaticRecurrent(_Static, Int8Sequence):
     """A recurrent network in int8; the same call, shapes and PackedSequence handling."""
 
-    def __init__(self, module: nn.Module, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
-        super().__init__(module, _eight_bits(qconfig))
-        self._kind = kind_of(module)
-        self.take_ranges(self.num_layers, bool(self.proj_size), x, inner)
-        for place, direction in zip(directions_of(module), self.directions, strict=True):
-            _round_weights(direction, tensors_of(module, *place), qconfig)
+    def __init__(
+        self, kind: RecurrentKind, sizes: Sizes, tensors: Sequence[Int8Tensors], ranges: RecurrentRanges
+    ) -> None:
+        """`tensors` are of each layer and direction, in torch's order."""
+        super().__init__(kind, sizes, bias=tensors[0].bias_ih is not None)
+        self._kind = kind
+        ways = sizes.directions * sizes.num_layers
+        self.directions = nn.ModuleList(
+            Int8Direction(kind, one, reverse=reverse) for one, reverse in zip(tensors, ways, strict=True)
+        )
+        self._take(ranges)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Float32 in and out: (y, (h, c)), or (y, h)."""
@@ -175,14 +190,14 @@ class StaticRecurrent(_Static, RecurrentSequence):
             raise self._named(error) from error
 
 
-class StaticCell(_Static, RecurrentCell):
+class StaticCell(_Static, Int8Cell):
     """A cell in int8."""
 
-    def __init__(self, module: nn.Module, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]) -> None:
-        super().__init__(module, _eight_bits(qconfig))
-        self._kind = kind_of(module)
-        self.take_ranges(1, False, x, inner)
-        _round_weights(self.direction, tensors_of(module, 0, False), qconfig)
+    def __init__(self, kind: RecurrentKind, sizes: Sizes, tensors: Int8Tensors, ranges: RecurrentRanges) -> None:
+        super().__init__(sizes, bias=tensors.bias_ih is not None)
+        self._kind = kind
+        self.direction = Int8Direction(kind, tensors)
+        self._take(ranges)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """float32 (batch, input) or (input,) -> h, or (h, c), of (batch, hidden) or (hidden,)."""
@@ -203,46 +218,3 @@ class StaticCell(_Static, RecurrentCell):
             return run_cell(self._kind, self.input_size, self.hidden_size, input, hx, run)
         except (TypeError, ValueError) as error:
             raise self._named(error) from error
-
-
-def static_recurrent(
-    module: nn.Module, qconfig: QConfig, x: QParams, inner: Mapping[str, QParams]
-) -> StaticRecurrent | StaticCell:
-    """The int8 form of a float recurrent layer.
-
-    Args:
-        x: the range of its input.
-        inner: those of `ops.recurrent.range_names`.
-    """
-    for name, parameter in module.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"its {name} holds NaN or inf, expected finite values; check the training")
-    return (StaticCell if is_cell(module) else StaticRecurrent)(module, qconfig, x, inner)
-
-
-def _eight_bits(qconfig: QConfig) -> QConfig:
-    return replace(qconfig, activation_bits=8)
-
-
-def _round_weights(direction: Any, own: Tensors, qconfig: QConfig) -> None:
-    """Take the weights' ranges from the observer that the settings name."""
-    for name in ("ih", "hh", "hr"):
-        weight = getattr(own, f"weight_{name}")
-        if weight is not None:
-            q_weight, scale = quantized_rows(weight.detach().to(torch.float32), qconfig)
-            direction._buffers[f"q_weight_{name}"], direction._buffers[f"scale_{name}"] = q_weight, scale
-
-
-def rounded(module: nn.Module, qconfig: QConfig) -> Any:
-    """`recurrent_layers.tensors_of` with the weights that the int8 layer has, in float."""
-
-    def tensors(found: nn.Module, layer: int, reverse: bool) -> Tensors:
-        own = tensors_of(found, layer, reverse)
-        weights = {}
-        for name in ("weight_ih", "weight_hh", "weight_hr"):
-            weight = getattr(own, name)
-            if weight is not None:
-                weights[name] = dequantized_rows(weight.detach().to(torch.float32), qconfig)
-        return replace(own, **weights)
-
-    return tensors

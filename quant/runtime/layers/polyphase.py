@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from quant.ops.products import ConvProduct, TransposedProduct
+from quant.runtime.layers.products import ConvProduct, TransposedProduct
 
 
 class Polyphase:

@@ -2,13 +2,14 @@
 
 `run_layers` and `run_cell` take the user's input in any of torch's forms (batch first, unbatched, packed, with or
 without a state) and call `run` once per layer and direction. Calibration shows each layer's states to observers,
-simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`rnn.py`) brings the operator:
-the walk is the same.
+simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`recurrent.py`) brings the
+operator: the walk is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +23,26 @@ Run = Callable[[int, bool, Tensor, Tensor | None, Tensor, Tensor | None], tuple[
 """(layer, reverse, x, batch_sizes, h, c) -> (y, h, c), as `reference_rnn.rnn_layer`; x is time-major."""
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes and options of a sequence, named as torch names them; a cell has the first two."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int = 1
+    batch_first: bool = False
+    bidirectional: bool = False
+    proj_size: int = 0
+    dropout: float = 0.0
+
+    @property
+    def directions(self) -> tuple[bool, ...]:
+        """Whether each direction of a layer is reversed."""
+        return (False, True) if self.bidirectional else (False,)
+
+
 class Shape(Protocol):
-    """What a whole-sequence layer says of itself, in float (`recurrent_layers.Sizes`) and in int8."""
+    """What a whole-sequence layer says of itself, in float (`Sizes`) and in int8."""
 
     @property
     def input_size(self) -> int: ...
@@ -120,18 +139,18 @@ def _states(
     if kind.has_cell:
         sizes["c_0"] = shape.hidden_size
     if hx is None:
-        made = [torch.zeros(count, batch, size, device=device) for size in sizes.values()]
+        states = [torch.zeros(count, batch, size, device=device) for size in sizes.values()]
     else:
-        made = list(hx) if kind.has_cell else [hx]
-    for (name, size), state in zip(sizes.items(), made, strict=True):
+        states = list(hx) if kind.has_cell else [hx]
+    for (name, size), state in zip(sizes.items(), states, strict=True):
         if list(state.shape) != [count, batch, size]:
             raise ValueError(
                 f"{name} has shape {list(state.shape)}, expected {[count, batch, size]} (layers * directions, batch, "
                 "size)"
             )
     if order is not None and hx is not None:
-        made = [state.index_select(1, order) for state in made]
-    return made[0], made[1] if len(made) > 1 else None
+        states = [state.index_select(1, order) for state in states]
+    return states[0], states[1] if len(states) > 1 else None
 
 
 def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tensor, hx: Any, run: Run) -> Any:
@@ -145,8 +164,8 @@ def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tens
     batched = input.dim() == 2
     x = input if batched else input.unsqueeze(0)
     states = [None, None] if hx is None else list(hx) if kind.has_cell else [hx]
-    made = [_cell_state(state, x, hidden_size, batched) for state in states]
-    _, h, c = run(0, False, x.unsqueeze(0), None, made[0], made[1] if kind.has_cell else None)
+    checked = [_cell_state(state, x, hidden_size, batched) for state in states]
+    _, h, c = run(0, False, x.unsqueeze(0), None, checked[0], checked[1] if kind.has_cell else None)
     h, c = (h, c) if batched else (h.squeeze(0), c.squeeze(0))
     return (h, c) if kind.has_cell else h
 

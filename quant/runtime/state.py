@@ -1,4 +1,4 @@
-"""The state_dict of a converted model: beside weights and scales it tells the ranges that its program was made with.
+"""The state_dict of a converted model: beside weights and scales it holds the ranges that its program was built with.
 
 The numbers of a program's steps are no tensors, so a state_dict of another calibration would change the layers and
 leave the steps between them as they are. It is refused before anything is loaded.
@@ -57,34 +57,39 @@ def _check(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) ->
         runner = child_of(unit, RESERVED)
         if not isinstance(runner, ProgramRunner):
             continue
-        given = state.get(f"{prefix}{full_name(path, RESERVED, RANGES)}")
-        if given is not None:
-            _compare(type(module).__name__, path, runner, given.to("cpu", torch.float32))
+        ranges = state.get(f"{prefix}{full_name(path, RESERVED, RANGES)}")
+        if ranges is not None:
+            _compare(type(module).__name__, path, runner, ranges.to("cpu", torch.float32))
     for name in [name for name in state if name.startswith(prefix) and is_ranges(name)]:
         del state[name]
 
 
-def _compare(model: str, path: str, runner: ProgramRunner, given: Tensor) -> None:
+def _compare(model: str, path: str, runner: ProgramRunner, loaded: Tensor) -> None:
     own = _tensor(runner)
-    if given.shape == own.shape and torch.equal(given, own):
+    if loaded.shape == own.shape and torch.equal(loaded, own):
         return
     way_out = (
         "a program's numbers are no part of a state_dict; keep a converted model by quant.save and quant.load, or load "
         "into one of the same conversion"
     )
-    if given.shape != own.shape:
+    if loaded.shape != own.shape:
         raise RuntimeError(
-            f"{model}: the state_dict is of another conversion, with {len(given)} ranges in {path or '(root)'!r}; this "
-            f"one has {len(own)}: {way_out}"
+            f"{model}: the state_dict is of another conversion, with {len(loaded)} ranges in {path or '(root)'!r}; "
+            f"this one has {len(own)}: {way_out}"
         )
-    others = (given != own).any(dim=1).nonzero().flatten().tolist()
+    others = (loaded != own).any(dim=1).nonzero().flatten().tolist()
     more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
-    values = [one.graph.nodes[value].label for one in runner.programs() for value in sorted(one.ranges)]
-    name = full_name(path, values[others[0]])
+    names = [_name(value, one) for one in runner.programs() for value in sorted(one.ranges)]
+    name = full_name(path, names[others[0]])
     raise RuntimeError(
         f"{model}: the state_dict is of another calibration: values of {name!r} are in "
-        f"{_ends(given[others[0]])} there and in {_ends(own[others[0]])} here{more}: {way_out}"
+        f"{_ends(loaded[others[0]])} there and in {_ends(own[others[0]])} here{more}: {way_out}"
     )
+
+
+def _name(node: int, runner: ProgramRunner) -> str:
+    """What the user's model calls a value; its number in the graph where the program does not hold it."""
+    return next((value.name for value in runner.program.values if value.node == node), f"#{node}")
 
 
 def _ends(numbers: Tensor) -> str:

@@ -1,0 +1,265 @@
+"""`load`: a quantised model from a file of `save` and the float model, whose code is the structure.
+
+A static conversion is built from the programs of its file where the float model is the one that was converted, by all
+that its forward could decide by (`static/fingerprint.py`): nothing is captured then. Else, and for files of versions
+that wrote no programs, the model is captured again and its calls are compared with the file's (`rebuild.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read
+from quant.artefact.load_programs import build
+from quant.artefact.program_document import VERSION
+from quant.copying import copy_model, settled
+from quant.dynamic import stand_in
+from quant.dynamic_decisions import base_type
+from quant.nn.attention import leave_fast_paths
+from quant.nn.base import QuantizedWeight, adopt
+from quant.nn.embedding import TiedEmbedding
+from quant.recipe import QConfig
+from quant.report import Report, ReportEntry, attach_report
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import full_name
+from quant.runtime.state import without_ranges
+from quant.runtime.tree_reader import UnknownClass
+from quant.static.examples import CannotRebuild
+from quant.static.fingerprint import fingerprint
+
+
+@torch.inference_mode(False)
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: nn.Module,
+    example_inputs: Any = None,
+    examples: Sequence[Any] = (),
+    backend: str | None = None,
+) -> nn.Module:
+    """Read a quantised model: a copy of the float `model` with the int8 modules of the file in place.
+
+    Args:
+        path: what `save` wrote.
+        model: the float model that was quantised, of the same structure; its weights are not read and may be random.
+        example_inputs: as for `quant.prepare`, of a static conversion that has to be captured again: its file is of a
+            version without programs, something of them has no text, or code of the model was changed since. Needed only
+            where those that it was made with have no JSON form, or decide by their values what the model computes.
+        examples: calls of further programs, likewise; needed only for those with objects (a cache), which a file does
+            not hold. The error says which program wants one, and what its calls are.
+        backend: a name of `quant.kernels.available()`; None takes the one that the model was quantised for, if any.
+
+    Raises:
+        ArtefactError: the file is truncated, altered, foreign or newer, or does not fit `model`.
+        OSError: the file cannot be read.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
+        )
+    manifest, tensors = read(Path(path))
+    kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
+    static: Mapping[str, Any] = manifest.get("static", {})
+    if (example_inputs is not None or examples) and set(static) - {""}:
+        raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
+    try:
+        result = copy_model(model)
+        for name in static:
+            source = _Source(name, manifest, kept[TABLE], kept[CONSTANT], tensors, backend)
+            result = _with_static(result, source, example_inputs, examples)
+        result = _rebuild(result, manifest["modules"], tensors)
+    except CannotRebuild as error:
+        raise ArtefactError(f"{path} does not fit the model: {error}") from error
+    leave_fast_paths(result)
+    _fill(result, tensors, path)
+    for module in result.modules():
+        if backend is not None and isinstance(module, QuantModule):
+            module.backend = backend
+    attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    return result
+
+
+def read_report(path: str | os.PathLike[str]) -> Report:
+    """The report in a file that `save` wrote, without the model; raises as `load` does where the file is damaged."""
+    manifest, tensors = read(Path(path))
+    report = Report(tuple(ReportEntry(**entry) for entry in manifest["report"]))
+    left = manifest.get("float_bytes")
+    if left is None:  # of an older version: what the tensors have beyond the quantised ones
+        own = {name: one for name, one in tensors.items() if not (name.startswith(TABLE) or name in manifest["same"])}
+        left = max(sum(one.numel() * one.element_size() for one in own.values()) - report.bytes_after, 0)
+    return replace(report, float_bytes=left)
+
+
+def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
+    name = type(result).__name__
+    tensors = {**_added_since(result, tensors), **tensors}
+    wanted, there = set(without_ranges(result.state_dict())), set(tensors)
+    if wanted != there:
+        missing, extra = sorted(wanted - there)[:8], sorted(there - wanted)[:8]
+        raise ArtefactError(
+            f"{path} does not fit {name}: the model wants {missing or 'nothing'} that the file lacks, "
+            f"and the file has {extra or 'nothing'} that the model lacks"
+        )
+    for key, own in without_ranges(result.state_dict()).items():
+        if own.dtype != tensors[key].dtype:
+            raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
+    # With the versions of the model's own modules: without, some take it for a state of long ago.
+    state = result.state_dict()
+    state.update(tensors)
+    try:
+        result.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ArtefactError(f"{path} does not fit {name}: {error}") from error
+
+
+def _added_since(result: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that files of older versions do not have, as they were understood then."""
+    layers = {name: module for name, module in result.named_modules() if isinstance(module, StaticLayer)}
+    added = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.unknown_fold().items()}
+    return {} if added.keys() & tensors.keys() else added
+
+
+def _taken(tensors: dict[str, Tensor], begin: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names; they are no module's."""
+    return {name.removeprefix(begin): tensors.pop(name) for name in list(tensors) if name.startswith(begin)}
+
+
+class _Source:
+    """What a file has of one static conversion.
+
+    Attributes:
+        name: of the part of the model that was converted, '' for the whole.
+        description, document: `static/description.py`, and `program_document.py` or why there are no programs.
+        tables, constants: the first by the names of units and steps, the others by their numbers.
+        tensors: of the converted part, by their names in it.
+        modules: names of the int8 modules in it that stand for one of the user's.
+        backend: instead of the file's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        manifest: Mapping[str, Any],
+        tables: Mapping[str, Tensor],
+        constants: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        backend: str | None,
+    ) -> None:
+        self.name, self.backend = name, backend
+        self.description: dict[str, Any] = manifest["static"][name]
+        self.document: dict[str, Any] = manifest.get("programs", {}).get(name, {})
+        self.tables = _inside(tables, f"{name}/")
+        numbered = _inside(constants, f"{name}/")
+        self.constants = [numbered[place] for place in sorted(numbered, key=int)]
+        prefix = f"{name}." if name else ""
+        self.tensors = _inside(tensors, prefix)
+        self.modules = list(_inside(manifest["modules"], prefix))
+
+    def built(self, part: nn.Module) -> nn.Module | None:
+        """The converted model by its programs; None where there are none for this float model."""
+        if self.document.get("version") != VERSION:
+            return None
+        if self.document.get("half") is not None:
+            part = copy_model(part).float()
+        if fingerprint(part) != self.description.get("fingerprint"):
+            return None
+        _forget_weights(part, self.modules)
+        try:
+            return build(part, self.description, self.document, self.constants, self.tensors, self.backend)
+        except UnknownClass:  # it was saved by a script that had the class under another module's name
+            return None
+
+
+def _inside(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What has a name with this beginning, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+
+
+@torch.no_grad()
+def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
+    """Ones for the weights that the file has in int8: those of a model that was made without values may be NaN."""
+    for name in names:
+        for parameter in _submodule(model, name).parameters():
+            if parameter.is_floating_point():
+                parameter.fill_(1.0)
+
+
+def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
+    """Put a converted model in place of a float one that the file names."""
+    part = _submodule(model, source.name)
+    rebuilt = source.built(part)
+    if rebuilt is None:
+        from quant.artefact.rebuild import rebuild  # which imports all that captures and converts
+
+        rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
+    if not source.name:
+        return rebuilt
+    parent, _, child = source.name.rpartition(".")
+    setattr(model.get_submodule(parent), child, rebuilt)
+    return model
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise ArtefactError(f"the file quantises {name!r}, which {type(model).__name__} does not have") from error
+
+
+def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Put an int8 module, of the file's shapes and settings, in place of each float one that the file names."""
+    rebuilt: dict[int, QuantModule] = {}
+    for name, entry in modules.items():
+        old = _submodule(model, name)
+        new = rebuilt.get(id(old))
+        if new is None and isinstance(old, QuantModule) and type(old).__name__ == entry["class"]:
+            new = rebuilt[id(old)] = old  # a static conversion made it
+            _restore(new, name, entry["inner"], tensors)
+        if new is None:
+            source = settled(old)
+            new = _stand_in(name, source, entry, tensors)
+            adopt(new, source, name)
+            _restore(new, name, entry["inner"], tensors)
+            rebuilt[id(old)] = rebuilt[id(new)] = new
+        if not name:
+            return new
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, new)
+    return model
+
+
+def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> QuantModule:
+    """An int8 module of the entry's class, made from the float one; its numbers do not matter yet."""
+    kind, settings = entry["class"], entry["inner"][""]
+    prefix = f"{name}." if name else ""
+    if kind == TiedEmbedding.__name__ and isinstance(old, nn.Embedding):
+        weight = QuantizedWeight(
+            tensors[f"{prefix}q_weight"], tensors[f"{prefix}scale"], tensors.get(f"{prefix}columns"), 8
+        )
+        return TiedEmbedding(old, weight)
+    base = base_type(old)
+    qconfig = QConfig(weight_bits=settings.get("bits", 8), activation_bits=8)
+    layer = None if base is None else stand_in(old, base, qconfig)
+    if layer is None or type(layer).__name__ != kind:
+        raise ArtefactError(f"the file holds an int8 {kind} for {name or '(root)'!r}, the model a {type(old).__name__}")
+    return layer
+
+
+def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """The settings and int8 tensors of the file, whatever shapes the stand-in had: two terms have twice the columns."""
+    for path, settings in inner.items():
+        module = new.get_submodule(path)
+        for key, value in settings.items():
+            setattr(module, key, value)
+        for buffer in list(module._buffers):
+            full = full_name(name, path, buffer)
+            module.register_buffer(buffer, tensors.get(full))

@@ -1,0 +1,206 @@
+"""What a file has of a static conversion's programs, and how it is read: nothing of it is believed unchecked.
+
+`document` is plain JSON: of each captured module the programs with their schedules and graphs as texts, and those of
+its parts; of each int8 layer its names, its product and its clamps. Texts name functions of an allow-list, and classes
+of the float model's own packages. Tensors that texts name are constants, numbered in the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quant.runtime.layers.products import Product
+from quant.runtime.program import Program
+from quant.runtime.program_reader import parse
+from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
+from quant.runtime.schedule_text import parse_schedule
+from quant.runtime.tree_reader import TextError
+from quant.static.graph_text import parse_graph
+from quant.static.kept_graph import GraphText
+
+VERSION = 1
+"""Of a document; a model with another one is captured again."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunnerDocument:
+    """A program, and what goes with it (`ProgramRunner`).
+
+    Attributes:
+        floats: the float calls that its steps of integers stand for.
+        int8: paths of the modules that are int8 layers.
+    """
+
+    program: Program
+    floats: Program
+    ranges: dict[int, tuple[float, int]]
+    restored: WeightsToRestore
+    int8: frozenset[str]
+    graph: GraphText
+    backend: str | None
+
+
+@dataclass(frozen=True)
+class UnitDocument:
+    """The programs of a captured module, and of its parts by their paths; or why a part has none."""
+
+    path: str
+    runners: list[RunnerDocument]
+    parts: dict[str, Program | str]
+
+
+@dataclass(frozen=True)
+class LayerDocument:
+    """An int8 layer: all its names, the settings of what it multiplies, and per place the ends of its activation."""
+
+    names: list[str]
+    product: Product
+    clamps: list[tuple[float, float] | None]
+    own: int
+    backend: str | None
+
+
+def packages_of(model: nn.Module) -> frozenset[str]:
+    """The packages that the classes of a model's modules come from."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    return frozenset(kind.__module__.partition(".")[0] for kind in kinds) - {"torch", "builtins"}
+
+
+def laid_out(constants: list[Tensor], orders: Mapping[str, list[int]]) -> list[Tensor]:
+    """Constants in the order of memory that they had: the sums of some kernels depend on it."""
+    found = list(constants)
+    for place, order in orders.items():
+        back = sorted(range(len(order)), key=order.__getitem__)
+        found[int(place)] = found[int(place)].permute(order).contiguous().permute(back)
+    return found
+
+
+def read_units(document: Mapping[str, Any], constants: list[Tensor], packages: Collection[str]) -> list[UnitDocument]:
+    """The captured modules of a document.
+
+    Raises:
+        TextError: a text is none, or names what it may not name; with the line.
+        TypeError, ValueError, KeyError: it is no such document.
+    """
+
+    def program(entry: Mapping[str, Any]) -> Program:
+        found = parse(entry["program"], constants, packages)
+        found.schedule = parse_schedule(entry["schedule"], found, constants)
+        return found
+
+    def runner(entry: Mapping[str, Any]) -> RunnerDocument:
+        return RunnerDocument(
+            program(entry),
+            parse(entry["floats"], constants, packages),
+            {_of(int, value): _range(scale, point) for value, scale, point in entry["ranges"]},
+            WeightsToRestore(RestoredTensor(*one) for one in entry["restores"]),
+            frozenset(entry["int8"]),
+            GraphText(entry["graph"], constants, packages),
+            _backend(entry),
+        )
+
+    def part(entry: Mapping[str, Any]) -> Program | str:
+        return _of(str, entry["why_none"]) if "why_none" in entry else program(entry)
+
+    return [
+        UnitDocument(
+            _of(str, entry["path"]),
+            [runner(one) for one in entry["programs"]],
+            {_of(str, one["path"]): part(one) for one in entry["parts"]},
+        )
+        for entry in document["units"]
+    ]
+
+
+def check_graphs(document: Mapping[str, Any], constants: list[Tensor], packages: Collection[str]) -> None:
+    """Read the graphs of a document too, which loading leaves until somebody wants one.
+
+    Raises:
+        TextError: one cannot be read.
+    """
+    for unit in document["units"]:
+        for entry in unit["programs"]:
+            parse_graph(entry["graph"], constants, packages)
+
+
+def read_layers(document: Mapping[str, Any]) -> list[LayerDocument]:
+    """The int8 layers of a document.
+
+    Raises:
+        TextError, TypeError, ValueError, KeyError: it is no such document.
+    """
+    return [
+        LayerDocument(
+            [_of(str, name) for name in entry["names"]],
+            _product(entry["product"]),
+            [None if clamp is None else (float(clamp[0]), float(clamp[1])) for clamp in entry["clamps"]],
+            _of(int, entry["own"]),
+            _backend(entry),
+        )
+        for entry in document["layers"]
+    ]
+
+
+def product_document(product: Product) -> dict[str, Any]:
+    """What an int8 layer multiplies, as JSON."""
+    settings = {item.name: getattr(product, item.name) for item in fields(product)}
+    plain = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in settings.items()}
+    before = product.pad_before
+    return {**plain, "kind": product.name, "pad_before": None if before is None else [list(before[0]), before[1]]}
+
+
+def _product(entry: Mapping[str, Any]) -> Product:
+    kinds = {kind.name: kind for kind in _subclasses(Product)}
+    settings = {name: value for name, value in entry.items() if name not in ("kind", "pad_before")}
+    kind = kinds.get(entry["kind"])
+    if kind is None:
+        raise TextError(f"{entry['kind']!r} is no product of an int8 layer that is known here")
+    for value in settings.values():
+        if not all(type(one) is int for one in (value if isinstance(value, list) else [value])):
+            raise TextError(f"{value!r} is no setting of a {kind.name} layer")
+    before = entry["pad_before"]
+    if before is not None:
+        widths, mode = before
+        before = [_of(int, width) for width in widths], _of(str, mode)
+    return kind(**settings, pad_before=before)
+
+
+def _subclasses(kind: type[T]) -> list[type[T]]:
+    return [one for child in kind.__subclasses__() for one in (child, *_subclasses(child))]
+
+
+def _of(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TextError(f"expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _backend(entry: Mapping[str, Any]) -> str | None:
+    return None if entry["backend"] is None else _of(str, entry["backend"])
+
+
+def _range(scale: str, point: int) -> tuple[float, int]:
+    found = float(scale)
+    if not (math.isfinite(found) and found > 0) or not 0 <= _of(int, point) <= 255:
+        raise TextError(f"{scale} and {point} are no scale and zero point of uint8")
+    return found, point
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a file can hold a constant."""
+    strided = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
+    return type(tensor) is Tensor and strided and tensor.dtype in DTYPES
+
+
+DTYPES = frozenset((
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+))  # fmt: skip

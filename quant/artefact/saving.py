@@ -1,0 +1,130 @@
+"""`save`: a quantised model as one safetensors file with a JSON manifest in its header. No pickle.
+
+The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model. The
+manifest says which float module each dynamically quantised one stands for, and of a static conversion the programs
+(`program_document.py`), the ranges and the calls (`static/description.py`). Nothing packed for a CPU is saved, so what
+was quantised on one machine loads on another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from quant.artefact.file import CONSTANT, TABLE, ArtefactError, write
+from quant.artefact.save_programs import NoText, write_programs
+from quant.report import summary
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import child_of, full_name
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED, Programs
+from quant.runtime.state import without_ranges
+from quant.static.description import DESCRIPTION, describe, tables
+
+_SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
+"""Attributes of int8 modules that the float module does not tell."""
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a quantised model to `path`; the file appears only when it is whole.
+
+    Raises:
+        ArtefactError: the model holds nothing quantised, is a part of a converted model or still being calibrated, or
+            has more in its state_dict than tensors.
+    """
+    modules = _int8_modules(model)
+    static = _static_models(model)
+    if not modules and not static:
+        raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
+    report = summary(model)
+    programs, constants = _programs(static)
+    manifest = {
+        "static": {name: describe(part) for name, part in static.items()},
+        "programs": programs,
+        "modules": {name: _describe(module) for name, module in modules.items()},
+        "report": report.to_dict()["modules"],
+        "float_bytes": report.float_bytes,
+    }
+    write(Path(path), {**_state(model, static), **constants}, manifest)
+
+
+def _programs(static: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Per static conversion its programs, or why they are not in the file; and the constants that they name."""
+    documents: dict[str, Any] = {}
+    constants: dict[str, Tensor] = {}
+    for name, part in static.items():
+        try:
+            documents[name], tensors = write_programs(part)
+        except NoText as reason:
+            documents[name] = {"why_none": str(reason)}
+            continue
+        constants.update({f"{CONSTANT}{name}/{place}": tensor for place, tensor in enumerate(tensors)})
+    return documents, constants
+
+
+def _is_prepared(module: nn.Module) -> bool:
+    """Whether a captured module runs its graph in float still."""
+    runner = child_of(module, RESERVED)
+    return isinstance(runner, Programs) and not isinstance(runner, ProgramRunner)
+
+
+def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
+    """The int8 modules that stand for a module of the user's, by name; their inner ones go with them."""
+    modules: dict[str, QuantModule] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in modules):
+            modules[name] = module
+    return modules
+
+
+def _static_models(model: nn.Module) -> dict[str, nn.Module]:
+    """What `convert` made, by name: the model itself, or parts that the user put in a model."""
+    if any(_is_prepared(module) for module in model.modules()):
+        raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
+    models = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
+    replaced = [
+        full_name(name, path)
+        for name, module in model.named_modules()
+        if isinstance(module, ProgramRunner) and module.origin is not None
+        for path in module.origin.replaced()
+    ]
+    if replaced:
+        raise ArtefactError(
+            f"{', '.join(name.replace(f'{RESERVED}.', '') for name in replaced[:8])} was replaced after quant.convert, "
+            "and the float model given to quant.load would not have it; replace it in the float model and convert that"
+        )
+    for name, module in model.named_modules(remove_duplicate=False):
+        inside = any(name == outer or name.startswith(f"{outer}.") or not outer for outer in models)
+        if isinstance(module, (StaticLayer, ProgramRunner)) and not inside:
+            raise ArtefactError(
+                f"{name or '(root)'} is a part of a statically quantised model, and computes only together with the "
+                "rest; save the whole that quant.convert returned"
+            )
+    return models
+
+
+def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """All that a loaded model needs to have the same numbers."""
+    state = without_ranges(model.state_dict())
+    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ArtefactError(f"the state_dict holds {', '.join(odd[:8])}, and safetensors holds tensors alone")
+    for name, part in static.items():
+        state.update({f"{TABLE}{name}/{key}": table for key, table in tables(part).items()})
+    return state
+
+
+def _describe(module: QuantModule) -> dict[str, Any]:
+    inner = {name: child for name, child in module.named_modules() if isinstance(child, QuantModule)}
+    return {
+        "class": type(module).__name__,
+        "inner": {
+            name: {key: getattr(child, key) for key in (*_SETTINGS, *child.kept_in_files) if hasattr(child, key)}
+            for name, child in inner.items()
+        },
+    }

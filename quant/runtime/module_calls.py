@@ -1,0 +1,74 @@
+"""The float modules of the user's that a native call computes: what their lines are, and when they may be.
+
+Their families in `quant/ops/` say which calls of the user's are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from quant.kernels.reference_plan import Constant, Line, Register
+from quant.runtime.module_call import ModuleCall
+
+IDLE = (nn.Dropout, nn.Identity)
+"""What does nothing in eval mode."""
+
+
+@dataclass(frozen=True)
+class IdleCall(ModuleCall):
+    """A float module that does nothing in eval mode."""
+
+    kind: ClassVar[str] = "idle"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) in IDLE and not module.training
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "same", {"x": Register(self.reads[0])})
+
+
+@dataclass(frozen=True)
+class NormCall(ModuleCall):
+    """An `nn.LayerNorm` over the last dimension."""
+
+    kind: ClassVar[str] = "layer_norm"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        tensors = {name: norm._parameters[name] for name in ("weight", "bias")}
+        named = {name: None if one is None else constant(one) for name, one in tensors.items()}
+        return Line(self.out, "layer_norm", {"x": Register(self.reads[0]), **named, "eps": norm.eps})
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
+        return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
+
+
+@dataclass(frozen=True)
+class AttentionCall(ModuleCall):
+    """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
+
+    Attributes:
+        whole: its line.
+    """
+
+    kind: ClassVar[str] = "attention"
+    whole: str
+
+    def holds(self, module: nn.Module) -> bool:
+        return not module.training
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
+        return self.whole
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether calling the module calls its class's forward, without hooks."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

@@ -1,0 +1,110 @@
+"""Whether a program that was read names what is in its model: int8 layers, modules, parameters and buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import FloatCall, Guard, IntegerMove, LayerCall, RecurrentCall
+from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.names import has_submodule, submodule
+from quant.runtime.objects import Given, Write, walk
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.tree_reader import TextError
+from quant.runtime.trees import Attr, leaves
+from quant.runtime.values import Value
+
+BYTES = range(256)
+
+
+def check_names(program: Program, runner: ProgramRunner) -> None:
+    """Refuse a program that names what is not there, or more of a module than its tensors.
+
+    Args:
+        runner: in whose module the program is to run.
+
+    Raises:
+        TextError: with the name.
+    """
+    root = runner.root
+    check_paths(program)
+    for value in program.values:
+        _check_numbers(value)
+    for one in program.instructions:
+        if isinstance(one, LayerCall):
+            _check_layer(one, runner)
+        elif isinstance(one, RecurrentCall) and not isinstance(_module(root, one.path), QuantModule):
+            raise TextError(f"{one.path!r} is no int8 recurrent layer")
+        if isinstance(one, (FloatCall, Guard)):
+            _module(root, one.owner)
+        if isinstance(one, (FloatCall, IntegerMove)) and isinstance(one.callee, Submodule):
+            _module(root, one.callee.path)
+    for tree in _trees(program):
+        for leaf in leaves(tree):
+            if isinstance(leaf, Attr):
+                _check_attribute(leaf.path, root)
+        for part in walk(tree):
+            if type(part) is Write and isinstance(part.target, str):
+                _check_attribute(part.target, root)
+
+
+def check_paths(program: Program) -> None:
+    """Refuse a program that names private attributes; whether the others are there shows when it runs.
+
+    Raises:
+        TextError: with the name.
+    """
+    calls = [one for one in program.instructions if isinstance(one, FloatCall)]
+    names = [one.owner for one in calls] + [one.callee.path for one in calls if isinstance(one.callee, Submodule)]
+    for tree in _trees(program):
+        names += [leaf.path for leaf in leaves(tree) if isinstance(leaf, Attr)]
+        names += [part.target for part in walk(tree) if type(part) is Write and isinstance(part.target, str)]
+        names += [str(key) for part in walk(tree) if type(part) is Given for _, key in part.path]
+    for name in names:
+        if any(part.startswith("__") for part in name.split(".")):
+            raise TextError(f"{name!r} leads through a private attribute")
+
+
+def _trees(program: Program) -> list[Any]:
+    return [*(one.arguments for one in program.instructions), program.output]
+
+
+def _check_numbers(value: Value) -> None:
+    if value.qparams is None:
+        return
+    scale, zero_point = value.qparams
+    if type(scale) is not float or not 0 < scale < math.inf or type(zero_point) is not int or zero_point not in BYTES:
+        raise TextError(f"%{value.id}: {scale} and {zero_point} are no scale and zero point of uint8")
+
+
+def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
+    functional = call.layer.startswith("/")
+    known = call.layer[1:] in runner.layers if functional else has_submodule(runner.root, call.layer)
+    layer: object = runner.layer(call.layer) if known else None
+    if not isinstance(layer, StaticLayer) or not 0 <= call.site < len(layer.clamps):
+        raise TextError(f"{call.layer!r} is no int8 layer with a place {call.site}")
+
+
+def _module(root: nn.Module, path: str) -> nn.Module:
+    if not has_submodule(root, path):
+        raise TextError(f"there is no module {path!r}")
+    return submodule(root, path)
+
+
+def _check_attribute(path: str, root: nn.Module) -> None:
+    """A parameter, a buffer, or an attribute of the user's that a forward reads or writes."""
+    owner, _, name = path.rpartition(".")
+    module = _module(root, owner)
+    if name in module._parameters or name in module._buffers:
+        return
+    held = vars(module).get(name, getattr(type(module), name, None))
+    if name in _OF_EVERY_MODULE or name.startswith("__") or isinstance(held, nn.Module) or callable(held):
+        raise TextError(f"{path!r} is no parameter, buffer or attribute of the user's")
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))

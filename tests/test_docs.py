@@ -1,0 +1,67 @@
+"""The documentation site: its drawings are what the script draws, and its reference has every public name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+MODULES = ("quant", "quant.calibrate", "quant.kernels", "quant.nn", "quant.observers", "quant.types")
+
+
+def drawings() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("drawings", DOCS / "site" / "drawings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_drawings_are_drawn_by_the_script() -> None:
+    drawn = {name: str(make()) for name, make in drawings().DRAWINGS.items()}
+    stored = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "drawings").glob("*.svg")}
+    assert sorted(drawn) == sorted(stored)
+    assert [name for name in drawn if drawn[name] != stored[name]] == [], "run `make drawings`"
+
+
+def test_every_drawing_is_on_a_page() -> None:
+    shown = {
+        name for page in DOCS.glob("**/*.md") for name in re.findall(r"^```{drawing} (\w+)$", page.read_text(), re.M)
+    }
+    assert shown == set(drawings().DRAWINGS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_reference_has_every_public_name(name: str) -> None:
+    module = importlib.import_module(name)
+    page = (DOCS / "reference" / f"{name.removeprefix('quant.')}.md").read_text()
+    public = [each for each in module.__all__ if not inspect.ismodule(getattr(module, each))]
+    named = set(re.findall(r"\w+", page))
+    assert [each for each in public if each not in named] == []
+
+
+def test_the_reference_describes_what_it_names() -> None:
+    """Each public class and function once, where it is public first."""
+    described = re.findall(
+        r"^\.\. auto(?:function|class|exception):: ([\w.]+)$",
+        "\n".join(page.read_text() for page in sorted((DOCS / "reference").glob("*.md"))),
+        re.MULTILINE,
+    )
+    objects = [getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in described]
+    assert len(set(map(id, objects))) == len(objects)
+    wanted = [
+        getattr(importlib.import_module(name), each)
+        for name in MODULES
+        for each in importlib.import_module(name).__all__
+    ]
+    missing = {
+        each.__name__ for each in wanted if inspect.isroutine(each) or inspect.isclass(each) if each not in objects
+    }
+    assert missing == set()
