@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.copying import copy_value
 from quant.runtime.arguments import copyable
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, set_attribute
 from quant.runtime.programs import RESERVED
 
 State = dict[str, Any]
@@ -49,7 +49,7 @@ def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
         if isinstance(value, nn.Module):
             holder._modules[name] = value
         elif value is not Absent.ABSENT:
-            setattr(holder, name, copy_value(value))
+            set_attribute(holder, name, copy_value(value))
         elif any(name in store for store in (vars(holder), holder._buffers, holder._parameters, holder._modules)):
             delattr(holder, name)
 

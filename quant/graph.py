@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
-from quant.runtime.matching import CaptureMismatch, check_guard, said
+from quant.runtime.matching import check_guard, check_tensor
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
 
@@ -188,14 +188,9 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
-    result = call(node, root, *arguments_of(node, root, value))
-    if node.meta is not None and not isinstance(result, Tensor) and node.kind is Kind.MODULE:
-        raise CaptureMismatch(
-            f"{type(root).__name__}: {node.target or 'its forward'} gave a tensor for example_inputs and gives "
-            f"{said(result)} now, so the captured graph does not stand for this call",
-            node.index,
-        )
-    return result
+    found = call(node, root, *arguments_of(node, root, value))
+    known = node.kind is Kind.MODULE and node.meta is not None
+    return check_tensor(found, node.target, root, node.index) if known else found
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

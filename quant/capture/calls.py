@@ -39,6 +39,9 @@ METADATA = functions(
 )  # fmt: skip
 """Attributes and calls that no values of the same kind change, and texts for people: used as they are."""
 
+OF_MEMORY = functions("storage_offset", "_is_view", "_base")
+"""Those of `METADATA` about where a tensor lies, which of an argument its caller may change from call to call."""
+
 OF_GRADIENTS = functions(
     "requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "retain_grad", "register_hook", "requires_grad_",
     "register_post_accumulate_grad_hook",

@@ -19,6 +19,7 @@ from quant.capture.calls import (
     LENGTH,
     METADATA,
     OF_GRADIENTS,
+    OF_MEMORY,
     RANDOM,
     SET_ITEM,
     SIZES,
@@ -70,6 +71,8 @@ class FunctionCalls:
             return value
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, kwargs))):
             self.tape.problem(self.tape.owner, "draws from a generator of its own")
+        if function in OF_MEMORY and self.tape.is_given(args):
+            self.tape.problem(self.tape.owner, "asks where an argument lies in memory")
         if function in METADATA or isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         if self.training and inside_autograd_function(sys._getframe(2), self.until):

@@ -34,8 +34,6 @@ class IslandResults:
         self.tape = tape
         self.lasting: list[tuple[int, str]] = []
         """The calls of islands that leave something behind: their nodes, and their names."""
-        self.like: IslandResults | None = None
-        """Of the recording that this one is held against, in another mode: the same islands are guarded."""
 
     def hold(self, node: Node, name: str, value: Any) -> None:
         """Hold an island's output, but for its tensors and numbers.
@@ -50,16 +48,11 @@ class IslandResults:
                 self.tape.problem(self.tape.owner, f"calls {name}, which gives a bool")
             elif not isinstance(leaf, Tensor) and not is_literal(leaf):
                 self.tape.problem(self.tape.owner, f"calls {name}, which gives a {type(leaf).__name__}")
-        if isinstance(value, Tensor) and self._is_lasting(node, name):
-            return  # a guard would make its caller an island
+        if isinstance(value, Tensor):
+            return  # which is looked at where it is called (`matching.check_tensor`)
         form = form_of(value)
         asked = Node(len(self.tape.nodes), Kind.FUNCTION, form_of, (Ref(node.index),), owner=self.tape.owner)
         self.tape.guard(Ref(self.tape.append(asked, form, CONSTANT)), form)
-
-    def _is_lasting(self, node: Node, name: str) -> bool:
-        if self.like is not None:  # stochastic depth draws in training alone
-            return any(one == name for _, one in self.like.lasting)
-        return any(place == node.index for place, _ in self.lasting)
 
     def state_of(self, module: nn.Module, name: str) -> Any:
         """What an island may change, before it runs: random numbers, and what modules in it hold."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -19,6 +20,8 @@ from quant.runtime.arguments import copyable
 from quant.runtime.objects import OPAQUE, attributes_of
 
 STORES = ("_parameters", "_buffers", "_modules")
+CLASS = "__class__"
+"""The attribute by which an object changes its class."""
 OURS = {"forward", "training"}
 """Attributes that a capture sets itself: they are put back, and are no change of the model's."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
@@ -27,6 +30,13 @@ VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dty
 """Classes of what cannot be changed."""
 EMPTY = frozenset({list, dict, set, OrderedDict})
 """Containers that have nothing to be kept while they are empty."""
+
+
+@dataclass(frozen=True)
+class ChangedClass:
+    """The class that a module has now, which is not the one it had."""
+
+    kind: type
 
 
 class Items:
@@ -72,7 +82,7 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module, places: Places) -> None:
-        self.module = module
+        self.module, self.kind = module, type(module)
         self.own = dict(vars(module))
         self.stores = {key: dict(self.own[key]) for key in STORES}
         self._names, self._values = [*self.own], [*self.own.values()]
@@ -117,6 +127,8 @@ class ModuleState:
     def _holds_the_same(self) -> bool:
         """Whether its attributes, parameters, buffers and submodules are the same objects."""
         own = vars(self.module)
+        if type(self.module) is not self.kind:
+            return False
         if [*own] != self._names or not all(map(is_, own.values(), self._values)):
             return False
         return all(
@@ -142,7 +154,9 @@ class ModuleState:
             return {}
         own = vars(self.module)
         before, now = _flat(self.own, self.stores), _flat(own, own)
-        changes = {}
+        changes: dict[str, tuple[Any, Any]] = {}
+        if type(self.module) is not self.kind:
+            changes[CLASS] = self.kind, ChangedClass(type(self.module))
         for name in {**before, **now}:
             one, other = before.get(name, MISSING), now.get(name, MISSING)
             if isinstance(one, (list, dict, set)):
@@ -160,6 +174,9 @@ class ModuleState:
         own = vars(self.module)
         before, now = _put_back(self.own, self.stores), _put_back(own, own)
         changed = {key for key in {*before, *now} if before.get(key, MISSING) is not now.get(key, MISSING)}
+        if type(self.module) is not self.kind:
+            self.module.__class__ = self.kind
+            changed.add(CLASS)
         for key in set(own) - set(self.own):
             del own[key]
         own.update(self.own)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from quant.capture.forward_code import FOREIGN, names_in, own_classes, own_functions
-from quant.capture.places import MISSING, Context, Held, Name, Place, States, contents_of
+from quant.capture.places import MISSING, Content, Context, Held, Name, Place, States, contents_of
 
 DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType)
 
@@ -59,6 +59,8 @@ class Outside:
 
 
 def _reached(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Place]:
+    if not isinstance(forward, (types.FunctionType, types.MethodType)):  # an object that was set as the forward
+        yield Content(forward, "forward")
     for one in own_functions(module, forward):
         names = names_in(one.__code__)
         for name in names & one.__globals__.keys():

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from quant.capture.differences import decides_otherwise, difference, problem_of
+from quant.capture.random_draws import seed
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
 from quant.capture.snapshot import Snapshot
+from quant.capture.unrecordable import said_of
 from quant.capture.variations import (
     UNCOVER,
     VARY,
@@ -50,6 +52,7 @@ class Proof:
         self.watched, self.recorder, self.call = watched, recorder, call
         self.problems: dict[str, str] = {}
         self.limits: tuple[Limit, ...] = ()
+        self._seed = (torch.initial_seed() + 1) % 2**63  # for all that follows: no remainder is the first recording's
         self._alike: set[int] = set()
         self._decided = False
         held = {(limit.place, limit.dim) for limit in recorder.limits}
@@ -114,6 +117,7 @@ class Proof:
             call = varied(self.recorder.root, self.call, values, limits, step)
         except NoOther:
             return None
+        seed(self._seed)
         before = self.watched.snapshot()
         other = self.recorder.again(before, training=self.recorder.training)
         try:
@@ -135,13 +139,13 @@ class Proof:
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
         if fault is None:
             before.put_back()
-            if _computes(self.recorder, other, call):
+            fault = _replayed(self.recorder, other, call)
+            if fault is None:
                 after.put_back()
                 for node, counterpart in zip(self.recorder.nodes, other.nodes, strict=True):
                     node.note_other_shape(counterpart)
                 self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
                 return True
-            fault = ("", "gives other numbers than its captured calls")
         after.put_back()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
@@ -178,8 +182,10 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
     return alike
 
 
-def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
-    """Whether the calls of the first recording, run on the second's inputs, give the second call's result."""
+def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str] | None:
+    """The module at fault, and what it does, where the calls of the first recording, made with the second's inputs, do
+    not give what the second call gave; None where they do.
+    """
     again = other.again(other.before, training=False)
     inputs = again.take_inputs(copied(call[0]), copied(call[1]))
     last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
@@ -195,10 +201,13 @@ def _computes(one: Recorder, other: Recorder, call: Arguments) -> bool:
                     if last[index] == node.index:
                         del values[index]
         except CaptureMismatch:
-            return True  # a guard says that this call is another one
+            return None  # a guard says that this call is another one
+        except Exception as error:  # of a call that needs what is around it, as a level of differentiation
+            return node.owner, f"makes calls that fail by themselves ({said_of(error)})"
     real = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, one.output)
     expected = map_leaves(lambda leaf: other.value(leaf.index) if isinstance(leaf, Ref) else leaf, other.output)
-    return all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
+    same = all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
+    return None if same else ("", "gives other numbers than its captured calls")
 
 
 def _seeded() -> Any:

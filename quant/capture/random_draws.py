@@ -29,6 +29,13 @@ class Chance:
         return [random.getstate(), *map(generator_key, states)]
 
 
+def seed(number: int) -> None:
+    """Seed the generators of this process: what a forward reads of their seeds and states is no constant."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    numpy.random.seed(number % 2**32)
+
+
 GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)
 
 

@@ -28,8 +28,8 @@ from quant.capture.writes import Writes, versions
 from quant.dead_calls import remove_dead
 from quant.graph import Graph, Kind, Node
 from quant.leaves import is_leaf
-from quant.runtime.arguments import bind, kept
-from quant.runtime.objects import Given, Result, containers, holds_objects
+from quant.runtime.arguments import bind, copyable, kept
+from quant.runtime.objects import OPAQUE, Given, Result, containers, holds_objects
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 
@@ -94,10 +94,6 @@ class Recorder(Tape, TorchFunctionMode):
     def again(self, before: Snapshot, *, training: bool, keeps: bool = False) -> Recorder:
         """A recorder of another call of the same kind, on a model that now holds `before`."""
         return Recorder(self.root, self.path, self.islands, self.limits, before, training=training, keeps=keeps)
-
-    def guard_islands_like(self, other: Recorder) -> None:
-        """Guard what islands give where `other` does, a recording of the same call in another mode."""
-        self._modules.island_results.like = other._modules.island_results
 
     def forget_values(self) -> None:
         """Let go of all tensors of the call; with gradients each leads to all that came before it."""
@@ -166,6 +162,12 @@ class Recorder(Tape, TorchFunctionMode):
         for leaf in leaves(self.opened(result)):
             if _is_lazy(leaf):
                 self.problem("", f"returns a {type(leaf).__name__}, which runs after the call")
+            elif not isinstance(leaf, OPAQUE) and not copyable(leaf):
+                self.problem("", f"returns an object that holds a {type(leaf).__name__}, which cannot be copied")
+            elif isinstance(leaf, Tensor) and id(leaf) in self.where and leaf.__dict__:
+                own = named_in(self.root, leaf.__dict__.keys())
+                if own:
+                    self.problem("", f"returns a tensor with an attribute '{own}'")
         return self.places(result, own=True)
 
     def __torch_function__(

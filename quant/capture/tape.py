@@ -194,6 +194,11 @@ class Tape:
     def _is_given(self, value: Any) -> bool:
         return id(value) in self.given and self.given[id(value)][0] is value
 
+    def is_given(self, args: tuple[Any, ...]) -> bool:
+        """Whether the first argument of a call is a tensor that the caller gave."""
+        place = self.where.get(id(args[0])) if args else None
+        return isinstance(place, Ref) and self.nodes[place.index].kind is Kind.INPUT
+
     def is_own_number(self, value: Any) -> bool:
         return type(value) in NUMBERS and value.recorder is self
 

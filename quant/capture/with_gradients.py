@@ -103,7 +103,6 @@ def _recorded_with_gradients(
     """The same call once more, with gradients; None where the module refuses it so."""
     before = watched.snapshot()
     other = recorder.again(before, training=training, keeps=keeps)
-    other.guard_islands_like(recorder)
     try:
         with torch.enable_grad():
             run(watched, other, call)

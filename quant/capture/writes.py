@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
 from quant.capture.calls import share_storage
-from quant.capture.module_state import Items, ModuleState
+from quant.capture.module_state import ChangedClass, Items, ModuleState
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
@@ -103,7 +103,9 @@ class Writes:
         """What the call left on modules; a new submodule is a change of its parent's."""
         for path, part in self._state.items():
             for name, value in sorted(self._written(part).items()):
-                if value is MISSING or isinstance(value, (nn.Module, nn.Parameter, Items)):
+                if isinstance(value, ChangedClass):
+                    self.tape.problem(path, "changes its class")
+                elif value is MISSING or isinstance(value, (nn.Module, nn.Parameter, Items)):
                     self.tape.problem(path, f"changes its attribute '{name}'")
                 else:
                     yield Write(full_name(path, name), self.tape.places(value))

@@ -27,6 +27,11 @@ _signature = functools.lru_cache(maxsize=256)(inspect.signature)
 
 def signature_of(module: nn.Module) -> inspect.Signature:
     """Of the forward of the module's class, `self` first."""
+    if isinstance(inspect.getattr_static(type(module), "forward"), property):
+        raise TypeError(
+            f"{type(module).__name__}: its forward is a property, expected a method, whose arguments can be known; "
+            "call what the property gives in a method forward(self, ...)"
+        )
     # torch.compile does not look through caches without a warning.
     take = inspect.signature if torch.compiler.is_compiling() else _signature
     return take(type(module).forward)
@@ -55,7 +60,8 @@ def places_of(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
 
 def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """What `inspect` would find, in a fifth of its time; None where that has to look, or has something to say."""
-    places = places_of(type(module).forward)
+    forward = type(module).forward
+    places = None if isinstance(forward, property) else places_of(forward)
     if places is None:
         return None
     names, defaults, needed = places

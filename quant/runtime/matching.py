@@ -111,6 +111,23 @@ def said(value: Any) -> str:
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
 
 
+def check_tensor(given: Any, path: str, root: nn.Module, place: int) -> Any:
+    """What a module gave, which was a tensor when it was captured.
+
+    Args:
+        path: dotted name of the module in `root`.
+        place: the node of the call.
+    """
+    if not isinstance(given, Tensor):
+        raise CaptureMismatch(
+            f"{type(root).__name__}: {path or 'its forward'} gave a tensor for example_inputs and gives {said(given)} "
+            "now, so the captured graph does not stand for this call; prepare the model with example_inputs like this "
+            "call",
+            place,
+        )
+    return given
+
+
 def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: int) -> Any:
     """The value, if it is what the model's branch was captured with.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -45,6 +46,14 @@ def attribute(root: nn.Module, path: str) -> Any:
     for part in path.split(".") if path else ():
         found = getattr(found, part)
     return found
+
+
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Let a module have an attribute, as it is: a `__setattr__` of the user's has had its say when the forward ran."""
+    if isinstance(module, torch.jit.ScriptModule):
+        setattr(module, name, value)
+    else:
+        nn.Module.__setattr__(module, name, value)
 
 
 def has_attribute(module: nn.Module, name: str) -> bool:

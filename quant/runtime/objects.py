@@ -215,6 +215,8 @@ def built(instance: Instance) -> Any:
     kind: Any = instance.kind
     if issubclass(kind, tuple):
         made = tuple.__new__(kind, instance.items)
+    elif kind is types.MappingProxyType:  # which only its constructor makes, and nothing fills
+        return kind(instance.items)
     else:
         made = kind.__new__(kind)
     fill(made, instance.attributes, None if issubclass(kind, tuple) else instance.items)

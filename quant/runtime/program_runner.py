@@ -15,6 +15,7 @@ from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
 from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.callee import Submodule
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -29,7 +30,7 @@ from quant.runtime.instructions import (
     said_of,
 )
 from quant.runtime.int8_layer import Int8Layer
-from quant.runtime.matching import CaptureMismatch, check_guard
+from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
 from quant.runtime.names import submodule
 from quant.runtime.objects import Result
 from quant.runtime.origin import Origin
@@ -237,7 +238,11 @@ class ProgramRunner(Programs):
         native = self._native(program, instruction) if not planned else None
         if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
             return registers[instruction.out]
-        return call(instruction, self.root, step.args(registers), step.kwargs(registers))
+        found = call(instruction, self.root, step.args(registers), step.kwargs(registers))
+        value, callee = program.values[instruction.out], instruction.callee
+        if value.dtype is not None and isinstance(callee, Submodule):
+            check_tensor(found, callee.path, self.root, value.node)
+        return found
 
     def _integers(self, instruction: Instruction, step: SingleStep, registers: dict[int, Any], table: OpTable) -> Any:
         """A step of integers, or a conversion."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.runtime.names import attribute
+from quant.runtime.names import attribute, set_attribute
 from quant.runtime.objects import Given, Instance, Result, Write, at, built, fill, has_own_form
 
 
@@ -103,7 +103,7 @@ def settled(output: Any, root: nn.Module, arguments: Mapping[str, Any]) -> Any:
             fill(at(arguments, target), *content)
         else:
             owner, _, name = target.rpartition(".")
-            setattr(attribute(root, owner), name, content)
+            set_attribute(attribute(root, owner), name, content)
     return value
 
 
