@@ -86,7 +86,7 @@ def test_a_forward_that_sets_the_mode_of_its_parts_runs_for_it() -> None:
     assert found.islands == {"0": "its forward sets the training mode of 0.drop"}
     prepared = quant.prepare_qat(model, x)
     prepared.train()
-    assert torch.equal(prepared(x), prepared(x))
+    torch.testing.assert_close(prepared(x), prepared(x))  # ranges are averaged with themselves, and rounded
 
 
 class Drops(nn.Module):
@@ -121,4 +121,5 @@ def recordings_of(blocks: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_one_proof_serves_all_islands_that_training_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is recorded once in either mode. A torchvision model of 30 took 382 recordings before, and takes 94."""
+    torch.manual_seed(0)
     assert recordings_of(6, monkeypatch) - recordings_of(2, monkeypatch) == 4 * 2
