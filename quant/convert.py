@@ -1,7 +1,8 @@
 """Convert: a calibrated model into int8 layers under the user's names, and a program that keeps uint8 between them.
 
-Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_layers.py`), what goes for them
-(`replaced.py`), the program (`program.py`), what becomes dynamic instead (`rest.py`) and the report (`entries.py`).
+Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_layers.py`), what they replace
+(`module_replacement.py`), the program (`assembly.py`), what becomes dynamic instead (`dynamic_fallback.py`) and the
+report (`report_entries.py`). What is made runs by `quant/runtime/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A layer with a batch norm after it, trained as it will be deployed: one convolution, with the folded weight rounded.
+"""Training of a layer with a batch norm as it is deployed: one convolution with the folded weight, rounded.
 
 Deployed, the two are one layer (W the weight, b the bias, x the input; per output channel):
 
@@ -37,7 +37,7 @@ from quant.qat.ranks import several
 
 
 def uses_batch(norm: Any, *, frozen: bool) -> bool:
-    """Whether a batch norm normalises by the batch now: in training mode, its own (a user may keep it in eval)."""
+    """Whether a batch norm normalises by the batch: in its own training mode, as users may keep it in eval mode."""
     return norm is not None and bool(norm.training) and not frozen
 
 
@@ -52,10 +52,10 @@ def folding_gain(norm: Any) -> Tensor:
 
 @torch.library.custom_op("octet::kept", mutates_args=())
 def kept(x: Tensor) -> Tensor:
-    """A copy that torch.compile keeps until backward, as it does with what it cannot look into.
+    """A copy by an opaque operator, whose result torch.compile keeps until backward.
 
-    Left to itself it keeps the running variance instead, and computes the gain in backward anew, from the variance as
-    this very batch has moved it: gradients of the weights were off by a few percent in silence.
+    Without it, torch.compile keeps the running variance and recomputes the gain in backward, from the variance that
+    this batch has updated: gradients of the weights were silently off by a few per cent.
     """
     return x.clone()
 
@@ -72,7 +72,7 @@ def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None
         name: of the layer, for errors.
         a: (batch, channels, ...), the layer's output with the weight folded by `gain`, without bias.
         gain: s, (channels,).
-        bias: b, (channels,); it matters to the running mean alone and gets a gradient of zeros, as in float.
+        bias: b, (channels,); it affects only the running mean, and its gradient is zero, as in float.
 
     Raises:
         ValueError: one value per channel, which has no variance; or the norm is to be that of several ranks.

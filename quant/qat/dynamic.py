@@ -1,7 +1,7 @@
-"""Layers that convert makes dynamic (recurrent ones, attention, embeddings), trained with the weights they will have.
+"""Training of layers that convert makes dynamic (recurrent ones, attention, embeddings), with rounded weights.
 
-Their activations take a range per row when they come, at run time, so there is none to train; what training can adapt
-to is the rounding of the weights, and that is what is simulated: per output channel or gate row for products, per row
+Their activations take a range per row at run time, so there is no range to train. Training can adapt to the rounding of
+the weights, which is simulated: per output channel or gate row for products, per row
 with a scale and a minimum for tables. Gradients go straight through.
 """
 
@@ -69,7 +69,7 @@ def _rounded_matrix(weight: Tensor, qconfig: QConfig) -> Tensor:
 
 
 def rounded_rows(rows: Tensor, bits: int) -> Tensor:
-    """Rows of an embedding table as their packed form stands for them; (..., dim). Tables have 8 or 4 bits a value,
+    """Rows of an embedding table, packed and dequantised; (..., dim). Tables have 8 or 4 bits a value,
     and stay as they are for any other number."""
     if bits not in tables.TABLE_BITS or rows.numel() == 0:
         return rows

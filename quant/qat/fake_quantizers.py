@@ -30,8 +30,8 @@ from quant.recipe import RecipeError
 def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
     """The fake quantiser that a slot's QConfig asks for.
 
-    "auto" is a moving average. So is an observer that searches, which only a calibrated model may have: there its range
-    is where training starts.
+    "auto" is a moving average. An observer that searches for its range, which only a calibrated model may have, becomes
+    one too: training starts from its range.
 
     Args:
         name: of the layer, for messages.
@@ -81,9 +81,9 @@ def named(fake_quantizer: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
 
 
 class JoinedObserver(RangeObserver):
-    """The union of several ranges that follow batches, one for each value that has the range.
+    """The union of several moving ranges, one for each value of a slot.
 
-    One average over all would be wrong: of two values with ends at 1 and 10 it would swing between them and clamp the
+    A single average would be wrong: for two values with ends at 1 and 10 it would alternate between them and clamp the
     second to about 5.5.
     """
 
@@ -109,7 +109,7 @@ class JoinedObserver(RangeObserver):
         self.join()
 
     def join(self) -> None:
-        """Take the union of what the members have seen."""
+        """Update the range to the union of the members' ranges."""
         self.low.copy_(torch.stack([member.low for member in self.members]).amin(dim=0))
         self.high.copy_(torch.stack([member.high for member in self.members]).amax(dim=0))
         self.nan_count.copy_(torch.stack([member.nan_count for member in self.members]).sum())
@@ -131,7 +131,7 @@ class JoinedObserver(RangeObserver):
 
 
 class SharedFakeQuantize(FakeQuantize):
-    """A fake quantiser of several values that are rounded by one range, such as the inputs of a concatenation."""
+    """A fake quantiser of several values with one range, such as the inputs of a concatenation."""
 
     def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
         super().__init__(JoinedObserver(scheme, members, kind, **options))

@@ -130,7 +130,7 @@ def _make_runner(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> Traini
 
 
 def _refuse_hooked(step: Step, fused: FusedGraph, root: nn.Module) -> None:
-    """Raise for a weight that a hook sets before each call: it would keep the last value and never train."""
+    """Raise for a weight that a hook computes before each call: it would keep its last value and not be trained."""
     source = step.weighted.weight
     if not isinstance(source, Attr):
         return

@@ -1,4 +1,4 @@
-"""Training in several processes: ranges of the joint batch, on every rank.
+"""Training in several processes: every rank uses the ranges of the joint batch.
 
 DistributedDataParallel averages gradients, and before each forward overwrites every rank's buffers by those of rank 0.
 Ranges are buffers: left alone, each rank would have its own, all but rank 0's would be lost, and a value that only
@@ -25,13 +25,13 @@ def several() -> bool:
 
 
 def warn_of_ranks(path: str) -> bool:
-    """Warn where there are several ranks and nobody said whether they share ranges; returns whether it warned.
+    """Warn where there are several ranks and `sync_ranges` was not called; returns whether it warned.
 
     Args:
         path: of the module that trains.
 
     Warns:
-        UserWarning: there are, and nobody did.
+        UserWarning: that is so.
     """
     if torch.compiler.is_compiling() or not several():
         return False

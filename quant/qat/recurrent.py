@@ -1,7 +1,7 @@
-"""Recurrent layers under training: the float loop over time with rounded weights, inputs and states.
+"""Training of recurrent layers: the float loop over time with rounded weights, inputs and states.
 
-The states of a step are rounded by the range that the layer has when the sequence begins: it follows the states of
-whole sequences, which torch's own kernels compute beforehand, because the first state is all zeros and no range.
+States are rounded by the layer's range at the beginning of the sequence. The range follows the states of whole
+sequences, which torch's own kernels compute first: the first state is all zeros, which is no range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quant.static.weights import dequantized_rows
 
 
 def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding: bool) -> dict[int, Any]:
-    """What a recurrent step gives, by node: all of it, and the output sequence rounded where integers read it.
+    """The values of a recurrent step, by node: its result, and the output sequence, rounded where integers read it.
 
     Args:
         values: of the nodes before.
@@ -63,7 +63,7 @@ def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding
 
 
 class _InnerRange:
-    """A fake quantiser that looks at whole sequences and rounds single steps."""
+    """A fake quantiser that observes whole sequences and rounds single steps."""
 
     def __init__(self, runner: GraphRunner, slot: str, key: tuple[str, str]) -> None:
         self.quantizer: Any = runner.observer(slot)
@@ -93,7 +93,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _rounded(step: Step, module: nn.Module) -> dict[tuple[int, bool], Tensors]:
-    """The parameters by layer and direction, with the weights that convert will store and a gradient through them.
+    """The parameters by layer and direction, with weights rounded as convert will; gradients go straight through.
 
     Raises:
         ValueError: a weight holds NaN or inf; with the layer's name.

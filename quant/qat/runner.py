@@ -42,7 +42,7 @@ class TrainingRunner(GraphRunner):
     Attributes:
         weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
         dynamic: the settings of the modules that convert makes dynamic, by their paths.
-        synced: whether ranges are those of all ranks' data; None where nobody has said.
+        synced: whether ranges are those of all ranks' data; None where this was not set.
 
     Buffers:
         rounding: bool scalar, whether weights are rounded. True at first. Fake quantisers have a switch of their own.
@@ -80,7 +80,7 @@ class TrainingRunner(GraphRunner):
         self._known[name] = on
 
     def is_on(self, name: str) -> bool:
-        """How `rounding` or `norms_frozen` stands, as last set or loaded: reading a buffer would wait for a GPU."""
+        """The value of `rounding` or `norms_frozen` as last set or loaded; reading the buffer would wait for a GPU."""
         return self._known[name]
 
     def train(self, mode: bool = True) -> TrainingRunner:
@@ -120,7 +120,7 @@ class TrainingRunner(GraphRunner):
         self.synced = first.synced
 
     def _is_untrained(self) -> bool:
-        """Whether data came to other programs of the module, and not to all values of this one."""
+        """Whether other programs of the module saw data, and some values of this one did not."""
         if self._untrained is None:
             [first] = self._first
             programs = first.programs()
@@ -128,7 +128,7 @@ class TrainingRunner(GraphRunner):
         return self._untrained
 
     def _run_untrained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of eval mode, as with a cache, that never came in training: in float; convert drops the program."""
+        """Run a call that occurs in eval mode only, as with a cache, in float; convert drops its program."""
         path, said = self.graph.path or type(self.root).__name__, self._first[0].said
         if path not in said:
             said.add(path)
@@ -159,7 +159,7 @@ class TrainingRunner(GraphRunner):
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
-                if isinstance(step.operator, Cell):  # its state went round unrounded; who else reads it reads integers
+                if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
@@ -177,11 +177,11 @@ class TrainingRunner(GraphRunner):
         return output_of(self.graph, values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
-        """A step's value, and the clamp that still has to be done to it."""
+        """A step's value, and the clamp that remains to be applied to it."""
         clamp = step.operator.clamp if isinstance(step.operator, Clampable) and len(step.nodes) > 1 else None
         if isinstance(step.operator, Weighted):
             return self._weighted(step, values), clamp or NO_CLAMP
-        # The clamp is the last node, and is done with the rounding; a step of its own, as a lookup, is not.
+        # A clamp that is the step's last node is applied with the rounding; one that is a step, a lookup, is not.
         nodes = step.nodes if clamp is None else step.nodes[:1]
         own: dict[int, Any] = {}
         for index in nodes:
@@ -190,7 +190,7 @@ class TrainingRunner(GraphRunner):
         return own[nodes[-1]], clamp or NO_CLAMP
 
     def _evaluated(self, node: Node, value: Callable[[int], Any]) -> Any:
-        """A call in the user's own arithmetic, but for the weights of layers that become dynamic."""
+        """A call in the user's own arithmetic; layers that become dynamic have rounded weights."""
         if is_own_norm(node, self.graph):
             # Called as a module, which passes other settings in training mode than the captured call has.
             normalised: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))
@@ -316,7 +316,7 @@ def _refuse(runner: TrainingRunner, index: int, value: Tensor) -> None:
 
 
 def last_readers(fused: FusedGraph) -> dict[int, list[int]]:
-    """For each step, by its output, the values that no later step reads, so that they can be dropped after it."""
+    """For each step, by its output, the values that no later step reads and that can be dropped after it."""
     kept = {leaf.index for leaf in leaves(fused.graph.output) if isinstance(leaf, Ref)}
     last: dict[int, int] = {}
     for step in fused.steps:

@@ -26,7 +26,7 @@ def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
     rows = step.weighted.output_first(weight)
     zero_point = torch.zeros_like(scale, dtype=torch.int32)
     if not step.qconfig.clips_weights:
-        # The range is the weight's own, so nothing clamps, and a mask of ones need not be kept until backward.
+        # The range covers the weight, so nothing is clamped, and backward needs no mask.
         rounded = straight_through(rows, fake_quantize(rows.detach(), scale, zero_point, scheme))
     else:
         rounded = fake_quantize(rows, scale, zero_point, scheme)
@@ -34,14 +34,14 @@ def rounded_weight(weight: Tensor, scale: Tensor, step: Step) -> Tensor:
 
 
 def rounded_bias(bias: Tensor | None, scale: Tensor) -> Tensor | None:
-    """A float32 bias as its int32 at `scale` (s_x * s_w, (out,)) stands for; the gradient goes straight through."""
+    """A float32 bias, rounded to int32 at `scale` (s_x * s_w, (out,)); the gradient goes straight through."""
     if bias is None:
         return None
     return straight_through(bias, quantized_bias(bias.detach(), scale) * scale)
 
 
 def straight_through(x: Tensor, value: Tensor) -> Tensor:
-    """`value` to the bit, with the gradient of x (x + (value - x).detach() would round twice more)."""
+    """`value` to the bit, with the gradient of x; x + (value - x).detach() would round twice more."""
     out: Tensor = _StraightThrough.apply(x, value)  # type: ignore[no-untyped-call]
     return out
 

@@ -31,8 +31,8 @@ class Built:
     Attributes:
         originals: by unit and name within it.
         layers: int8 ones by what they were built of.
-        smallest: of the scales of the inputs that a weighted module is called with, by its id, over all units.
-        folded: of each step into which something is folded, by the step's identity, what that is.
+        smallest: the smallest scale among a weighted module's inputs, by its id, over all units.
+        folded: the gain and shift folded into a step, by the step's identity.
     """
 
     def __init__(self, programs: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
@@ -53,7 +53,7 @@ class Built:
                     self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
 
     def identity(self, step: Step, runner: GraphRunner, original: nn.Module | None) -> int:
-        """What tells the int8 layer of a step from others: the same in all programs of a module.
+        """The identity of a step's int8 layer, the same in all programs of a module.
 
         Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
         """
@@ -66,7 +66,7 @@ class Built:
 
 
 def _called(runner: GraphRunner, index: int) -> Any:
-    """What a node calls, and where: the same in all programs of a module."""
+    """The identity of a node's call, the same in all programs of a module."""
     node = runner.graph.nodes[index]
     target = id(attribute(runner.root, node.target)) if node.kind is Kind.MODULE else str(node.target)
     return id(runner.root), node.owner, target
@@ -95,8 +95,8 @@ def int8_layers(
         path: the unit's name.
 
     Returns:
-        by key the layers: a module's name in the unit, or "/" and the name of a functional call; and by the node of
-        each weighted step's output where the program calls its layer.
+        the layers by key: a module's name in the unit, or "/" and the name of a functional call; and the call sites of
+        weighted steps, by the node of their output.
 
     Raises:
         ValueError: a recurrent layer cannot be static; with its name.

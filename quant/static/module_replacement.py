@@ -1,4 +1,4 @@
-"""What a conversion replaces: the new module under every name of the old one, and nothing kept that is read no more."""
+"""Replacing modules in a conversion, under all their names, and removing tensors that are no longer read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 def remove_folded(
     fused: FusedGraph, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]
 ) -> None:
-    """Put an Identity where a batch norm was that is part of a weight now, so that the names stay."""
+    """Replace batch norms that are folded into a weight by an Identity, so that names stay."""
     for step in fused.steps:
         place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         node = None if place is None else fused.graph.nodes[place]
@@ -45,7 +45,7 @@ def remove_folded(
 def remove_unread(
     fused: FusedGraph, root: nn.Module, programs: list[ProgramRunner], called: Container[nn.Module]
 ) -> set[str]:
-    """Take away the float parameters of functional layers where nothing in float reads them; returns their names.
+    """Remove float parameters of functional layers that no float call reads; returns their names.
 
     Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
 

@@ -1,4 +1,4 @@
-"""Programs for the parts of a converted model that its graph sees through: they may be called by themselves."""
+"""Programs for direct calls of the parts of a converted model that its graph sees through."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quant.static.native_forms import Planner
 def add_parts(
     root: nn.Module, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
 ) -> None:
-    """Give every submodule that was seen through a forward of its own stretch of the program."""
+    """Give every submodule that was seen through a forward that runs its span of the program."""
     done: set[int] = set()
     for span in sorted(fused.graph.spans, key=lambda span: span.start):
         module = root.get_submodule(span.path)

@@ -1,4 +1,4 @@
-"""What prepare notes on the model that it returns, for convert, training and the report."""
+"""The record that prepare leaves on the model it returns, for convert, training and the report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from quant.recipe import Recipe
 
 @dataclass
 class Prepared:
-    """What prepare notes on the model it returns.
+    """The record that prepare leaves on the model it returns.
 
     Attributes:
         recipe: as given.
-        islands: why modules are no part of a graph, by dotted name.
+        islands: why modules are not part of a graph, by dotted name.
         called: dotted names of the modules that ran on the example inputs.
         example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
-        state: what the forward changes of the model itself, as it was: calibration leaves its own there.
+        state: the model's state that its forward changes, as it was before: calibration changes it.
         halves: of the tensors that are in a half type in the user's model, by name.
     """
 

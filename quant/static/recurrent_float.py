@@ -1,4 +1,4 @@
-"""Recurrent layers in float: step by step, with a function wherever integers round, and as observers see them."""
+"""Recurrent layers in float, step by step: with a function wherever integers round, or with observers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quant.recurrent_layers import Tensors, is_cell, kind_of, sizes_of, tensors_
 from quant.runtime.layers.recurrent_walk import Run, call_of, run_cell, run_layers
 
 Round = Callable[[str, Tensor], Tensor]
-"""(which range, as `state_range` and `product_range` name it, values) -> the values, observed or rounded."""
+"""(name of the range, as from `state_range` and `product_range`, values) -> the values, observed or rounded."""
 
 
 def run_float(module: nn.Module, input: Any, hx: Any, around: Round, tensors: Any = tensors_of) -> Any:
@@ -82,7 +82,7 @@ def observe(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                 show(state_range(0), state[0] if isinstance(state, (tuple, list)) else state)
         return
     kernel = kind_of(module).whole_sequence
-    if kernel is None or sizes.proj_size:  # torch's kernels do not show what a projection reads
+    if kernel is None or sizes.proj_size:  # torch's kernels do not give the input of a projection
         run_float(module, input, hx, show)
     else:
         _observe_lower(module, kernel, input, hx, show)
@@ -102,7 +102,7 @@ def _observe_lower(module: nn.Module, kernel: Callable[..., Any], input: Any, hx
     def run(
         layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if layer + 1 == sizes.num_layers:  # nobody looks at it
+        if layer + 1 == sizes.num_layers:  # unused
             return x, h, h if c is None else c
         own = tensors_of(module, layer, reverse)
         y, h, c = _by_torch(kernel, own, reverse, x, batch_sizes, h, c)

@@ -1,8 +1,8 @@
-"""When the values of a concatenation take one range for all, although some of them have other readers too.
+"""Common ranges of a concatenation's inputs that have other readers too.
 
-With one range a concatenation is a copy, and what goes through several of them, as in ShuffleNet, is rounded once. What
-it costs is precision for those who read a narrow value elsewhere: its scale grows. So ranges agree while none grows to
-more than WIDEST times its own; the others stay apart, and the copy requantises (`lower.py`).
+With one range a concatenation is a copy, and values that pass through several of them, as in ShuffleNet, are rounded
+once. The cost is precision for other readers of a narrow input, whose scale grows. So ranges are joined while none
+grows to more than WIDEST times its own; the others stay apart, and the copy requantises (`ops/concat.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from quant.kernels import QParams, choose_qparams
 from quant.observers import NoDataSeen, Observer
 
 WIDEST = 2.0
-"""What a scale may grow by: at most one bit of a value is lost."""
+"""The factor by which a scale may grow: at most one bit of a value is lost."""
 
 Ends = tuple[Tensor, Tensor]
-"""Of a range, float32 ()."""
+"""(low, high) of a range, float32 () each."""
 
 
 def agreed(pairs: Sequence[tuple[str, str]], observers: Mapping[str, Observer]) -> dict[str, Ends]:
-    """The ranges of the slots that agree with others, by slot; those that stay apart are not in it.
+    """The common ranges of joined slots, by slot; slots that stay apart are not included.
 
-    A range that somebody gave stays apart, as it was given.
+    A range that the user gave stays apart, unchanged.
 
     Args:
         pairs: slots of concatenations, each with one of an input of it.
@@ -56,7 +56,7 @@ def agreed(pairs: Sequence[tuple[str, str]], observers: Mapping[str, Observer]) 
 
 
 def width(ranges: Sequence[Ends]) -> float:
-    """Of the smallest range with zero that holds all these."""
+    """The width of the smallest range with zero that contains all of these."""
     return max(0.0, *(float(high) for _, high in ranges)) - min(0.0, *(float(low) for low, _ in ranges))
 
 
@@ -66,7 +66,7 @@ def _union(ranges: Sequence[Ends]) -> Ends:
 
 
 class Agreement:
-    """`agreed`, computed anew where an observer saw something since."""
+    """`agreed`, recomputed where an observer has seen new data."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pairs = tuple(pairs)
@@ -75,7 +75,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[None]:
-        """Nothing is observed meanwhile, so that the observers are looked at once."""
+        """A context in which nothing is observed, so that the observers are read once."""
         before, self._settled = self._settled, self._settled or False
         try:
             yield
@@ -113,7 +113,7 @@ class Agreement:
 
 
 def _state(observers: Iterable[Observer]) -> bytes:
-    """What observers have seen and were given, in short."""
+    """A digest of the observers' data and given ranges."""
     digest = hashlib.blake2b(digest_size=16)
     for observer in observers:
         digest.update(repr(observer.given).encode())

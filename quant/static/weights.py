@@ -1,4 +1,4 @@
-"""The weight of a step as the integer layer needs it: batch norm folded in, then quantised."""
+"""The weight of a step for its integer layer: the batch norm folded in, then quantised."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def quantized(
     q_weight = step.weighted.as_layer(q_rows.quantize(rows)).contiguous()
     q = QWeight(q_weight, scale, None if bias is None else bias.clone())
     if step.qconfig.bias_correction:
-        # A bias also where there is nothing to correct: a saved layer has the same tensors as one that saw no data.
+        # A bias also without correction: a layer that saw no data then has the same tensors as a saved one.
         shift = torch.zeros_like(scale) if mean is None else _mean_error(step, graph, weight.detach(), q, mean)
         q.bias = shift if q.bias is None else q.bias + shift
     return q
@@ -102,7 +102,7 @@ def quantized(
 def row_scale(
     rows: Tensor, bias: Tensor | None, input_scale: Tensor | None, step: Step, learned: Tensor | None = None
 ) -> Tensor:
-    """The scale of each output channel, float32 (out,): training and conversion both ask here.
+    """The scale of each output channel, float32 (out,), for training and conversion alike.
 
     Args:
         rows: float32 (out, ...), the folded weight.
@@ -128,7 +128,7 @@ def row_scale(
 
 
 def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tensor) -> Tensor:
-    """float32 (out,): what rounding the weight takes from each output on average, E[(w - q(w)) x] = (w - q(w)) E[x].
+    """The mean error of each output by the weight's rounding, float32 (out,): E[(w - q(w)) x] = (w - q(w)) E[x].
 
     Nagel et al. 2019 (arXiv:1906.04721), section 4.2, with E[x] observed instead of derived from batch norms. The layer
     is run with the rounding error for its weight, on an input that is the mean at every place, so that padding counts
@@ -152,7 +152,7 @@ def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
 
 
 def dequantized_rows(rows: Tensor, qconfig: QConfig) -> Tensor:
-    """float32 `rows` (out, ...) as their int8 stands for."""
+    """float32 `rows` (out, ...), rounded to int8 and dequantised."""
     q_rows, scale = quantized_rows(rows, qconfig)
     return q_rows.to(torch.float32) * scale.reshape(-1, *[1] * (rows.dim() - 1))
 
@@ -188,7 +188,7 @@ def _room_for_bias(scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step)
 
 
 def dequantized(q: QWeight, step: Step) -> Tensor:
-    """The real values that the int8 weight stands for, in the layer's layout."""
+    """The dequantised int8 weight, in the layer's layout."""
     scheme = weight_scheme(8)
     qparams = QParams(q.scale, torch.zeros_like(q.scale, dtype=torch.int32), scheme)
     return step.weighted.as_layer(qparams.dequantize(step.weighted.output_first(q.q_weight)))
