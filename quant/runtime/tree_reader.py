@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils.rnn import PackedSequence
 
+from quant.runtime import calls, forms
 from quant.runtime.callee import Function, named
 from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.tree_text import BARE
@@ -351,11 +352,10 @@ _BUILTINS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "list", "max", "min", "pow", "reversed",
      "round", "slice", "sum", "tuple", "zip", "range", "isinstance", "enumerate")
 )  # fmt: skip
-_OURS = frozenset((
-    ("quant.runtime.calls", "with_items"), ("quant.runtime.calls", "write_items"),
-    ("quant.runtime.calls", "attend"), ("quant.runtime.calls", "attention_weights"),
-    ("quant.runtime.forms", "form_of"),
-))  # fmt: skip
+_OURS = frozenset(
+    (one.__module__, one.__name__)
+    for one in (calls.with_items, calls.write_items, calls.attend, calls.attention_weights, forms.form_of)
+)
 
 
 _REFUSED = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 
@@ -40,7 +41,7 @@ def check_names(program: Program, runner: ProgramRunner) -> None:
             _check_layer(one, runner)
         elif isinstance(one, RecurrentCall) and not isinstance(_module(root, one.path), QuantModule):
             raise TextError(f"{one.path!r} is no int8 recurrent layer")
-        elif isinstance(one, KernelCall) and one.kernel not in OPS:
+        elif isinstance(one, KernelCall) and not _is_operator(one.kernel):
             raise TextError(f"there is no operator {one.kernel!r}")
     for path in _modules(program):
         _module(root, path)
@@ -85,6 +86,12 @@ def _attributes(program: Program) -> Iterator[str]:
 def _check_path(path: str) -> None:
     if "__" in path and any(part.startswith("__") for part in path.split(".")):
         raise TextError(f"{path!r} leads through a private attribute")
+
+
+def _is_operator(name: str) -> bool:
+    if name not in OPS:
+        importlib.import_module("quant.ops")  # where an operator may have its arithmetic beside its class
+    return name in OPS
 
 
 def _check_numbers(value: Value) -> None:

@@ -202,19 +202,30 @@ import torch
 from torch import nn
 import quant
 folder = sys.argv[1]
-model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
-loaded = quant.load(f"{folder}/model.q8", model=model)
-with torch.no_grad():
-    loaded(torch.ones(1, 3, 8, 8))
+models = {
+    "images": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)),
+    "attention": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "recurrent": nn.LSTM(8, 8),
+}
+inputs = {"images": torch.ones(1, 3, 8, 8), "attention": torch.ones(1, 4, 8), "recurrent": torch.ones(4, 1, 8)}
+for name, model in models.items():
+    loaded = quant.load(f"{folder}/{name}.q8", model=model)
+    with torch.no_grad():
+        loaded(inputs[name])
 makers = ("capture", "fusion", "prepare", "convert", "qat", "forward_state", "further_programs")
 print([name for name in sys.modules if name.startswith(tuple(f"quant.{maker}" for maker in makers))])
 """
 
 
 def test_a_process_that_loads_and_runs_imports_nothing_that_captures_or_converts(tmp_path: Path) -> None:
-    images = torch.randn(2, 3, 8, 8)
-    float_model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
-    quant.save(quant.quantize_static(float_model.eval(), [images], progress=False), tmp_path / "model.q8")
+    flat = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    made: dict[str, tuple[nn.Module, Tensor]] = {
+        "images": (flat, torch.randn(2, 3, 8, 8)),
+        "attention": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 4, 8)),
+        "recurrent": (nn.LSTM(8, 8), torch.randn(4, 2, 8)),
+    }
+    for name, (float_model, x) in made.items():
+        quant.save(quant.quantize_static(float_model.eval(), [x], progress=False), tmp_path / f"{name}.q8")
     places = [place for place in sys.path if place and "tests" not in place]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
