@@ -6,6 +6,7 @@ import random
 
 import numpy
 import torch
+from torch import nn
 
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
@@ -42,47 +43,52 @@ def note_unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) ->
 
 
 def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The layers whose ranges from training do not serve eval mode, and why; by two recordings that keep all values."""
+    """The layers whose ranges from training do not serve eval mode, and why; by recordings that keep all values.
+
+    Random draws are no reason: what training drops, or gives smaller values, by chance is tried under other seeds.
+    """
     before = watched.snapshot()
     one = recorder.again(before, training=recorder.training, keeps=True)
     try:
         run(watched, one, call)
     finally:
         before.put_back()
-    other = _recorded_in_training(watched, recorder, call, keeps=True)
-    if other is None:
-        return {}
-    settle_mode(one, other)
-    reasons = dict.fromkeys(larger_layers(one, other), LARGER)
-    one.forget_values()
-    other.forget_values()
-    missing = _never_called(watched, recorder, call, called_layers(one) - called_layers(other))
-    return {**reasons, **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
-
-
-def _never_called(watched: Watched, recorder: Recorder, call: Arguments, missing: set[str]) -> set[str]:
-    """Those of some layers that training does not call by chance either, as it does where it drops layers at random."""
-    before = watched.snapshot()
-    for seed in range(TRIALS if missing else 0):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        numpy.random.seed(seed)
-        other = _recorded_in_training(watched, recorder, call)
-        missing = missing - called_layers(other) if other is not None else missing
-        if not missing:
+    larger = missing = called_layers(one)
+    for seed in range(TRIALS):
+        _seed(seed)
+        other = _recorded_in_training(watched, recorder, call, keeps=True, batch_statistics=False)
+        if other is None:
+            return {}
+        settle_mode(one, other)
+        larger, missing = larger.intersection(larger_layers(one, other)), missing - called_layers(other)
+        other.forget_values()
+        if not larger | missing:
             break
+    one.forget_values()
     before.put_back()
-    return missing
+    return {**dict.fromkeys(sorted(larger), LARGER), **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
 
 
 def _recorded_in_training(
-    watched: Watched, recorder: Recorder, call: Arguments, *, keeps: bool = False
+    watched: Watched, recorder: Recorder, call: Arguments, *, keeps: bool = False, batch_statistics: bool = True
 ) -> Recorder | None:
-    """The same call once more, in training mode; None where the module refuses it so."""
+    """The same call once more, in training mode; None where the module refuses it so.
+
+    Args:
+        batch_statistics: whether batch norms are in training mode too. Their own statistics become those of the batches
+            in the course of training, but a model that is not trained yet has others, and all values behind are larger
+            or smaller for it.
+    """
     modes = {module: module.training for module in recorder.root.modules()}
     try:
         for module in modes:
-            module.training = True
+            module.training = batch_statistics or not isinstance(module, nn.modules.batchnorm._BatchNorm)
         return _recorded_with_gradients(watched, recorder, call, training=True, keeps=keeps)
     finally:
         for module, mode in modes.items():

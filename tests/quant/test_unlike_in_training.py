@@ -212,3 +212,34 @@ def test_a_static_model_asks_for_gradients_in_each_call_where_its_forward_goes_b
 def test_a_forward_that_asks_for_gradients_and_does_the_same_is_one_graph(seeded_on_one_thread: None) -> None:
     q = quant.quantize_static(AsksForGradients(1).eval(), [torch.randn(64, 16)], progress=False)
     assert not any("island" in entry.detail for entry in quant.summary(q))
+
+
+class Dropped(nn.Module):
+    """A residual block whose branch training drops for some samples, as stochastic depth does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x)).relu()
+        if self.training:
+            y = y * torch.empty(len(x), 1, 1, 1).bernoulli_(0.5) / 0.5
+        return x + y
+
+
+def test_samples_dropped_by_chance_and_norms_that_know_no_batch_yet_keep_no_layer_float(
+    seeded_on_one_thread: None,
+) -> None:
+    blocks = [Dropped() for _ in range(4)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *blocks, nn.Flatten(), nn.Linear(8 * 36, 4))
+    for block in blocks:
+        block.norm.running_var.fill_(0.05)  # as of smaller values than those of the batches
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CalibrationWarning)
+        prepared = quant.prepare_qat(model, torch.randn(2, 3, 8, 8))
+    for _ in range(30):
+        prepared(torch.randn(2, 3, 8, 8))
+    q = quant.convert(prepared.eval())
+    outcomes = [entry.outcome for entry in quant.summary(q) if entry.type in ("Conv2d", "Linear")]
+    assert outcomes == ["int8"] * 6, quant.summary(q)
