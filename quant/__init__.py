@@ -96,7 +96,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    own = {name for name, value in globals().items() if getattr(value, "__name__", "").startswith(f"{__name__}.")}
+    return sorted({*own, *__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 class _Package(ModuleType):

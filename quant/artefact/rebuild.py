@@ -23,7 +23,7 @@ from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe
-from quant.runtime.names import has_attribute
+from quant.runtime.names import has_attribute, has_submodule
 from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
 from quant.static.dynamic_fallback import without_runner
@@ -111,6 +111,13 @@ def _fitting(
 def _prepared(
     model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
 ) -> nn.Module:
+    absent = [name for name in description["layers"] if name and not has_submodule(model, name.partition("@")[0])]
+    if absent:
+        own = [name for name, _ in model.named_children()]
+        raise CannotRebuild(
+            f"the int8 model has the layers {', '.join(absent[:8])}, which {type(model).__name__} does not have; its "
+            f"children are {', '.join(own[:8]) or 'none'}. Give the float model that was converted"
+        )
     # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
     anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
     layers = {

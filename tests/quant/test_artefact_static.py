@@ -271,8 +271,8 @@ def path(tmp_path: Path) -> Path:
     [
         (Small(width=5), r"call 1 is conv: Conv2d.*out_channels=5.*expected conv: Conv2d.*out_channels=4"),
         (Small(slope=0.3), r"call 2 is act: LeakyReLU\[negative_slope=0\.3\]"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.1)), "no module matches"),
-        (Holder(Small()), "no module matches"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.1)), "the layers conv, fc, which Sequential does not have"),
+        (Holder(Small()), "the layers conv, fc, which Holder does not have; its children are inner"),
         (nn.LSTM(3, 4), "does not fit"),
         (Small().double(), "does not fit"),
     ],

@@ -66,7 +66,7 @@ LAYERS = [nn.Linear(4, 4), nn.LeakyReLU(0.2), nn.Linear(4, 2)]
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (LAYERS[:2], r"recipe: no module matches '2'"),
+        (LAYERS[:2], r"has the layers 2, which Sequential does not have; its children are 0, 1\."),
         ([*LAYERS, nn.Linear(2, 2)], r"Sequential: call 4 is 3: Linear.*, expected nothing more"),
         (
             [LAYERS[0], nn.Tanh(), LAYERS[2]],
