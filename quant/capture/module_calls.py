@@ -76,6 +76,7 @@ class ModuleCalls:
         self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """A module called in another thread."""
+        self.tape.is_threaded = True
         if self.tape.inside.running is None:
             self.tape.problem(self.tape.owner, "calls modules in another thread")
             return forward(*args, **kwargs)

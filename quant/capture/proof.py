@@ -58,6 +58,9 @@ class Proof:
         held = {(limit.place, limit.dim) for limit in recorder.limits}
         groups = [group for group in groups_of(recorder) if not held & {(one.place, one.dim) for one in group}]
         every = [limit for group in groups for limit in group]
+        if recorder.is_threaded:
+            self._hold_sizes_of_threads(every)
+            return
         if self._holds(other_values, every, VARY[:1]) or (self.problems and not every):
             return
         # Most models hold the width of a layer to what it is, and refuse another before they compute much.
@@ -77,6 +80,17 @@ class Proof:
                 values = change
                 break
         self._hold_where_unlike(values, groups)
+
+    def _hold_sizes_of_threads(self, sizes: list[Limit]) -> None:
+        """Try other values alone, where the forward calls modules in threads of its own.
+
+        A size that a layer refuses is an error of its thread, and the forward may wait for what that thread would give
+        without end.
+        """
+        for change in (other_values, other_floats, same_values):
+            if self._agrees(change, []) is not None:
+                break
+        self.limits = tuple(sizes)
 
     def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
         """Hold the sizes that change what is recorded."""

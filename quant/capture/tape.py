@@ -65,6 +65,7 @@ class Tape:
         overwritten: nodes whose tensors were changed by way of others.
         owners: the modules that run, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
+        is_threaded: whether modules were called in other threads than the one that records.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
+        self.is_threaded = False
         self.typed = self.ranked = self.contiguous = False
         self._values: list[Any] = []
         self._held: list[Any] = []

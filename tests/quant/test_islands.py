@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,3 +118,34 @@ def test_a_write_is_seen_in_an_argument_over_the_same_memory(
 ) -> None:
     """Captured with memories of their own, the part had a graph that no call was allowed to take: NotCalibrated."""
     assert noise(make(), call) < 0.1
+
+
+WAITED: list[str] = []
+
+
+class Threaded(Two):
+    """Waits for a thread of its own, which ends without a word where its layer refuses a size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        done: queue.Queue[Tensor] = queue.Queue()
+        thread = threading.Thread(target=lambda: done.put(self.first(x).relu()))
+        thread.start()
+        try:
+            y = done.get(timeout=5)
+        except queue.Empty:
+            WAITED.append("in vain")
+            raise
+        finally:
+            thread.join()
+        out: Tensor = self.last(y)
+        return out
+
+
+def test_no_size_is_tried_on_a_part_that_waits_for_threads(seeded_on_one_thread: None) -> None:
+    model, x = Around(Threaded()).eval(), torch.randn(4, 16)
+    q = quant.quantize_static(model, [x], progress=False)
+    assert not WAITED
+    assert {entry.name: entry.outcome for entry in quant.summary(q)}["behind"] == "int8"
+    with torch.no_grad():
+        y = model(x)
+        assert float((q(x) - y).norm() / y.norm()) < 0.1
