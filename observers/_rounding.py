@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from quant.kernels import QScheme
 from quant.kernels.ops import extension_problem
-from quant.kernels.scheme import SCALE_MIN, affine_qparams
+from quant.kernels.scheme import SCALE_MIN, affine_qparams, divided
 from torch import Tensor
 
 CHUNK = 65536
@@ -128,7 +128,7 @@ def scale_and_zero_point(low: Tensor, high: Tensor, scheme: QScheme) -> tuple[Te
     if scheme.symmetric:
         middle = scheme.symmetric_zero_point
         bound = torch.maximum(-low, high)
-        scale = (bound / min(scheme.quant_max - middle, middle - scheme.quant_min)).clamp(min=SCALE_MIN)
+        scale = divided(bound, min(scheme.quant_max - middle, middle - scheme.quant_min)).clamp(min=SCALE_MIN)
         zero_point = torch.full_like(scale, middle)
     else:
         scale, zero_point = affine_qparams(low, high, scheme.quant_min, scheme.quant_max)
