@@ -39,16 +39,16 @@ SHAPES = 8
 
 @dataclass(frozen=True)
 class Tuned:
-    """One choice.
+    """What `autotune` measured and chose for one module, or for parts that run in one native call.
 
     Attributes:
         name: dotted name of the module that was called, '' for the model.
-        kind: its class.
-        shapes: of the tensors it was called with, as text.
-        parts: how many modules the choice holds for.
-        seconds: by contender, of all its calls in one inference; '' is the dispatcher's choice.
-        backend: what was chosen; '' for the dispatcher's.
-        cannot: by contender, why it was not measured.
+        kind: the name of its class.
+        shapes: the shapes of the tensors that it was called with, as text.
+        parts: number of modules that the choice applies to.
+        seconds: candidate -> time of all its calls in one inference; '' is the dispatcher's choice.
+        backend: the chosen backend; '' for the dispatcher's choice.
+        cannot: candidate -> the reason that it was not measured.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `autotune` measured and chose. Printable and iterable.
+    """The result of `quant.kernels.autotune`: a table to print, and an entry per choice to iterate over.
 
     Attributes:
-        layers: one entry a choice.
-        unseen: modules with a backend that the example did not reach; theirs is as it was.
-        threads: on which all was measured.
-        default: the backend behind the dispatcher's choice.
+        layers: one entry per choice.
+        unseen: names of modules that the example did not reach; their backend is unchanged.
+        threads: number of threads during the measurement.
+        default: the backend that the dispatcher chooses.
     """
 
     layers: tuple[Tuned, ...]
