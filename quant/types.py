@@ -12,7 +12,7 @@ from quant.convert import NotCalibrated
 from quant.dynamic_decisions import NothingQuantized
 from quant.error_parts import Histogram, StepError
 from quant.kernels import BackendUnavailable
-from quant.kernels.autotune import Tuned, Tuning
+from quant.kernels.tuning import Tuned, Tuning
 from quant.observers import NoDataSeen, ScaleCollapsed
 from quant.parity import Parity
 from quant.recipe import RecipeError
