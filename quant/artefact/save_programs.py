@@ -32,7 +32,7 @@ from quant.runtime.program_text import text_without_constants
 from quant.runtime.programs import RESERVED
 from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule_text import schedule_text
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
