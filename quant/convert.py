@@ -18,8 +18,8 @@ from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.devices import tensors_on
-from quant.graph import Kind, expected_call
-from quant.half_precision import carry, sizes_before
+from quant.graph import Kind
+from quant.half_precision import sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
@@ -47,8 +47,6 @@ from quant.static.report_entries import Entries, make_report, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
-from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.weights_to_restore import weights_to_restore
 
 CPU = torch.device("cpu")
 """Where integers are computed, wherever a model was calibrated or trained."""
