@@ -17,6 +17,7 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.called_alone import stop_waiting
 from quant.copying import copy_model
+from quant.devices import tensors_on
 from quant.graph import Kind
 from quant.half_precision import sizes_before
 from quant.kernels import QParams
@@ -47,12 +48,17 @@ from quant.static.report_notes import silenced
 from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
 from quant.static.signature import guards, signature
 
+CPU = torch.device("cpu")
+"""Where integers are computed, wherever a model was calibrated or trained."""
+
+PLANNED = "(planned run)"
+"""The entry of the report that says which steps of a captured module are computed together."""
+
 
 class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
 
 
-@torch.inference_mode(False)
 def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
 
@@ -62,7 +68,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
 
     Returns:
-        a copy; its attribute `program` prints what it computes, call by call.
+        a copy, on the CPU; its attribute `program` prints what it computes, call by call.
 
     Raises:
         ValueError: `prepared` does not come from `prepare`, or only a part of it does.
@@ -71,7 +77,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     Warns:
         CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
     """
-    prepared = unwrapped(prepared)
+    with torch.inference_mode(False), tensors_on(CPU):
+        return _converted(unwrapped(prepared), backend)
+
+
+def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _check_whole(prepared)
@@ -83,6 +93,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         own.state, model
     )  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
+    model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
     _drop_unseen(model)
     _calibrated(model)
@@ -208,7 +219,7 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
             dynamic.update({full: reason} if name in recurrent else {})
-            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=3)
+            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=4)
     return dynamic
 
 

@@ -31,7 +31,7 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     Raises:
         TypeError: forward is a property.
     """
-    if isinstance(inspect.getattr_static(type(module), "forward"), property):
+    if isinstance(type(module).forward, property):
         raise TypeError(
             f"{type(module).__name__}: its forward is a property, expected a method, whose arguments can be known; "
             "call what the property gives in a method forward(self, ...)"
