@@ -1,4 +1,4 @@
-"""Whether a program that was read names what is in its model: int8 layers, modules, parameters and buffers."""
+"""Checks that a parsed program names layers, modules, parameters and buffers that its model has."""
 
 from __future__ import annotations
 
