@@ -51,9 +51,6 @@ from quant.static.signature import guards, signature
 CPU = torch.device("cpu")
 """Where integers are computed, wherever a model was calibrated or trained."""
 
-PLANNED = "(planned run)"
-"""The entry of the report that says which steps of a captured module are computed together."""
-
 
 class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
