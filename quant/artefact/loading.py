@@ -30,6 +30,7 @@ from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.state import without_ranges
 from quant.runtime.text_scanner import UnknownClass
 from quant.static.examples import CannotRebuild
@@ -83,6 +84,8 @@ def load(
     for module in result.modules():
         if backend is not None and isinstance(module, QuantModule):
             module.backend = backend
+        if isinstance(module, ProgramRunner):
+            module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
     return result
 
