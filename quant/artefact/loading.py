@@ -22,6 +22,7 @@ from quant.artefact.program_document import VERSION
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
+from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
@@ -173,7 +174,10 @@ class _Source:
         """The model built from its programs; None where the file has none for this float model."""
         if self.document.get("version") != VERSION:
             return None
-        if self.document.get("half") is not None:
+        half = self.document.get("half")
+        if half is not None:
+            if str(half_of(part)) != f"torch.{half['half']}":
+                return None  # the outputs have the types of the model that is given
             part = copy_model(part).float()
         expected = self.description.get("fingerprint")
         if not expected or fingerprint(part) != expected:
