@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact.rebuild_programs import match_programs
+from quant.capture.called import AloneReason
 from quant.convert import convert
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import RULES
@@ -127,7 +128,7 @@ def _prepared(
     try:
         recipe = Recipe(layers, default=None)
         # Some are islands in training alone, or by the values of the inputs that the model was captured with.
-        islands = description.get("islands", {})
+        islands = {name: AloneReason.read(why) for name, why in description.get("islands", {}).items()}
         prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands)
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
