@@ -34,7 +34,6 @@ from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule_text import schedule_text
 from quant.runtime.tree_reader import TextError
 from quant.runtime.tree_text import Writer
-from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.graph_text import graph_text
 from quant.static.kept_graph import graph_of
@@ -150,7 +149,7 @@ def _parts(first: ProgramRunner) -> Iterator[Part]:
 
 def _runner(runner: ProgramRunner, writer: Writer) -> dict[str, Any]:
     origin, restored = runner.origin, runner.weights
-    if not isinstance(origin, ProgramOrigin) or not isinstance(restored, WeightsToRestore):
+    if origin is None or not isinstance(restored, WeightsToRestore):
         raise NoText(f"{runner.expected.path or 'the model'} has a program that was not made by quant.convert")
     return {
         **_program(runner.program, writer),
