@@ -23,6 +23,7 @@ from quant.artefact.program_document import (
 )
 from quant.half_precision import OwnOutputs
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import child_of
 from quant.runtime.part import Part
@@ -59,6 +60,7 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
         "half": _half(model),
         "layers": [_layer(one, names) for one in _of_class(model, StaticLayer)],
         "norms": [_norm(one, names, layers) for one in _of_class(model, FoldedNorm)],
+        "registered": [_registered(one, names) for one in _of_class(model, StaticQuantModule) if one.sites],
         "recurrent": [{"names": names[id(one)]} for one in _of_class(model, (StaticRecurrent, StaticCell))],
         "units": [_unit(name, first, writer) for name, first in _units(model)],
     }
@@ -123,6 +125,10 @@ def _layer(layer: StaticLayer, names: Mapping[int, list[str]]) -> dict[str, Any]
         "own": layer.own,
         "backend": layer.backend,
     }
+
+
+def _registered(layer: StaticQuantModule, names: Mapping[int, list[str]]) -> dict[str, Any]:
+    return {"names": names[id(layer)], "class": type(layer).__name__, "own": layer.own}
 
 
 def _norm(norm: FoldedNorm, names: Mapping[int, list[str]], layers: Mapping[int, int]) -> dict[str, Any]:

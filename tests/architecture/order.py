@@ -18,6 +18,7 @@ ORDER = (
     "quant.runtime",
     "quant.graph",
     "quant.recurrent_layers",
+    "quant.int8_classes",
     "quant.leaves",
     "quant.folding",
     "quant.dead_calls",
