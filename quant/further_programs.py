@@ -20,6 +20,7 @@ from quant import forward_state
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.capture.unlike_in_training import within
+from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Graph, Kind
@@ -116,16 +117,20 @@ class Extender:
 
     def add(self, first: GraphRunner, fused: FusedGraph) -> GraphRunner:
         """One more program of the module of `first`, by its fused graph."""
-        added = self.make(first.root, fused)
+        added = self._runner(first.root, fused)
         added.train(first.training)
         _share(first, added)
         added.follow(first)
         first.others.append(added)
         return added
 
+    def _runner(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
+        with tensors_on(device_of(module)):
+            return self.make(module, fused)
+
     def install(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
         """Let a module run a fused graph."""
-        runner = self.make(module, fused)
+        runner = self._runner(module, fused)
         runner.train(module.training)
         waiting = alone(module)
         runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward

@@ -43,7 +43,7 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.shown_programs import show_programs
 from quant.runtime.state import keep_ranges
-from quant.runtime.tree_reader import TextError, UnknownClass
+from quant.runtime.text_scanner import TextError, UnknownClass
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild

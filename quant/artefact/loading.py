@@ -31,7 +31,7 @@ from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.state import without_ranges
-from quant.runtime.tree_reader import UnknownClass
+from quant.runtime.text_scanner import UnknownClass
 from quant.static.examples import CannotRebuild
 from quant.static.fingerprint import fingerprint
 

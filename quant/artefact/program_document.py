@@ -20,7 +20,7 @@ from quant.runtime.program import Program
 from quant.runtime.program_reader import parse
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
 from quant.runtime.schedule_text import parse_schedule
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.static.graph_text import parse_graph
 from quant.static.kept_graph import GraphText
 

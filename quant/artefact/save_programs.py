@@ -33,7 +33,7 @@ from quant.runtime.program_text import text_without_constants
 from quant.runtime.programs import RESERVED
 from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule_text import schedule_text
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
 from quant.static.description import DESCRIPTION
 from quant.static.graph_text import graph_text

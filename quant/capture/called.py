@@ -18,6 +18,7 @@ from torch import nn
 
 from quant.capture.places import States
 from quant.capture.places import alike as found_alike
+from quant.capture.random_draws import torch_state
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import foreign, is_transformed, read_once
 from quant.leaves import is_leaf
@@ -106,7 +107,7 @@ class IslandCalls:
                 reason = AloneReason.OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else copied_together((args, kwargs))
-                chance = torch.get_rng_state()
+                chance = torch_state()
                 self.calls[path] = Called(module, example, reason, chance=chance, reached=reached)
             elif not known.reason:
                 same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
@@ -114,7 +115,7 @@ class IslandCalls:
                 shows = share_memory(tensors_in(known.example)) or not share_memory(tensors_in((args, kwargs)))
                 if not (known.reason or shows):  # what it may write is seen in another argument, which is to be known
                     known.example, known.output = copied_together((args, kwargs)), None
-                    known.chance = torch.get_rng_state()
+                    known.chance = torch_state()
 
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that an island begins: what its last call called counts, not what earlier ones did."""

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy
-import torch
 from torch import Tensor, nn
 
 from quant.capture.module_state import ModuleState
 from quant.capture.places import Checked
+from quant.capture.random_draws import torch_state
 from quant.capture.scripted import ScriptState
 from quant.capture.tape import CONSTANT, Tape
 from quant.graph import Kind, Node
@@ -95,4 +95,5 @@ def _are_as_before(parts: list[ModuleState | ScriptState]) -> bool:
 
 def _chance() -> Any:
     """What the generators of random numbers of this process are at, but for those that are somebody's own."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(numpy.random.get_state(legacy=False))
+    torch_states = [state.numpy().tobytes() for state in torch_state()]
+    return torch_states, random.getstate(), repr(numpy.random.get_state(legacy=False))

@@ -29,9 +29,23 @@ class Chance:
         return [random.getstate(), *map(generator_key, states)]
 
 
+def torch_state() -> list[torch.Tensor]:
+    """The states of torch's own generators: the CPU's, and those of the GPUs once they are in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+
+
+def set_torch_state(states: list[torch.Tensor]) -> None:
+    """Let torch's own generators draw from such states again."""
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
 def seed(number: int) -> None:
     """Seed the generators of this process: what a forward reads of their seeds and states is no constant."""
     torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)
 

@@ -17,7 +17,7 @@ from torch import nn
 from quant.capture.module_state import ModuleState
 from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
-from quant.capture.random_draws import generator_state, set_generator
+from quant.capture.random_draws import generator_state, set_generator, set_torch_state, torch_state
 from quant.capture.scripted import ScriptState
 from quant.runtime.names import full_name
 
@@ -51,7 +51,7 @@ class Snapshot:
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
         self.generators = [one for part in self.parts.values() for one in part.generators]
         self._drawn = [(one, generator_state(one)) for one in self.generators]
-        self._chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        self._chance = torch_state(), random.getstate(), numpy.random.get_state()
 
     def within(self, root: nn.Module) -> dict[str, ModuleState | ScriptState]:
         """The states of the modules in a module, by their names there."""
@@ -82,7 +82,7 @@ class Snapshot:
                 held.put_back()
         for generator, state in self._drawn:
             set_generator(generator, state)
-        torch.set_rng_state(self._chance[0])
+        set_torch_state(self._chance[0])
         random.setstate(self._chance[1])
         numpy.random.set_state(self._chance[2])
         return changed

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quant.capture.called import IslandCalls
 from quant.capture.forward_code import writes_texts
+from quant.capture.given_objects import GivenObjects
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outer_objects import Outside
 from quant.capture.returned_inputs import GivenBack
@@ -27,7 +28,7 @@ from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
 from quant.graph import Kind, Node, Span, TensorMeta
 from quant.runtime.names import full_name
-from quant.runtime.objects import Given, Instance, holds_itself, opened
+from quant.runtime.objects import opened
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
@@ -59,7 +60,7 @@ class Tape:
         outside: what forwards reach outside of the model; set by the caller where it is to be put back.
         rounded: the nodes of numbers that other sizes may leave as they are, as quotients and remainders.
         inputs: the tensors that the caller gave.
-        given: the objects that the caller gave and a forward may change, by identity, with their places.
+        given: the objects that the caller gave and a forward may change.
         where: the places of tensors that calls gave, by identity.
         by_storage: the nodes of the tensors that lie over a memory, by its address.
         overwritten: nodes whose tensors were changed by way of others.
@@ -97,7 +98,7 @@ class Tape:
         self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
         self.inputs: list[Tensor] = []
-        self.given: dict[int, tuple[Any, Given]] = {}
+        self.given = GivenObjects()
         self.where: dict[int, Ref | Attr] = {}
         self.given_back = GivenBack(self.where)
         self.by_storage: dict[int, list[int]] = {}
@@ -172,29 +173,18 @@ class Tape:
         self._values, self._held, self.inputs = [], [], []
 
     def opened(self, tree: Any) -> Any:
-        return opened(tree, lambda leaf: isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
+        return opened(tree, _is_recorded)
 
     def places(self, tree: Any, *, own: bool = False) -> Any:
         """`tree` with Ref or Attr for what is known; with `own`, objects that the caller gave are `Given`."""
         if own:
-            return map_leaves(self.place, self._with_given(tree))
+            return map_leaves(self.place, self._with_given_objects(tree))
         return map_leaves(self.place, self.opened(tree))
 
-    def _with_given(self, tree: Any) -> Any:
-        def known(leaf: Any) -> bool:
-            return isinstance(leaf, Tensor) or type(leaf) in NUMBERS or self._is_given(leaf)
-
-        def swap(leaf: Any) -> Any:
-            return self.given[id(leaf)][1] if self._is_given(leaf) else leaf
-
-        if self._is_given(tree):
-            return swap(tree)
-        if holds_itself(tree, known):
+    def _with_given_objects(self, tree: Any) -> Any:
+        if self.given.hold_each_other(tree, _is_recorded):
             self.problem("", "gives out objects that hold each other")
-        return _swapped(opened(tree, known), swap, self._is_given)
-
-    def _is_given(self, value: Any) -> bool:
-        return id(value) in self.given and self.given[id(value)][0] is value
+        return self.given.in_tree(tree, _is_recorded)
 
     def is_given(self, args: tuple[Any, ...]) -> bool:
         """Whether the first argument of a call is a tensor that the caller gave."""
@@ -303,23 +293,11 @@ class Tape:
                 )
 
 
+def _is_recorded(value: Any) -> bool:
+    """Whether a value is known by a place of its own: a tensor, or a number that follows from sizes."""
+    return isinstance(value, Tensor) or type(value) in NUMBERS
+
+
 def _forget(where: dict[int, Any], key: int, _: Any) -> None:
     """A tensor is gone, and another one may have its identity from now on."""
     where.pop(key, None)
-
-
-def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:
-    """`tree` with other leaves, where a leaf may be a container."""
-    if known(tree):
-        return swap(tree)
-    kind = type(tree)
-    if kind is Instance:
-        return Instance(tree.kind, _swapped(tree.attributes, swap, known), _swapped(tree.items, swap, known))
-    if kind in (tuple, list):
-        return kind(_swapped(item, swap, known) for item in tree)
-    if kind is dict:
-        return {key: _swapped(value, swap, known) for key, value in tree.items()}
-    if issubclass(kind, Mapping) and not isinstance(tree, Tensor):
-        with contextlib.suppress(TypeError):
-            return kind({key: _swapped(value, swap, known) for key, value in tree.items()})  # type: ignore[call-arg]
-    return tree

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quant.capture.called import Called
 from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
+from quant.capture.random_draws import set_torch_state
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.graph import Span
@@ -81,7 +82,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
         return False
     before = watched.snapshot()
     try:
-        torch.set_rng_state(call.chance)
+        set_torch_state(call.chance)
         args, kwargs = copied_together(call.example)
         return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # what its caller would have set is not there

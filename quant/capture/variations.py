@@ -69,11 +69,15 @@ def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[L
             return changed
         for dim, size in enumerate(tensor.shape):
             if (place, dim) in wanted and size:
-                changed = changed.index_select(dim, torch.arange(_other_size(size, dim, step)) % size)
+                changed = changed.index_select(dim, _places(size, _other_size(size, dim, step), tensor))
         return values(changed, place)
 
     args, kwargs = with_numbers(module, call, number)
     return rebuilt(args, change), rebuilt(kwargs, change)
+
+
+def _places(size: int, other: int, tensor: Tensor) -> Tensor:
+    return torch.arange(other, device=tensor.device) % size
 
 
 def _other_size(size: int, dim: int, step: str) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy
 import torch
 from torch import nn
 
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
+from quant.capture.random_draws import seed
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
@@ -54,8 +52,8 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     finally:
         before.put_back()
     larger = missing = called_layers(one)
-    for seed in range(TRIALS):
-        _seed(seed)
+    for number in range(TRIALS):
+        seed(number)
         other = _recorded_in_training(watched, recorder, call, keeps=True, batch_statistics=False)
         if other is None:
             return {}
@@ -67,12 +65,6 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     one.forget_values()
     before.put_back()
     return {**dict.fromkeys(sorted(larger), LARGER), **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed)
 
 
 def _recorded_in_training(

@@ -27,7 +27,7 @@ _signature = functools.lru_cache(maxsize=256)(inspect.signature)
 
 def signature_of(module: nn.Module) -> inspect.Signature:
     """Of the forward of the module's class, `self` first."""
-    if isinstance(inspect.getattr_static(type(module), "forward"), property):
+    if isinstance(type(module).forward, property):
         raise TypeError(
             f"{type(module).__name__}: its forward is a property, expected a method, whose arguments can be known; "
             "call what the property gives in a method forward(self, ...)"

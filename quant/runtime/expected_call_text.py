@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
-from quant.runtime.tree_reader import NAME, Reader
+from quant.runtime.text_scanner import NAME
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer, word
 
 

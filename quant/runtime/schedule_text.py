@@ -27,7 +27,8 @@ from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
-from quant.runtime.tree_reader import NAME, Reader, TextError
+from quant.runtime.text_scanner import NAME, TextError
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Ref
 

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from quant.graph import Graph, Kind, Node, Span, TensorMeta
 from quant.runtime.callee import Function, Method, Submodule, function
-from quant.runtime.program_reader import check_call, read_callee, read_dtype
+from quant.runtime.instruction_reader import check_call, read_callee, read_dtype
 from quant.runtime.program_text import callee_text
-from quant.runtime.tree_reader import Reader, TextError
+from quant.runtime.text_scanner import TextError
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Ref, leaves
 
@@ -77,7 +78,7 @@ def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | 
 
     Args:
         constants: the tensors that it names by their places.
-        packages: whose classes it may name, as for `program_reader.parse`.
+        packages: the packages whose classes it may name, as for `program_reader.parse`.
 
     Raises:
         TextError: the text is none; with the line.

@@ -18,7 +18,7 @@ from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.trees import Attr
 from quant.runtime.values import Value
 

@@ -329,7 +329,7 @@ def in_layer(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (in_text("program", "method mean(", "os.system("), "os.system is no function that a program may name"),
+        (in_text("program", "method mean(", "os.system("), "os.system is not a function that a program may name"),
         (in_text("program", "method mean(", "method __reduce_ex__("), "is no method of a tensor"),
         (in_text("program", "module embedding", "module nothing"), "there is no module 'nothing'"),
         (in_text("program", "@calls", "@forward.__globals__"), "leads through a private attribute"),

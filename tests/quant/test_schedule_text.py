@@ -15,7 +15,7 @@ from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
 from quant.runtime.program_text import text_without_constants
 from quant.runtime.schedule_text import parse_schedule, schedule_text
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
 from quant.static.description import captured_runners
 
@@ -147,16 +147,16 @@ def test_a_schedule_that_does_not_fit_its_program_is_refused(schedule: str, old:
         ("builtins.getattr(%0, %0)", "no private name"),
         ("builtins.max((1, 2), key=&builtins:len)", "no function as a key"),
         ("torch.sum(%0, &builtins:getattr)", "getattr is no argument"),
-        ("method apply_(%0, &builtins:len)", "no method of a tensor"),
-        ("method __reduce_ex__(%0, 2)", "no method of a tensor"),
-        ("method system(%0, 'ls')", "no method of a tensor"),
-        ("torch.from_file('/etc/passwd', False, 4)", "no function that a program may name"),
-        ("function torch.ops:load_library('a.so')", "no function that a program may name"),
-        ("function torch.ops.profiler:_record_function_enter('a')", "no function that a program may name"),
-        ("torch._C._from_dlpack(%0)", "no function that a program may name"),
-        ("os.system('ls')", "no function that a program may name"),
-        ("builtins.eval('1')", "no function that a program may name"),
-        ("operator.methodcaller('a')", "no function that a program may name"),
+        ("method apply_(%0, &builtins:len)", "is not a tensor method that a program may call"),
+        ("method __reduce_ex__(%0, 2)", "is not a tensor method that a program may call"),
+        ("method system(%0, 'ls')", "is not a tensor method that a program may call"),
+        ("torch.from_file('/etc/passwd', False, 4)", "not a function that a program may name"),
+        ("function torch.ops:load_library('a.so')", "not a function that a program may name"),
+        ("function torch.ops.profiler:_record_function_enter('a')", "not a function that a program may name"),
+        ("torch._C._from_dlpack(%0)", "not a function that a program may name"),
+        ("os.system('ls')", "not a function that a program may name"),
+        ("builtins.eval('1')", "not a function that a program may name"),
+        ("operator.methodcaller('a')", "not a function that a program may name"),
     ],
 )
 def test_a_text_names_nothing_that_does_more_than_compute(call: str, said: str) -> None:
