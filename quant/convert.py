@@ -125,7 +125,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["islands"] = dict(info.islands)
+    description["islands"] = {name: str(why) for name, why in info.islands.items()}
     description["norms"] = {path: float_norms(one) for path, one in programs.items()}
     further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}

@@ -33,7 +33,6 @@ from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
 from quant.runtime.names import submodule
 from quant.runtime.objects import Result
-from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
 from quant.runtime.own_forward import is_falling_back, run_own_forward
 from quant.runtime.program import Program
@@ -43,6 +42,7 @@ from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
+from quant.runtime.user_replacements import ProgramOrigin
 from quant.runtime.values import Held
 from quant.runtime.write_rollback import undone_at_mismatch
 
@@ -85,7 +85,7 @@ class ProgramRunner(Programs):
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
-        self.origin: Origin | None = None
+        self.origin: ProgramOrigin | None = None
         object.__setattr__(self, "root", root)
 
     def make_ready(self) -> None:

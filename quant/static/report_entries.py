@@ -8,6 +8,7 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
+from quant.kernels.registry import full_name_of
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
@@ -31,9 +32,8 @@ Entries = dict[str, tuple[str, str]]
 
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
-    bits = step.qconfig.weight_bits if step.qconfig else 8
-    detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {step.operator.name}, {ranges}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -61,6 +61,19 @@ def recurrent_entry(
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     steps = interpreted_steps(layer)
     return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
+
+
+def registered_entry(
+    step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None
+) -> tuple[str, str]:
+    """The entry of a registered layer, by its class; `x` and `y` as for `weighted_entry`."""
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {full_name_of(type(layer))}, {ranges}, {routes(layer, backend)}"
+
+
+def _weight_and_ranges(step: Step, x: QParams, y: QParams | None) -> tuple[str, str]:
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    return f"int{bits}", f"input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
 
 
 def _ends(qparams: QParams) -> str:
