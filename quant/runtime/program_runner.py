@@ -35,7 +35,7 @@ from quant.runtime.names import submodule
 from quant.runtime.objects import Result
 from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.own_forward import is_falling_back, run_own_forward, without_runner
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
@@ -105,7 +105,8 @@ class ProgramRunner(Programs):
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """By the user's own forward."""
-        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+        with without_runner(self):
+            return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
 
     def run_as_it_is(
         self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -21,14 +21,19 @@ class Programs(nn.Module):
 
     Attributes:
         others: further programs of the same module, of the same class as this.
+        root: the captured module.
         own_forward: the forward that the user had set on the module itself, if any.
+        hidden: how many calls run the user's own forward, for which this is no child of the module.
         said: paths of modules of which a warning has told that a call runs outside of its programs.
     """
+
+    root: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
         self.others = nn.ModuleList()
         self.own_forward: Callable[..., Any] | None = None
+        self.hidden = 0
         self.said: set[str] = set()
 
     def programs(self: P) -> list[P]:
