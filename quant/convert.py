@@ -14,7 +14,6 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
-from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.graph import Kind, expected_call
 from quant.half_precision import carry, sizes_before
@@ -47,10 +46,19 @@ from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_floats, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
+from quant.static.runner import (
+    GraphRunner,
+    all_runners,
+    first_programs,
+    keep_programs,
+    remove_programs,
+    runners,
+    unwrapped,
+)
 from quant.static.signature import guards, signature
 from quant.static.symbolic_shapes import SymbolicShapes
 from quant.static.weights_to_restore import weights_to_restore
+from quant.waiting_forwards import stop_waiting
 
 PLANNED = "(planned run)"
 """The entry of the report that says which steps of a captured module are computed together."""
@@ -92,7 +100,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     )  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
     model.eval()  # which reads the switches that an average of models has as buffers
-    _drop_unseen(model)
+    unseen = _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
     dynamic = _leave_float(model, info)
@@ -104,7 +112,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     hooked = silenced(programs)
     calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
     built = Built(programs, ranges)
-    entries: Entries = {}
+    entries: Entries = dict.fromkeys(unseen, ("float", "an example calls it, and no batch of data"))
     firsts = first_programs(model)
     added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
     odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
@@ -163,13 +171,23 @@ def _check_whole(prepared: nn.Module) -> None:
     )
 
 
-def _drop_unseen(model: nn.Module) -> None:
-    """Drop programs to which no data came, where a module has others; their calls run as they are."""
-    for runner in runners(model).values():
+def _drop_unseen(model: nn.Module) -> list[str]:
+    """Drop programs to which no data came, where a module has others, or an example alone brought it; their calls run
+    as they are.
+
+    Returns:
+        the modules in those without any program left.
+    """
+    left: list[str] = []
+    for path, runner in runners(model).items():
         programs = runner.programs()
-        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 else []
+        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 or runner.alone else []
         if seen and len(seen) < len(programs):
             keep_programs(runner, seen)
+        elif runner.alone and not seen:
+            left += [full_name(path, name) for name, _ in runner.root.named_modules() if RESERVED not in name]
+            remove_programs(runner)
+    return left
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

@@ -236,5 +236,8 @@ def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
         return f"a part of {whole}, which is called as it is, in float"
     island = next((one for one in around if one in info.islands), None)
     if island is not None:
-        return f"not called itself on the example inputs; {island or '(root)'}, an island, may compute with it in float"
+        return (
+            f"called by no example and no batch of data; {island or '(root)'}, an island, calls it for other values, "
+            "or computes with it in float"
+        )
     return "not called on the example inputs"
