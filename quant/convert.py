@@ -16,7 +16,7 @@ from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
 from quant.graph import Kind, expected_call
-from quant.half_precision import carry, sizes_before
+from quant.half_precision import carry, note_half, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
@@ -44,7 +44,7 @@ from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
-from quant.static.report_entries import Entries, make_report, note_floats, note_programs
+from quant.static.report_entries import Entries, make_report, note_dtypes, note_floats, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import (
     GraphRunner,
@@ -146,6 +146,8 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    note_half(model)
+    note_dtypes(model, entries)
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))

@@ -16,6 +16,7 @@ from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
 from quant.runtime.binding import QuickBinding, bound_values
 from quant.runtime.callee import Submodule
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -31,7 +32,7 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
-from quant.runtime.names import submodule
+from quant.runtime.names import full_name, submodule
 from quant.runtime.objects import Result
 from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
@@ -64,6 +65,7 @@ class ProgramRunner(Programs):
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
         weights: what the user's forward needs besides int8 layers, where it has to run.
+        half: the half type of the user's model, where this computes in float32 what that does in it; else None.
         origin: the modules that the program was made of; set when the conversion is done.
     """
 
@@ -82,6 +84,7 @@ class ProgramRunner(Programs):
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
+        self.half: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
@@ -119,10 +122,19 @@ class ProgramRunner(Programs):
                 runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
-            warn_once(
-                self.said, self.expected.path, self.root, mismatch, "layer by layer, in float between int8 layers"
-            )
+            how = "layer by layer, in float between int8 layers"
+            if self.expected.path not in self.said:
+                how += self._other_way()
+            warn_once(self.said, self.expected.path, self.root, mismatch, how)
         return output
+
+    def _other_way(self) -> str:
+        """What a warning adds where the user's forward finds other dtypes than in the user's model."""
+        names = [] if self.half is None else comparing_dtypes(self.root)
+        if not names:
+            return ""
+        listed = ", ".join(full_name(self.expected.path, name) or type(self.root).__name__ for name in names[:4])
+        return f", with float32 where the model has {self.half}; {listed} compares dtypes and may go another way"
 
     def held(self, *args: Any, **kwargs: Any) -> Held:
         """Every value that a call gives, none dropped.
