@@ -141,6 +141,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
+            module.make_ready()
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))

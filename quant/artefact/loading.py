@@ -22,6 +22,7 @@ from quant.artefact.program_document import VERSION
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
+from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
@@ -30,6 +31,7 @@ from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.state import without_ranges
 from quant.runtime.text_scanner import UnknownClass
 from quant.static.examples import CannotRebuild
@@ -83,6 +85,8 @@ def load(
     for module in result.modules():
         if backend is not None and isinstance(module, QuantModule):
             module.backend = backend
+        if isinstance(module, ProgramRunner):
+            module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
     return result
 
@@ -170,7 +174,10 @@ class _Source:
         """The model built from its programs; None where the file has none for this float model."""
         if self.document.get("version") != VERSION:
             return None
-        if self.document.get("half") is not None:
+        half = self.document.get("half")
+        if half is not None:
+            if str(half_of(part)) != f"torch.{half['half']}":
+                return None  # the outputs have the types of the model that is given
             part = copy_model(part).float()
         expected = self.description.get("fingerprint")
         if not expected or fingerprint(part) != expected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -247,9 +246,10 @@ def _has_version(tensor: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # sparse tensors, and lazy parameters
+    try:
         return tensor.data_ptr()
-    return 0
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse tensors, and lazy parameters
+        return 0
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -9,6 +9,7 @@ import threading
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -91,6 +92,9 @@ class Content(Place):
 
     def state(self) -> Any:
         return attributes_of(self.value), items_of_container(self.value)
+
+    def is_as(self, state: Any) -> bool:
+        return _holds_these(self.value, state[1]) or super().is_as(state)
 
     def put_back(self, state: Any) -> None:
         if isinstance(self.value, (set, bytearray)):
@@ -251,6 +255,17 @@ def _is_written_to(value: Any) -> bool:
         return False
     own = isinstance(value, NAMESPACES) or type(value).__module__.partition(".")[0] not in FOREIGN
     return own and (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
+
+
+def _holds_these(value: Any, items: Any) -> bool:
+    """Whether a plain list or dict has the very same items: nearly always, and asked in a third of the time."""
+    if type(value) is list:
+        return len(value) == len(items) and all(map(is_, value, items))
+    if type(value) is dict:
+        return (
+            len(value) == len(items) and all(map(is_, value, items)) and all(map(is_, value.values(), items.values()))
+        )
+    return False
 
 
 def items_of_container(value: Any) -> Any:

@@ -77,7 +77,8 @@ class Snapshot:
         checked = Checked()
         changed = {full_name(name, key) for name, part in self.parts.items() for key in part.put_back(checked)}
         for module, mode in self._modes:
-            module.training = mode
+            if module.training is not mode:  # to set an attribute of a module takes ten times as long
+                module.training = mode
         for held in {**self.outside.first, **self._reached}.values():
             if not checked.is_as_before(held):
                 held.put_back()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -31,8 +31,8 @@ class Origin(Protocol):
     def edges(self, instruction: Instruction) -> list[Edge]:
         """What an instruction was made of."""
 
-    def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
-        """What some instructions were made of, each module once."""
+    def standing(self, instructions: Sequence[Instruction]) -> list[Edge] | None:
+        """What some instructions were made of, each module once; None where one of them has changed."""
 
     def replaced(self) -> list[str]:
         """The paths of all places where another module is now, but for those that are called in float anyway."""

@@ -88,6 +88,22 @@ class ProgramRunner(Programs):
         self.origin: Origin | None = None
         object.__setattr__(self, "root", root)
 
+    def make_ready(self) -> None:
+        """Work out what a call needs and its inputs do not decide: a plan for their shapes is left to the first one.
+
+        All of it is held against the model again at every call, as what an earlier call has worked out.
+        """
+        self._binding.make_ready(self.root)
+        if self.program.schedule is None:
+            return
+        for step in self.program.schedule.steps:
+            singles: Sequence[Instruction] = (step,)
+            if isinstance(step, Region):
+                step.text(self)
+                singles = step.tail
+            for instruction in singles:
+                self._known_step(instruction, self._steps_known)
+
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
@@ -209,12 +225,12 @@ class ProgramRunner(Programs):
     ) -> Any:
         known = self._steps_known if eager else None  # torch.compile follows no table by identity
         step = None if known is None else known.get(id(instruction))
-        if step is None or not step.stands():
+        if step is None:
+            step = self._known_step(instruction, known)
+        if not step.stands():
             if self.origin is not None and self.origin.changed(instruction):
                 return self.origin.run(instruction, program.values, registers, self.ranges, table)
-            step = single_step(instruction, self.root, self.origin)
-            if known is not None:
-                known[id(instruction)] = step
+            step = self._known_step(instruction, known)
         if instruction.own:
             return self._own(program, instruction, step, registers, planned)
         try:
@@ -226,6 +242,12 @@ class ProgramRunner(Programs):
         # A kernel may put channels last, where the user's view() would fail.
         real = program.values[instruction.out].qparams is None
         return result.contiguous() if real and isinstance(result, Tensor) else result
+
+    def _known_step(self, instruction: Instruction, known: dict[int, SingleStep] | None) -> SingleStep:
+        step = single_step(instruction, self.root, self.origin)
+        if known is not None:
+            known[id(instruction)] = step
+        return step
 
     def _own(
         self, program: Program, instruction: Instruction, step: SingleStep, registers: dict[int, Any], planned: bool

@@ -45,7 +45,7 @@ class Sizes(tuple[Any, ...]):
     """A torch.Size whose numbers are references, which torch's class does not take."""
 
 
-_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str})
+_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str, torch.dtype, type(...)})
 """The classes of most leaves, checked first for speed."""
 
 
@@ -58,6 +58,8 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         return tuple([map_leaves(fn, item) for item in tree])
     if kind is dict:
         return {key: map_leaves(fn, value) for key, value in tree.items()}
+    if kind is slice:
+        return slice(map_leaves(fn, tree.start), map_leaves(fn, tree.stop), map_leaves(fn, tree.step))
     if kind in (Instance, Result, Write):
         return _map_object(fn, tree)
     if issubclass(kind, (tuple, list)):
@@ -69,8 +71,6 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         if kind in (PackedSequence, PackedParts):
             return _packed(items)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
-    if kind is slice:
-        return slice(*(map_leaves(fn, part) for part in (tree.start, tree.stop, tree.step)))
     if dataclasses.is_dataclass(kind):
         return _map_dataclass(fn, tree)
     if issubclass(kind, Mapping):
@@ -161,6 +161,9 @@ def _collect(tree: Any, collected: list[Any]) -> None:
             _collect(item, collected)
     elif kind in _LEAVES:
         collected.append(tree)
+    elif kind is slice:
+        for item in (tree.start, tree.stop, tree.step):
+            _collect(item, collected)
     else:
         map_leaves(collected.append, tree)
 

@@ -18,7 +18,7 @@ from quant.kernels.reference_ops import OpTable
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, Instruction, RecurrentCall
 from quant.runtime.matching import check_guard
-from quant.runtime.names import attribute
+from quant.runtime.names import attribute, submodule
 from quant.runtime.origin import Edge
 from quant.runtime.program import Program
 from quant.runtime.single_steps import call
@@ -51,16 +51,25 @@ class ProgramOrigin:
 
     def edges(self, instruction: Instruction) -> list[Edge]:
         """The modules that an instruction was converted from."""
-        key = instruction.modules
-        edges = self._edges.get(key)
+        return self._edges_at(instruction.modules)
+
+    def _edges_at(self, modules: tuple[str, ...]) -> list[Edge]:
+        edges = self._edges.get(modules)
         if edges is None:  # another thread may clear the rest meanwhile
-            known, paths = self._known, _around(key) - self.called
-            edges = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
+            known, paths = self._known, _around(modules) - self.called
+            edges = self._edges[modules] = [known[path] for path in sorted(paths) if path in known]
         return edges
 
-    def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
-        """The modules that some instructions were converted from, each once."""
-        return list({edge.path: edge for one in instructions for edge in self.edges(one)}.values())
+    def standing(self, instructions: Sequence[Instruction]) -> list[Edge] | None:
+        """The modules that some instructions were converted from, each once; None where one of them has changed."""
+        edges = self._edges_of(instructions)
+        if all(edge.stands() for edge in edges):
+            return edges
+        return None if any(map(self.changed, instructions)) else self._edges_of(instructions)
+
+    def _edges_of(self, instructions: Sequence[Instruction]) -> list[Edge]:
+        places = dict.fromkeys(one.modules for one in instructions)  # many are of one layer
+        return list({edge.path: edge for modules in places for edge in self._edges_at(modules)}.values())
 
     def changed(self, instruction: Instruction) -> list[Edge]:
         """The modules of an instruction that were replaced by another module, other than a copy."""
@@ -163,7 +172,7 @@ class ProgramOrigin:
 def _edge(root: nn.Module, path: str) -> Edge | None:
     parent, _, name = path.rpartition(".")
     try:
-        children: Any = root.get_submodule(parent)._modules
+        children: Any = submodule(root, parent)._modules
     except AttributeError:
         return None
     return Edge(children, name, children[name], path) if children.get(name) is not None else None
@@ -177,8 +186,12 @@ def _modules_called(program: Program) -> set[str]:
 
 def _around(paths: Iterable[str]) -> set[str]:
     """These paths, and those of all modules that contain them, except the root."""
-    parts = [path.split(".") for path in paths if path]
-    return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}
+    around = set[str]()
+    for path in paths:
+        while path and path not in around:
+            around.add(path)
+            path = path.rpartition(".")[0]
+    return around
 
 
 def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:

@@ -32,7 +32,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/runtime/allowed_functions.py": {"*"},
         "quant/report.py": {"float"},
         "quant/error_parts.py": {"e"},
-        "quant/runtime/region.py": {"."},
     },
     "reasons, of which reports and files have the text alone": {
         "quant/static/dynamic_fallback.py": {"it is called with parameters that are not its own"},
