@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 from quant.kernels import dispatch
+from quant.kernels.tuning import FLOAT, Tuned, Tuning
 from torch import Tensor, nn
-
-FLOAT = "float"
-"""The float layer's name among the contenders."""
 
 ROUNDS = 15
 SAMPLE_SECONDS = 0.002
@@ -35,80 +33,6 @@ without a choice of its own follows the machine that it is loaded on."""
 
 SHAPES = 8
 """Different inputs of one layer that are measured; a layer that sees more is judged by the first ones."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """One choice.
-
-    Attributes:
-        name: dotted name of the module that was called, '' for the model.
-        kind: its class.
-        shapes: of the tensors it was called with, as text.
-        parts: how many modules the choice holds for.
-        seconds: by contender, of all its calls in one inference; '' is the dispatcher's choice.
-        backend: what was chosen; '' for the dispatcher's.
-        cannot: by contender, why it was not measured.
-    """
-
-    name: str
-    kind: str
-    shapes: str
-    parts: int
-    seconds: Mapping[str, float]
-    backend: str
-    cannot: Mapping[str, str]
-
-    @property
-    def slower_than_float(self) -> bool:
-        """Whether the float layer, where it was measured, beats every backend."""
-        return FLOAT in self.seconds and self.seconds[FLOAT] < self.seconds[self.backend]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What `autotune` measured and chose. Printable and iterable.
-
-    Attributes:
-        layers: one entry a choice.
-        unseen: modules with a backend that the example did not reach; theirs is as it was.
-        threads: on which all was measured.
-        default: the backend behind the dispatcher's choice.
-    """
-
-    layers: tuple[Tuned, ...]
-    unseen: tuple[str, ...]
-    threads: int
-    default: str
-
-    def __iter__(self) -> Iterator[Tuned]:
-        return iter(self.layers)
-
-    def float_rules(self) -> dict[str, None]:
-        """Rules of a `quant.Recipe` that leave float what is faster so: {} where int8 wins everywhere."""
-        return {one.name or "*": None for one in self.layers if one.slower_than_float}
-
-    def __str__(self) -> str:
-        names = sorted({name for one in self.layers for name in one.seconds}, key=lambda name: (name == FLOAT, name))
-        header = [
-            "layer",
-            "type",
-            "inputs",
-            "parts",
-            *(name or f"default ({self.default})" for name in names),
-            "chosen",
-        ]
-        rows = [[one.name or "(root)", one.kind, one.shapes, str(one.parts), *(_cell(one, name) for name in names),
-                 one.backend or "default"] for one in self.layers]  # fmt: skip
-        lines = [_table([header, *rows]), f"milliseconds of one inference on {self.threads} thread(s); -: cannot"]
-        reasons = {f"{name}: {why}" for one in self.layers for name, why in one.cannot.items()}
-        lines += sorted(reasons)
-        if self.unseen:
-            lines.append(f"not reached by the example, left as they were: {', '.join(self.unseen)}")
-        rules = self.float_rules()
-        if rules:
-            lines.append(f"float is faster for {len(rules)}; to leave them so: quant.Recipe({rules!r})")
-        return "\n".join(lines)
 
 
 def autotune(
@@ -336,14 +260,3 @@ def _shown(groups: Sequence[_Group], progress: bool) -> Iterable[_Group]:
 
     shown: Iterable[_Group] = tqdm(groups, desc="autotune", unit="layer", disable=None)
     return shown
-
-
-def _cell(one: Tuned, name: str) -> str:
-    return f"{one.seconds[name] * 1e3:.3g}" if name in one.seconds else "-"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -56,6 +56,8 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or is_recurrent_layer(module)
             if recurrent and not training:
                 _unparametrize(module)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # a GPU wants them in one piece of memory, which a copy does not keep
     return copied
 
 

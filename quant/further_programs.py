@@ -20,8 +20,9 @@ from quant import forward_state
 from quant.called_alone import alone, layers_of, not_waiting, watch_parts
 from quant.capture import capture_call
 from quant.capture.unlike_in_training import within
+from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
-from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
 from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
@@ -46,6 +47,7 @@ class Extender:
         make: makes the runner.
         halves: of the tensors that are in a half type in the user's model, by name.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
+        rules: as for `fuse`.
     """
 
     recipe: Recipe
@@ -56,6 +58,7 @@ class Extender:
     make: MakeRunner
     halves: Mapping[str, torch.dtype] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
+    rules: int = RULES
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
@@ -72,12 +75,13 @@ class Extender:
         for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, fuse(graph, module, self.recipe, within(captured.unlike_in_training, name)))
+                inside = within(captured.unlike_in_training, name)
+                self.install(module, fuse(graph, module, self.recipe, inside, self.rules))
         self.islands.update({name: why for name, why in captured.islands.items() if name != path})
         if path not in captured.graphs:
             self.refused.setdefault(path, []).append(captured.islands.get(path, "it gives no graph"))
             return None
-        fused = fuse(captured.graphs[path], root, self.recipe, floats)
+        fused = fuse(captured.graphs[path], root, self.recipe, floats, self.rules)
         fused.shared = first.fused.shared
         added = self.add(first, fused)
         added.example = encode((args, kwargs))
@@ -99,7 +103,8 @@ class Extender:
             return None
         self.called |= captured.called
         self.islands.update(captured.islands)
-        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, _inside(name, around.fused)))
+        floats = _inside(name, around.fused)
+        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, floats, self.rules))
         added.alone, added.example = True, encode((args, kwargs))
         _share(around, added)
         _note_layers(around, added)
@@ -116,16 +121,20 @@ class Extender:
 
     def add(self, first: GraphRunner, fused: FusedGraph) -> GraphRunner:
         """One more program of the module of `first`, by its fused graph."""
-        added = self.make(first.root, fused)
+        added = self._runner(first.root, fused)
         added.train(first.training)
         _share(first, added)
         added.follow(first)
         first.others.append(added)
         return added
 
+    def _runner(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
+        with tensors_on(device_of(module)):
+            return self.make(module, fused)
+
     def install(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
         """Let a module run a fused graph."""
-        runner = self.make(module, fused)
+        runner = self._runner(module, fused)
         runner.train(module.training)
         waiting = alone(module)
         runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward

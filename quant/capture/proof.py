@@ -225,7 +225,7 @@ def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str
 
 
 def _seeded() -> Any:
-    return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Which float classes have an int8 layer that quantises at run time, and what makes it; those of others as well."""
+"""The registry of dynamic int8 layers: float class -> what builds its int8 form, third parties' included."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quant.recurrent_layers import recurrent_class, recurrent_classes
 from quant.runtime.layers.quant_module import QuantModule
 
 Maker: TypeAlias = "Callable[[Any, QConfig], QuantModule]"
-"""(float module, its settings) -> the int8 module that stands in for it."""
+"""(float module, its settings) -> the int8 module that replaces it."""
 
 M = TypeVar("M", bound="type[QuantModule] | Maker")
 
@@ -27,11 +27,11 @@ SUPPORTED: dict[type[nn.Module], Maker] = {
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
 }
-"""Those of torch.nn, but for recurrent ones (`quant.recurrent_layers`)."""
+"""Those of torch.nn, except recurrent ones (`quant.recurrent_layers`)."""
 
 
 def _as_maker(kind: type, value: Any) -> Maker:
-    """What was registered, as what makes the int8 module."""
+    """A registered class or function as a Maker."""
     what = f"int8 layer of {full_name_of(kind)}"
     if not issubclass(kind, nn.Module):
         raise TypeError(f"{what}: expected a subclass of torch.nn.Module")
@@ -65,7 +65,7 @@ def register_int8(kind: type[nn.Module]) -> Callable[[M], M]:
 
 
 def maker(kind: type) -> Maker | None:
-    """What makes the int8 stand-in of modules of this very class; None where nothing does."""
+    """The Maker for modules of exactly this class; None where there is none."""
     if kind is _imported_conv1d():
         return Conv1D.from_float
     known, recurrent = _LAYERS.get(kind), recurrent_class(kind)
@@ -73,7 +73,7 @@ def maker(kind: type) -> Maker | None:
 
 
 def supported() -> list[type[nn.Module]]:
-    """The float classes with an int8 layer, as far as they are imported."""
+    """The imported float classes that have an int8 layer."""
     conv1d = _imported_conv1d()
     return [*_LAYERS, *recurrent_classes(), *([] if conv1d is None else [conv1d])]
 

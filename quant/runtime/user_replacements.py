@@ -1,9 +1,9 @@
-"""Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
+"""Modules that the user replaces in a converted model: which steps they affect, and how these steps then run.
 
-A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
-runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
-with it. What cannot be done so is an error. The float calls that steps of integers stand for are a program of their
-own for that, of which single values are computed.
+A program refers to the modules that the model had when it was converted. Where a path leads to another module now, its
+step runs in float with that module and is rounded to its range; a batch norm that was folded into the old layer is gone
+with it. A step that cannot run so is an error. The float calls of all integer steps are a program of their own,
+`floats`, of which single values are computed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from quant.runtime.values import Held, Value
 
 
 class ProgramOrigin:
-    """The modules that a program was made of.
+    """The modules that a program was converted from.
 
     Args:
-        program: whose instructions name them.
-        floats: a program of the float calls that its integer steps stand for, for values of the same graph.
-        int8: paths of those that are int8 layers, in which only their class is compared with another module's.
+        root: the captured module.
+        program: its program, whose instructions name the modules.
+        floats: the float calls that the program's integer steps stand for, as a program over values of the same graph.
+        int8: paths of int8 layers; of these, only the class is compared with a replacement's.
 
     Attributes:
-        layers: paths of modules that are called; the others are around these.
-        called: paths of those that are called in float, whatever module is there.
+        layers: paths of modules that are called; the other known modules contain these.
+        called: paths of modules that are called in float, so that any replacement is called.
     """
 
     def __init__(self, root: nn.Module, program: Program, floats: Program, int8: Collection[str]) -> None:
@@ -49,7 +50,7 @@ class ProgramOrigin:
         self._calls = {floats.values[one.out].node: one for one in floats.instructions}
 
     def edges(self, instruction: Instruction) -> list[Edge]:
-        """The modules that an instruction was built from."""
+        """The modules that an instruction was converted from."""
         return self._edges_at(instruction.modules)
 
     def _edges_at(self, modules: tuple[str, ...]) -> list[Edge]:
@@ -60,7 +61,7 @@ class ProgramOrigin:
         return edges
 
     def standing(self, instructions: Sequence[Instruction]) -> list[Edge] | None:
-        """The modules that some instructions were built from, each once; None where one of them has changed."""
+        """The modules that some instructions were converted from, each once; None where one of them has changed."""
         edges = self._edges_of(instructions)
         if all(edge.stands() for edge in edges):
             return edges
@@ -71,13 +72,13 @@ class ProgramOrigin:
         return list({edge.path: edge for modules in places for edge in self._edges_at(modules)}.values())
 
     def changed(self, instruction: Instruction) -> list[Edge]:
-        """Those of these in whose place is another module now, that is not as good: a copy of it is."""
+        """The modules of an instruction that were replaced by another module, other than a copy."""
         edges = self.edges(instruction)
         if all(edge.stands() for edge in edges):
             return []
         missing = self._missing(self._known.values())
         lost = {edge.path for edge in missing}
-        # A copied block has copies inside, which are to be watched from now on.
+        # A copied block contains copies, which are the known modules from now on.
         self._known = {
             path: edge if path in lost else _edge(self.root, path) or edge for path, edge in self._known.items()
         }
@@ -85,7 +86,7 @@ class ProgramOrigin:
         return [edge for edge in self.edges(instruction) if edge.path in lost]
 
     def replaced(self) -> list[str]:
-        """The paths of all places where another module is now, but for those that are called in float anyway."""
+        """The paths of all replaced modules, except those that are called in float."""
         return [edge.path for edge in self._missing(self._known.values()) if edge.path not in self.called]
 
     def _missing(self, edges: Collection[Edge]) -> list[Edge]:
@@ -100,10 +101,10 @@ class ProgramOrigin:
         ranges: dict[int, tuple[float, int]],
         table: OpTable,
     ) -> Any:
-        """A step whose modules have changed, in float with those that are there now, then rounded to its range.
+        """Run a step whose modules were replaced: in float with the new modules, then rounded to its range.
 
         Raises:
-            RuntimeError: what was changed is no layer of its own in the program.
+            RuntimeError: the replaced module is not a layer of its own in the program.
         """
         self._check(instruction)
         held, out = Held(), values[instruction.out]
@@ -123,7 +124,7 @@ class ProgramOrigin:
         return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
     def _computed(self, node: int, real: Callable[[int], Any]) -> Any:
-        """A value of the graph by the user's own call; `real` gives those that it reads."""
+        """The float value of a node; `real` returns those that its call reads."""
         own, values = self._calls[node], self.floats.values
 
         def filled(leaf: Any) -> Any:
@@ -140,14 +141,14 @@ class ProgramOrigin:
         return call(own, self.root, args, kwargs)
 
     def _serves(self, known: Edge, now: nn.Module) -> bool:
-        """Whether a module is, or is a copy of, the one that a program was made of."""
+        """Whether a module is the known one, or a copy of it."""
         before = known.module
         if now is before:
             return True
         if type(now) is not type(before) or ("forward" in vars(now)) != ("forward" in vars(before)):
             return False
         if known.path in self.int8 or "forward" in vars(before):
-            return True  # its numbers are its own; a module that was seen through has a forward of its own
+            return True  # an int8 layer has its own numbers; a part has its own program
         pairs = zip(before.parameters(), now.parameters(), strict=False)
         return str(before) == str(now) and all(torch.equal(one, other) for one, other in pairs)
 
@@ -178,19 +179,19 @@ def _edge(root: nn.Module, path: str) -> Edge | None:
 
 
 def _modules_called(program: Program) -> set[str]:
-    """The paths of the modules that a program calls as they are."""
+    """The paths of the float modules that a program calls."""
     callees = [one.callee for one in program.instructions if isinstance(one, FloatCall)]
     return {one.path for one in callees if isinstance(one, Submodule) and one.path}
 
 
 def _around(paths: Iterable[str]) -> set[str]:
-    """These paths and those of all modules around them, but the root."""
-    found = set[str]()
+    """These paths, and those of all modules that contain them, except the root."""
+    around = set[str]()
     for path in paths:
-        while path and path not in found:
-            found.add(path)
+        while path and path not in around:
+            around.add(path)
             path = path.rpartition(".")[0]
-    return found
+    return around
 
 
 def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:

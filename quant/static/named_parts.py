@@ -1,4 +1,4 @@
-"""Whether a program that was read names what is in its model: int8 layers, modules, parameters and buffers."""
+"""Checks that a parsed program names layers, modules, parameters and buffers that its model has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.trees import Attr
 from quant.runtime.values import Value
 
@@ -99,7 +99,7 @@ def _check_numbers(value: Value) -> None:
         return
     scale, zero_point = value.qparams
     if type(scale) is not float or not 0 < scale < math.inf or type(zero_point) is not int or zero_point not in BYTES:
-        raise TextError(f"%{value.id}: {scale} and {zero_point} are no scale and zero point of uint8")
+        raise TextError(f"%{value.id}: {scale} and {zero_point} are not a scale and zero point of uint8")
 
 
 def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
