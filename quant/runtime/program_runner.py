@@ -97,11 +97,9 @@ class ProgramRunner(Programs):
         if self.program.schedule is None:
             return
         for step in self.program.schedule.steps:
-            singles: Sequence[Instruction] = (step,)
             if isinstance(step, Region):
                 step.text(self)
-                singles = step.tail
-            for instruction in singles:
+            for instruction in step.tail if isinstance(step, Region) else [step]:
                 self._known_step(instruction, self._steps_known)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
