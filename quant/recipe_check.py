@@ -1,8 +1,7 @@
-"""A recipe held against what a phase can do: what it cannot use is refused, by the rule and the first layer at fault.
+"""Checks that a phase can use all settings of a recipe; errors name the rule and the first layer concerned.
 
-`check_observers` asks the recipe alone, before anything is captured; `check_settings` asks what became of each layer.
-A rule may cover layers of both kinds, static and dynamic, so a setting is refused where no layer of its rule can use
-it.
+`check_observers` checks the recipe alone, before capture; `check_settings` checks it against the outcome for each
+layer. A rule may match static and dynamic layers, so a setting is refused only where no layer of its rule can use it.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
 
 @dataclass
 class _Layers:
-    """The layers that one rule decides, by full name: `with_range` are those static ones whose output is integers."""
+    """The layers that one rule decides, by full name; `with_range`: the static ones with an integer output."""
 
     static: list[str] = field(default_factory=list)
     dynamic: list[str] = field(default_factory=list)
@@ -126,7 +125,7 @@ def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int,
 
 
 def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
-    """A range by hand must be that of all who write values with it."""
+    """Check that a range set by hand is the same for all layers whose outputs have it."""
     makers = {step.output: step for step in fused.steps}
     for slot in fused.slots.values():
         writers = [makers[value] for value in slot.observed]
@@ -141,7 +140,7 @@ def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
 
 
 def _check_recurrent(fused: FusedGraph, path: str, verb: str) -> None:
-    """Weights of recurrent layers have no learned scale."""
+    """Refuse learned scales for weights of recurrent layers."""
     for step in filter(is_recurrent, fused.steps):
         if step.qconfig is not None and step.qconfig.weight_observer in LEARNED:
             raise RecipeError(

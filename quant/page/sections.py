@@ -52,7 +52,7 @@ def advice(comparison: Comparison) -> Markup:
     if not bad and not comparison.unreached and not comparison.outside:
         healthy = f"Every step adds less error than {HEALTHY:.0f} dB. Nothing needs attention."
         return join(tag("h2", "What to do"), tag("p", healthy))
-    said = [_todo(step) for step in bad[:NAMED]]
+    advice = [_todo(step) for step in bad[:NAMED]]
     more = len(bad) - NAMED
     rest = tag("p", f"And {more} more, below.", class_="note") if more > 0 else None
     lost = ", ".join(comparison.unreached)
@@ -64,7 +64,7 @@ def advice(comparison: Comparison) -> Markup:
     return join(
         tag("h2", "What to do"),
         tag("p", "The steps that add most error of their own. Change one, and look again.", class_="soft"),
-        *said,
+        *advice,
         rest,
         tag("div", silent, class_="todo fair") if comparison.unreached else None,
         tag("div", unlike, class_="todo fair") if comparison.outside else None,
