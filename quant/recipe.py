@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -36,6 +36,14 @@ DYNAMIC_SETTINGS = ("per_row",)
 
 class RecipeError(ValueError):
     """A recipe cannot be applied: a rule matches nothing, or asks for something that does not exist."""
+
+
+class UnmatchedRules(RecipeError):
+    """Rules that match no module of a model, by their patterns."""
+
+    def __init__(self, message: str, patterns: Sequence[Pattern] = ()) -> None:
+        super().__init__(message)
+        self.patterns = patterns
 
 
 class Options(Mapping[str, float]):

@@ -16,7 +16,8 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.leaves import is_dynamic
 from quant.observers import AUTO, LEARNED, OBSERVERS, trains
-from quant.ops.step import is_recurrent
+from quant.ops.operator import Recurrent
+from quant.ops.registered import Registered
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
 from quant.runtime.names import attribute, full_name
 from quant.static.runner import runners
@@ -140,12 +141,14 @@ def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
 
 
 def _check_recurrent(fused: FusedGraph, path: str, verb: str) -> None:
-    """Refuse learned scales for weights of recurrent layers."""
-    for step in filter(is_recurrent, fused.steps):
+    """Refuse learned scales for weights of recurrent and registered layers."""
+    for step in fused.steps:
+        if not isinstance(step.operator, (Recurrent, Registered)):
+            continue
         if step.qconfig is not None and step.qconfig.weight_observer in LEARNED:
             raise RecipeError(
                 f"{verb}: layer {full_name(path, step.name)!r}: weight_observer is {step.qconfig.weight_observer!r}, "
-                "and scales of recurrent weights are not learned; give it a weight_observer that follows the weight "
+                "and scales of recurrent and registered layers are not learned; give it one that follows the weight "
                 "('minmax')"
             )
 

@@ -17,6 +17,7 @@ from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
@@ -24,13 +25,14 @@ from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
 from quant.qat.finite_inputs import finite_inputs
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
-from quant.qat.weights import rounded_bias, rounded_weight
+from quant.qat.weights import rounded_bias, rounded_weight, straight_through
 from quant.recipe import QConfig
 from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
 from quant.runtime.trees import map_leaves
 from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
+from quant.static.registered_layers import simulated_registered
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
@@ -185,7 +187,13 @@ class TrainingRunner(GraphRunner):
         # A clamp that is the step's last node is applied with the rounding; one that is a step, a lookup, is not.
         nodes = step.nodes if clamp is None else step.nodes[:1]
         own: dict[int, Any] = {}
-        for index in nodes:
+        if isinstance(step.operator, Registered) and self.is_on("rounding"):
+            module, x = attribute(self.root, self.graph.nodes[nodes[0]].target), values[step.inputs[0]]
+            try:
+                own[nodes[0]] = simulated_registered(module, step.qconfig, step.operator.make, x, straight_through)
+            except ValueError as error:
+                raise ValueError(f"layer '{step.name}': {error}") from error
+        for index in nodes[len(own) :]:
             node = self.graph.nodes[index]
             own[index] = self._evaluated(node, lambda i: own[i] if i in own else values[i])
         return own[nodes[-1]], clamp or NO_CLAMP
