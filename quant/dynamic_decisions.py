@@ -181,7 +181,7 @@ def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
         for name, tensor in decision.module.named_parameters():
             _check_tensor(f"{decision.where}: {name}", tensor)
         _, rule = _resolve(decision.module, decision.names, recipe)
-        asked = recipe.said(rule)
+        asked = recipe.rule_text(rule)
         if isinstance(decision.module, TABLES) and decision.qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(
                 f"{decision.where}: tables have 8 or 4 bits, {asked} asks for {decision.qconfig.weight_bits}"

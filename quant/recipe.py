@@ -289,8 +289,8 @@ class Recipe:
                 return rule.qconfig, index
         return self.default, NO_RULE
 
-    def said(self, rule: int) -> str:
-        """How errors call the rule of that index, or the default."""
+    def rule_text(self, rule: int) -> str:
+        """A rule by its index, or the default, as errors name it."""
         return "the recipe's default" if rule == NO_RULE else f"rule {self.rules[rule]}"
 
     def unmatched(self, modules: Iterable[tuple[str, nn.Module]]) -> list[Rule]:

@@ -31,7 +31,7 @@ def check_observers(recipe: Recipe, verb: str, *, training: bool) -> None:
         training: whether ranges follow batches in training, or are chosen once from all of them.
     """
     for rule, qconfig in _configs(recipe):
-        asks = f"{verb}: {recipe.said(rule)} asks for"
+        asks = f"{verb}: {recipe.rule_text(rule)} asks for"
         kind = qconfig.activation_observer
         if training and kind != AUTO and not trains(kind):
             legal = ", ".join([AUTO, *filter(trains, [*OBSERVERS, *LEARNED])])
@@ -58,7 +58,7 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
     """
     decided = _decided(prepared, recipe, called)
     for rule, qconfig in _configs(recipe):
-        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
+        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.rule_text(rule)} asks for"
         for setting in qconfig.changed():
             value = getattr(qconfig, setting)
             if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:

@@ -156,9 +156,9 @@ def suspicions(rows: Sequence[Row]) -> Markup | None:
     doubtful = [row for row in rows if row.warnings]
     if not doubtful:
         return None
-    said = [tag("div", tag("p", tag("span", row.layer or "(root)", class_="name")), *(tag("p", text) for text in
+    layers = [tag("div", tag("p", tag("span", row.layer or "(root)", class_="name")), *(tag("p", text) for text in
             row.warnings), class_="todo fair") for row in doubtful]  # fmt: skip
-    return join(tag("h2", "Suspicions of calibration"), *said)
+    return join(tag("h2", "Suspicions of calibration"), *layers)
 
 
 def modules(report: Report) -> Markup:
