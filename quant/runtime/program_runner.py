@@ -92,9 +92,9 @@ class ProgramRunner(Programs):
         object.__setattr__(self, "root", root)
 
     def make_ready(self) -> None:
-        """Work out what a call needs and its inputs do not decide: a plan for their shapes is left to the first one.
+        """Prepare everything for a call that does not depend on its inputs; plans for their shapes come with the call.
 
-        All of it is held against the model again at every call, as what an earlier call has worked out.
+        Every call checks it against the model, as it checks what an earlier call has prepared.
         """
         self._binding.make_ready(self.root)
         if self.program.schedule is None:
