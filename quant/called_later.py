@@ -1,8 +1,8 @@
 """Modules that an island calls, but did not call on the example inputs: another branch by values, another expert.
 
-Such a module waits for its first call in calibration or training, which tells the outermost island around it. When the
-island's call has ended, that call is recorded once more, by which the module is captured like those that the examples
-showed; in calibration its observers then see what the island gave it.
+Such a module waits for its first call by `examples` or in calibration, which tells the outermost island around it. When
+the island's call has ended, that call is recorded once more, by which the module is captured like those that the
+examples showed; in calibration its observers then see what the island gave it.
 """
 
 from __future__ import annotations

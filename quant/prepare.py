@@ -40,8 +40,9 @@ from quant.shared import note_shared, one_range_each
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
-from quant.static.runner import GraphRunner, replaying, runners
+from quant.static.runner import GraphRunner, all_runners, replaying, runners
 from quant.uncompiled import is_compiled
+from quant.waiting_forwards import stop_waiting
 from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
@@ -186,6 +187,8 @@ def planned(
         extender.install(modules[path], fused)
     LaterCalls(prepared, extender).watch()
     _add_examples(prepared, examples, state)
+    if training:  # a layer that begins in the middle of it would have no range, and a shallow copy would train another
+        stop_waiting(prepared)
     refuse_nothing(prepared, captured.islands, verb)
     if captured.unlike_in_training:
         _say_unlike(prepared, verb)
@@ -239,6 +242,8 @@ def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_s
             prepared(*args, **kwargs)
     if examples:
         forward_state.put_back(state, prepared)
+    for program in all_runners(prepared).values():  # those that the examples added began in eval mode
+        program.train(program.root.training)
 
 
 def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:

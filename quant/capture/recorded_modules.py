@@ -17,7 +17,7 @@ from torch import nn
 
 from quant.capture.attention import stop_nesting
 from quant.capture.outer_objects import Outside
-from quant.capture.snapshot import Snapshot
+from quant.capture.snapshot import Snapshot, users_modules
 from quant.half_precision import OwnOutputs, WideInputs
 
 if TYPE_CHECKING:
@@ -117,10 +117,11 @@ def watching(model: nn.Module) -> Iterator[Watched]:
     """Watch the modules of a model, in eval mode and without the user's hooks; everything is restored at the end."""
     watched = Watched(model)
     with evaluating(model), _keeping(model):
-        for module in model.modules():
+        modules = [module for _, module in users_modules(model)]
+        for module in modules:
             _take_hooks(module, type(model))
             stop_nesting(module)
-        forwards = [(module, module.forward) for module in model.modules()]
+        forwards = [(module, module.forward) for module in modules]
         for module, forward in forwards:
             module.__dict__["forward"] = WatchedForward(watched, module, forward)
         yield watched

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from quant.called_later import LaterCalls
 from quant.copying import copy_model
 from quant.further_programs import Extender
 from quant.fusion.fused_graph import FusedGraph
@@ -93,7 +92,6 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
                 quantizer = trainer.observer(slot)
                 assert isinstance(quantizer, FakeQuantizeBase)
                 quantizer.start(*ends)
-    LaterCalls(prepared, extender).watch()
     _name(prepared)
     return prepared
 
