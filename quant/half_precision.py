@@ -82,7 +82,7 @@ def note_half(model: nn.Module) -> None:
         for hook in _own_outputs(part):
             for runner in part.modules():
                 if isinstance(runner, ProgramRunner):
-                    runner.half = hook.half
+                    runner.users_half = hook.half
 
 
 def hooks_of_others(module: nn.Module) -> bool:

@@ -65,7 +65,7 @@ class ProgramRunner(Programs):
         ranges: scale and zero point of the values that are uint8.
         layers: int8 layers of functional calls, which have no module of the user's.
         weights: what the user's forward needs besides int8 layers, where it has to run.
-        half: the half type of the user's model, where this computes in float32 what that does in it; else None.
+        users_half: the half type of the user's model, where this computes in float32 what that does in it; else None.
         origin: the modules that the program was made of; set when the conversion is done.
     """
 
@@ -84,7 +84,7 @@ class ProgramRunner(Programs):
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
-        self.half: torch.dtype | None = None
+        self.users_half: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
@@ -130,11 +130,11 @@ class ProgramRunner(Programs):
 
     def _other_way(self) -> str:
         """What a warning adds where the user's forward finds other dtypes than in the user's model."""
-        names = [] if self.half is None else comparing_dtypes(self.root)
+        names = [] if self.users_half is None else comparing_dtypes(self.root)
         if not names:
             return ""
         listed = ", ".join(full_name(self.expected.path, name) or type(self.root).__name__ for name in names[:4])
-        return f", with float32 where the model has {self.half}; {listed} compares dtypes and may go another way"
+        return f", with float32 where the model has {self.users_half}; {listed} compares dtypes and may go another way"
 
     def held(self, *args: Any, **kwargs: Any) -> Held:
         """Every value that a call gives, none dropped.

@@ -107,12 +107,12 @@ def note_dtypes(model: nn.Module, entries: Entries) -> None:
     """Add the modules of a half model that compare dtypes, which are float32 where no program stands for a call."""
     for path, module in model.named_modules():
         first = child_of(module, RESERVED)
-        if not isinstance(first, ProgramRunner) or first.half is None:
+        if not isinstance(first, ProgramRunner) or first.users_half is None:
             continue
         for inner in comparing_dtypes(first.root):
             name = full_name(path, inner)
             outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
-            note = f"it compares dtypes, and finds float32 instead of {first.half} in calls without a program"
+            note = f"it compares dtypes, and finds float32 instead of {first.users_half} in calls without a program"
             entries[name] = outcome, f"{detail}; {note}"
 
 
