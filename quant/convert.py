@@ -1,8 +1,9 @@
 """Convert: a calibrated model into int8 layers under the user's names, and a program that keeps uint8 between them.
 
-Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_layers.py`), what they replace
-(`module_replacement.py`), the program (`assembly.py`), what becomes dynamic instead (`dynamic_fallback.py`) and the
-report (`report_entries.py`). What is made runs by `quant/runtime/`.
+This file has the order of the steps. The steps are in `quant/static/`: one program (`convert_program.py`), its layers
+(`int8_layers.py`) and instructions (`assembly.py`), the modules that they replace (`module_replacement.py`), modules
+that become dynamic instead (`dynamic_fallback.py`) and the report (`report_entries.py`). `quant/runtime/` runs the
+result.
 """
 
 from __future__ import annotations
@@ -15,36 +16,33 @@ from torch import nn
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
-from quant.graph import Kind, expected_call
-from quant.half_precision import carry, note_half, sizes_before
+from quant.devices import tensors_on
+from quant.graph import Kind
+from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen, Observer
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
-from quant.runtime.as_forward import as_forward
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.shown_programs import show_programs
 from quant.runtime.state import keep_ranges
-from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
+from quant.static.convert_program import convert_program
 from quant.static.description import DESCRIPTION, make_description
-from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
+from quant.static.dynamic_fallback import make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
-from quant.static.int8_layers import Built, int8_layers, is_layer
-from quant.static.kept_graph import graph_of, keep_graph
-from quant.static.module_replacement import remove_folded, remove_unread, replace_module
-from quant.static.native import schedule
-from quant.static.native_forms import Planner
+from quant.static.int8_layers import Built, is_layer
+from quant.static.kept_graph import graph_of
+from quant.static.module_replacement import remove_unread
 from quant.static.outlier_check import float_norms, leave_float
-from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
-from quant.static.report_entries import Entries, make_report, note_dtypes, note_floats, note_programs
+from quant.static.report_entries import Entries, make_report, note_dtypes, note_programs
 from quant.static.report_notes import silenced
 from quant.static.runner import (
     GraphRunner,
@@ -56,19 +54,16 @@ from quant.static.runner import (
     unwrapped,
 )
 from quant.static.signature import guards, signature
-from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.weights_to_restore import weights_to_restore
 from quant.waiting_forwards import stop_waiting
 
-PLANNED = "(planned run)"
-"""The entry of the report that says which steps of a captured module are computed together."""
+CPU = torch.device("cpu")
+"""Where integers are computed, wherever a model was calibrated or trained."""
 
 
 class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
 
 
-@torch.inference_mode(False)
 def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
 
@@ -78,7 +73,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
 
     Returns:
-        a copy; its attribute `program` prints what it computes, call by call.
+        a copy, on the CPU; its attribute `program` prints what it computes, call by call.
 
     Raises:
         ValueError: `prepared` does not come from `prepare`, or only a part of it does.
@@ -87,7 +82,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     Warns:
         CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
     """
-    prepared = unwrapped(prepared)
+    with torch.inference_mode(False), tensors_on(CPU):
+        return _converted(unwrapped(prepared), backend)
+
+
+def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _check_whole(prepared)
@@ -99,6 +98,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         own.state, model
     )  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
+    model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
     unseen = _drop_unseen(model)
     _calibrated(model)
@@ -123,7 +123,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         for path, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = _convert_unit(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+            model = convert_program(model, path, runner, ranges[path], backend, built, entries, further=path in added)
         called = _called(model, programs)
         for path, runner in programs.items():
             if path not in added:
@@ -134,7 +134,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["islands"] = dict(info.islands)
+    description["islands"] = {name: str(why) for name, why in info.islands.items()}
     description["norms"] = {path: float_norms(one) for path, one in programs.items()}
     further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
@@ -152,6 +152,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
+            module.make_ready()
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
@@ -269,76 +270,8 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
             dynamic.update({full: reason} if name in recurrent else {})
-            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=3)
+            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=4)
     return dynamic
-
-
-def _convert_unit(
-    model: nn.Module,
-    path: str,
-    runner: GraphRunner,
-    ranges: dict[str, QParams],
-    backend: str | None,
-    built: Built,
-    entries: Entries,
-    *,
-    further: bool,
-) -> nn.Module:
-    """Put the integers of one program of a captured module in place.
-
-    Args:
-        further: whether the module's first program is in place.
-
-    Returns:
-        the model; another one where it was a layer itself.
-    """
-    fused, root = runner.fused, runner.root
-    by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
-    emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
-    shapes = SymbolicShapes(fused.graph)
-    context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
-    shown: Entries = {} if further else entries  # the layers are those of the first program
-    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
-    note_floats(fused, shown, path)
-    steps = fused.steps
-    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
-    remove_folded(fused, root, layers, sites)
-    if not further:
-        del root._modules[RESERVED]
-        del root.__dict__["forward"]
-    if is_lone_dynamic(runner):
-        return model
-    if "" in layers:
-        if further:
-            return model
-        carry(root, layers[""])
-        return replace_module(model, root, layers[""])
-    for name, layer in layers.items():
-        if not name.startswith("/"):
-            carry(built.originals[path, name], layer)
-            replace_module(root, built.originals[path, name], layer)
-    numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
-    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
-    keep_graph(program_runner, fused.graph)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
-    program_runner.eval()
-    for name, layer in layers.items():
-        if name.startswith("/"):
-            program_runner.layers[name[1:]] = layer
-    planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
-    assembled.program.schedule = planned
-    if planned.regions or planned.reasons:
-        name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
-        entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
-    if further:
-        first = root._modules.get(RESERVED)
-        if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
-            first.others.append(program_runner)
-        return model
-    root._modules[RESERVED] = program_runner
-    root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
-    add_parts(root, fused, context, sites, program_runner)
-    return model
 
 
 def _called(model: nn.Module, programs: dict[str, GraphRunner]) -> set[nn.Module]:

@@ -8,6 +8,7 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
+from quant.kernels.registry import full_name_of
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
@@ -32,9 +33,8 @@ Entries = dict[str, tuple[str, str]]
 
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
-    bits = step.qconfig.weight_bits if step.qconfig else 8
-    detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {step.operator.name}, {ranges}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -62,6 +62,19 @@ def recurrent_entry(
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     steps = interpreted_steps(layer)
     return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
+
+
+def registered_entry(
+    step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None
+) -> tuple[str, str]:
+    """The entry of a registered layer, by its class; `x` and `y` as for `weighted_entry`."""
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {full_name_of(type(layer))}, {ranges}, {routes(layer, backend)}"
+
+
+def _weight_and_ranges(step: Step, x: QParams, y: QParams | None) -> tuple[str, str]:
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    return f"int{bits}", f"input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
 
 
 def _ends(qparams: QParams) -> str:
@@ -107,12 +120,12 @@ def note_dtypes(model: nn.Module, entries: Entries) -> None:
     """Add the modules of a half model that compare dtypes, which are float32 where no program stands for a call."""
     for path, module in model.named_modules():
         first = child_of(module, RESERVED)
-        if not isinstance(first, ProgramRunner) or first.users_half is None:
+        if not isinstance(first, ProgramRunner) or first.half_type is None:
             continue
         for inner in comparing_dtypes(first.root):
             name = full_name(path, inner)
             outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
-            note = f"it compares dtypes, and finds float32 instead of {first.users_half} in calls without a program"
+            note = f"it compares dtypes, and finds float32 instead of {first.half_type} in calls without a program"
             entries[name] = outcome, f"{detail}; {note}"
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
+from quant.devices import device_of, relocate
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
 from quant.kernels import QParams
@@ -70,6 +71,7 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(fused.graph)
+        self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
@@ -79,6 +81,15 @@ class GraphRunner(Ranges, Programs):
         super().use(fused, observers)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GraphRunner:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._device is not None:
+            device = fn(torch.empty(0, device=self._device)).device
+            if device != self._device:
+                relocate(self.graph, self._device, device)
+                self._device, self.expected = device, expected_call(self.graph, self.fused.slot_of)
+        return self
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
@@ -113,7 +124,7 @@ class GraphRunner(Ranges, Programs):
         with without_runner(self):
             output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
-        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved", why)
+        warn_once(self.warned, self.graph.path, self.root, mismatch, "in float, unobserved", why)
         return output
 
     def follow(self, first: GraphRunner) -> None:

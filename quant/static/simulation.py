@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
 from quant.graph import Kind
+from quant.int8_classes import Maker
 from quant.kernels import QParams
 from quant.ops.operator import Weighted
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
 from quant.runtime.layers.weighted import range_of_call
@@ -32,6 +34,7 @@ from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
 from quant.static.outlier_check import leave_float
+from quant.static.registered_layers import registered_layer
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated
 from quant.waiting_forwards import not_waiting
@@ -129,6 +132,9 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
         for one in first.programs():
             for step in () if one.dropped else one.fused.steps:
                 node = one.graph.nodes[step.nodes[0]]
+                if isinstance(step.operator, Registered):
+                    module = attribute(one.root, node.target)
+                    forwards.setdefault(module, _LoneRegistered(module, step.qconfig, step.operator.make).forward)
                 if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
@@ -150,6 +156,18 @@ class _FoldedNorm:
         """The input in float32, as a batch norm gives it."""
         output: Tensor = input if is_falling_back() else self.own(input)
         return output
+
+
+class _LoneRegistered:
+    """A registered layer of a program that is called by itself (`StaticQuantModule.forward`)."""
+
+    def __init__(self, module: nn.Module, qconfig: QConfig | None, make: Maker) -> None:
+        assert qconfig is not None
+        self.own, self.int8 = module.forward, registered_layer(module, qconfig, make)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """With a range of this call where the user's forward runs as it is."""
+        return self.int8.dynamic(*args, **kwargs) if is_falling_back() else self.own(*args, **kwargs)
 
 
 class _LoneLayer:

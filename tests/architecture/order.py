@@ -17,7 +17,9 @@ ORDER = (
     # What a converted model runs by, then what every part of `quant` speaks of.
     "quant.runtime",
     "quant.graph",
+    "quant.devices",
     "quant.recurrent_layers",
+    "quant.int8_classes",
     "quant.leaves",
     "quant.folding",
     "quant.dead_calls",
