@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm, SpectralNormLoadStateDictPreHook, SpectralNormStateDictHook
 from torch.nn.utils.weight_norm import WeightNorm
 
+from quant.graph_modules import begun_graph_module
 from quant.rebinding import rebind
 from quant.recurrent_layers import is_recurrent_layer
 from quant.runtime.names import child_of
@@ -76,10 +77,13 @@ def _begin_by_hand(model: nn.Module, memo: dict[int, Any]) -> None:
 def _begun(module: nn.Module) -> tuple[Any, Any] | None:
     """An empty copy of a module and its state, where `copy.deepcopy` cannot copy the module.
 
-    These are compiled modules, and those whose `__getattr__` raises another error than AttributeError.
+    These are compiled modules, those of torch.fx, whose copies lose what is not in their graph, and those whose
+    `__getattr__` raises another error than AttributeError.
     """
     if is_compiled(module):
         return stand_in_of(module)
+    if isinstance(module, torch.fx.GraphModule):
+        return begun_graph_module(module)
     try:
         getattr(module, "__deepcopy__", None)
     except Exception:  # of the user's

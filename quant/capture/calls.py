@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 
 from quant.graph import Kind, Node
 
@@ -111,6 +111,8 @@ def canonical(
     A function mode gets the C function or the descriptor of `Tensor`. In a graph an operator is Python's
     (`operator.add`), another method is its name, and an attribute is a call of `getattr`.
     """
+    if isinstance(function, OpOverload):
+        function = of_overload(function)
     if isinstance(function, MethodWrapperType) and function == getattr(function.__self__, "__get__", None):
         return Kind.FUNCTION, getattr, (args[0], attribute_name(function)), {}
     if not kwargs and len(args) <= 2 and isinstance(function, Hashable):
@@ -122,6 +124,21 @@ def canonical(
     if function is getattr(Tensor, name, None) and args:
         return Kind.METHOD, name, args, kwargs
     return Kind.FUNCTION, function, args, kwargs
+
+
+def of_overload(function: OpOverload) -> Callable[..., Any]:
+    """The function of torch's that calls an operator of ATen, as exported modules call them; others as they are.
+
+    It takes the same arguments, of which the proof of a graph makes sure.
+    """
+    name = function._opname
+    if getattr(torch.ops.aten, name, None) is not function.overloadpacket or name.startswith("_"):
+        return function
+    for space in (torch, F, Tensor):
+        public = getattr(space, name, None)
+        if public is not None:
+            return public  # type: ignore[no-any-return]
+    return function
 
 
 def attribute_name(getter: Any) -> str:

@@ -28,6 +28,7 @@ ORDER = (
     "quant.diagnosis",
     "quant.rebinding",
     "quant.uncompiled",
+    "quant.graph_modules",
     "quant.copying",
     # Dynamic quantisation: int8 layers, and the report.
     "quant.nn",
