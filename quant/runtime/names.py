@@ -13,6 +13,11 @@ def full_name(*parts: str) -> str:
     return ".".join(filter(None, parts))
 
 
+def child_name(name: str) -> str:
+    """A dotted name as that of one child of a module, which has no dots."""
+    return name.replace(".", "/")
+
+
 def child_of(module: nn.Module, name: str) -> nn.Module | None:
     """The submodule of this name, or None; in a ScriptModule they lie in no ordinary dict."""
     children = module._modules  # which has no get() there
