@@ -59,7 +59,7 @@ class Line:
     settings: Mapping[str, Any]
 
     def __str__(self) -> str:
-        settings = "".join(f" {name}={format_value(value)}" for name, value in self.settings.items())
+        settings = "".join([f" {name}={format_value(value)}" for name, value in self.settings.items()])
         return f"%{self.out} = {self.op}{settings}"
 
 
@@ -87,7 +87,7 @@ def format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, (tuple, list)):
-        return ",".join(map(format_value, value)) + ("," if len(value) < 2 else "")
+        return ",".join([format_value(one) for one in value]) + ("," if len(value) < 2 else "")
     return str(value)
 
 

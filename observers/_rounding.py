@@ -57,6 +57,15 @@ def round_trip(
     return out, mask
 
 
+def as_dtype(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """A function's result in a dtype: itself where it has it.
+
+    torch 2.11 compiles an autograd function that returns what `.to` gave unchanged with the gradient of the operation
+    before, and of rounding that is zero.
+    """
+    return out if out.dtype == dtype else out.to(dtype)
+
+
 def gradient_inside(grad: Tensor, mask: Tensor) -> Tensor:
     """The gradient where mask is true, else 0; grad's dtype."""
     if compiled(mask):
@@ -75,8 +84,7 @@ def _round_trip(
 ) -> tuple[Tensor, Tensor | None]:
     scale, zero_point = along_axis(scale, scheme, x.dim()), along_axis(zero_point, scheme, x.dim())
     inverse = 1.0 / scale
-    if torch.compiler.is_compiling():
-        # Without `out=`: compiled by torch 2.11, a mask that is written so is all false, and nothing is trained.
+    if torch.compiler.is_compiling():  # what can be fused
         q = torch.round(x * inverse) + zero_point
         clamped = q.clamp(scheme.quant_min, scheme.quant_max)
         values = ((clamped - zero_point) * scale).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)

@@ -15,7 +15,7 @@ import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
 from quant.observers._rounding import NO_CLAMP as NO_CLAMP  # exported: callers of forward need it
-from quant.observers._rounding import gradient_inside, round_trip, scale_and_zero_point
+from quant.observers._rounding import as_dtype, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers._state import Stateful, fresh
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
@@ -54,7 +54,7 @@ class _StraightThrough(torch.autograd.Function):
         out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=with_mask, clamp=clamp)
         if mask is not None:
             ctx.save_for_backward(mask)
-        return out.to(x.dtype)
+        return as_dtype(out, x.dtype)
 
     @staticmethod
     @once_differentiable

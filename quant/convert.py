@@ -52,9 +52,6 @@ from quant.static.signature import guards, signature
 CPU = torch.device("cpu")
 """Where integers are computed, wherever a model was calibrated or trained."""
 
-PLANNED = "(planned run)"
-"""The entry of the report that says which steps of a captured module are computed together."""
-
 
 class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
@@ -146,6 +143,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
+            module.make_ready()
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))

@@ -22,7 +22,7 @@ from quant.capture import capture_call
 from quant.capture.unlike_in_training import within
 from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
-from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
 from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
@@ -47,6 +47,7 @@ class Extender:
         make: makes the runner.
         halves: of the tensors that are in a half type in the user's model, by name.
         refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
+        rules: as for `fuse`.
     """
 
     recipe: Recipe
@@ -57,6 +58,7 @@ class Extender:
     make: MakeRunner
     halves: Mapping[str, torch.dtype] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
+    rules: int = RULES
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
@@ -73,12 +75,13 @@ class Extender:
         for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, fuse(graph, module, self.recipe, within(captured.unlike_in_training, name)))
+                inside = within(captured.unlike_in_training, name)
+                self.install(module, fuse(graph, module, self.recipe, inside, self.rules))
         self.islands.update({name: why for name, why in captured.islands.items() if name != path})
         if path not in captured.graphs:
             self.refused.setdefault(path, []).append(captured.islands.get(path, "it gives no graph"))
             return None
-        fused = fuse(captured.graphs[path], root, self.recipe, floats)
+        fused = fuse(captured.graphs[path], root, self.recipe, floats, self.rules)
         fused.shared = first.fused.shared
         added = self.add(first, fused)
         added.example = encode((args, kwargs))
@@ -100,7 +103,8 @@ class Extender:
             return None
         self.called |= captured.called
         self.islands.update(captured.islands)
-        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, _inside(name, around.fused)))
+        floats = _inside(name, around.fused)
+        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, floats, self.rules))
         added.alone, added.example = True, encode((args, kwargs))
         _share(around, added)
         _note_layers(around, added)

@@ -23,7 +23,7 @@ from quant.copying import copy_model
 from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
-from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -139,6 +139,7 @@ def planned(
     training: bool = False,
     examples: Sequence[Any] = (),
     islands: Mapping[str, str] | None = None,
+    rules: int = RULES,
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
@@ -148,6 +149,7 @@ def planned(
         training: whether gradients will be taken through the graphs.
         examples: inputs of calls of other structures, as for `prepare`.
         islands: as for `capture`.
+        rules: as for `fuse`.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -169,14 +171,16 @@ def planned(
     _restore_parameters(prepared, model, captured.state)
     modules = dict(prepared.named_modules())
     floats = {path: unlike_in_training(captured.unlike_in_training, path) for path in captured.graphs}
-    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in captured.graphs.items()}
+    fused_graphs = {
+        path: fuse(graph, modules[path], recipe, floats[path], rules) for path, graph in captured.graphs.items()
+    }
     for path, reasons in one_range_each(fused_graphs, modules).items():
-        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons}, rules)
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
     kept = forward_state.kept_by_islands(prepared, "", captured.islands)
     forward_state.note(state, prepared, "", {*captured.state, *kept})
-    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves)
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves, rules=rules)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
     _add_examples(prepared, examples, state)

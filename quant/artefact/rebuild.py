@@ -120,7 +120,10 @@ def _prepared(
         recipe = Recipe(layers, default=None)
         # Some are islands in training alone, or by the values of the inputs that the model was captured with.
         islands = {name: AloneReason.read(why) for name, why in description.get("islands", {}).items()}
-        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands)
+        prepared = planned(
+            model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands,
+            rules=description.get("rules", 1),
+        )  # fmt: skip
     except UnmatchedRules as error:
         absent = [name for name in description["layers"] if glob.escape(name) in error.patterns]
         own = [name for name, _ in model.named_children()]
@@ -131,7 +134,6 @@ def _prepared(
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
     match_programs(prepared, description)
-    _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
     _leave_norms(prepared, description.get("norms", {}))
     _check_units(model, all_runners(prepared), description)
@@ -157,16 +159,8 @@ def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) ->
             _fuse_again(runner, info.recipe, norms[str(key)])
 
 
-def _follow(prepared: nn.Module, rules: int) -> None:
-    """Fuse by the rules that the described model was fused by."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
-    for runner in all_runners(prepared).values():
-        if runner.fused.rules != rules:
-            _fuse_again(runner, info.recipe, {}, rules)
-
-
-def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> None:
-    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats, rules)
+def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str]) -> None:
+    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats)
     runner.use(fused, {name: slot_observer(slot) for name, slot in fused.slots.items()})
 
 

@@ -1,7 +1,8 @@
-"""The programs of a converted model as a document for its file (`program_document.py`).
+"""Writes the programs of a converted model as a document for its file (`program_document.py`).
 
-A model of which something has no text is captured again when it is loaded: constants and objects that no file holds,
-functions outside of the allow-list, classes of packages that the model's modules do not come from.
+Some programs have no text: those with a constant or object that a file cannot hold, a function outside of the
+allow-list, or a class of a package that none of the model's modules is from. Such a model is captured again when it is
+loaded.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from quant.static.named_parts import check_names
 
 
 class NoText(ValueError):
-    """A model of which something has no text; the message says what."""
+    """A program of the model has no text; the message says why."""
 
 
 def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
-    """The document of a model from `convert`, and the constants that its texts name by their places.
+    """The document of a model from `convert`, and the constants that its texts name `$0`, `$1`, ...
 
     Raises:
-        NoText: the model cannot be built from one; with the reason.
+        NoText: the model cannot be built from a document; the message says why.
     """
     if not model.__dict__[DESCRIPTION].get("fingerprint"):
-        raise NoText("its float model holds an object that cannot be looked into")
+        raise NoText("its float model holds an object that cannot be inspected")
     writer, names = Writer(), _names(model)
     layers = {id(module): place for place, module in enumerate(_of_class(model, StaticLayer))}
     document = {
@@ -66,7 +67,7 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
     }
     constants = writer.constants
     if not all(map(is_plain, constants)):
-        raise NoText("a constant of its forward is a tensor that no file holds")
+        raise NoText("a constant of its forward is a tensor that a file cannot hold")
     document["orders"] = {str(place): _order(one) for place, one in enumerate(constants) if not one.is_contiguous()}
     try:
         for read in (read_units, check_graphs):
@@ -80,7 +81,7 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _check_names(first: ProgramRunner) -> None:
-    """Hold programs against the modules that they name, as loading does."""
+    """Check that the modules named by programs exist, as loading does."""
     for runner in first.programs():
         check_names(runner.program, runner)
     for part in _parts(first):
@@ -108,7 +109,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
 
 
 def _half(model: nn.Module) -> dict[str, Any] | None:
-    """The types that a model in a half type gives its outputs."""
+    """The half type of a model and of its outputs; None for a model in float32."""
 
     def name(dtype: torch.dtype | None) -> str | None:
         return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -156,7 +157,7 @@ def _parts(first: ProgramRunner) -> Iterator[Part]:
 def _runner(runner: ProgramRunner, writer: Writer) -> dict[str, Any]:
     origin, restored = runner.origin, runner.weights
     if origin is None or not isinstance(restored, WeightsToRestore):
-        raise NoText(f"{runner.expected.path or 'the model'} has a program that was not made by quant.convert")
+        raise NoText(f"{runner.expected.path or 'the model'} has a program that is not from quant.convert")
     return {
         **_program(runner.program, writer),
         "ranges": [[value, repr(scale), zero_point] for value, (scale, zero_point) in sorted(runner.ranges.items())],
@@ -180,5 +181,5 @@ def _part(part: Part, writer: Writer) -> dict[str, Any]:
 
 
 def _order(tensor: Tensor) -> list[int]:
-    """The dimensions in the order of memory, the widest step first."""
+    """The dimensions in the order of memory, the largest stride first."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])

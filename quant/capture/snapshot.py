@@ -1,7 +1,7 @@
-"""What a model holds at one moment, and what its forwards reach: compared with what is there later, and put back.
+"""The state of a model, and of the places that its forwards reach, to compare with a later one and to restore.
 
-Every recording needs it, to tell what the forward wrote and to undo that. A snapshot keeps the parts of the one before
-it to whose modules nothing happened, so that the recordings of a module that writes nothing share one.
+Every recording needs one, to find the writes of a forward and to undo them. A snapshot reuses the parts of the one
+before it whose modules have not changed, so the recordings of a module without writes share one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from quant.runtime.names import full_name
 
 
 class Snapshot:
-    """What a model and its surroundings hold at one moment, and what random numbers will be drawn.
+    """The state of a model and its surroundings at one moment, random generators included.
 
     Args:
-        outside: what its forwards reach outside of it.
-        last: an earlier snapshot, whose parts are used again where they are still so.
+        outside: the places outside of the model that its forwards reach.
+        last: an earlier snapshot, whose parts are reused where they are unchanged.
 
     Attributes:
         parts: the state of each module, by its dotted name.
@@ -54,14 +54,14 @@ class Snapshot:
         self._chance = torch_state(), random.getstate(), numpy.random.get_state()
 
     def within(self, root: nn.Module) -> dict[str, ModuleState | ScriptState]:
-        """The states of the modules in a module, by their names there."""
+        """The states of the modules within `root`, by their names in it."""
         first = self.parts[""]
         if root is first.module:
             return self.parts
         return {name: self._by_module[id(module)] for name, module in root.named_modules()}
 
     def are_swapped(self, module: nn.Module) -> bool:
-        """Whether a module, or one in it, has other parameters than it had."""
+        """Whether parameters of a module, or of one within it, were replaced."""
         if isinstance(module, torch.jit.ScriptModule):
             return False
         inside = module.modules() if module._modules else (module,)
@@ -69,14 +69,16 @@ class Snapshot:
         return not all(part.has_own_parameters() for part in parts if isinstance(part, ModuleState))
 
     def put_back(self) -> set[str]:
-        """Let all be as it was, what was reached for the first time since too.
+        """Restore everything, places reached since included.
 
-        Gives the dotted names of the attributes and tensors of modules that had changed.
+        Returns:
+            the dotted names of the modules' attributes and tensors that had changed.
         """
         checked = Checked()
         changed = {full_name(name, key) for name, part in self.parts.items() for key in part.put_back(checked)}
         for module, mode in self._modes:
-            module.training = mode
+            if module.training is not mode:  # to set an attribute of a module takes ten times as long
+                module.training = mode
         for held in {**self.outside.first, **self._reached}.values():
             if not checked.is_as_before(held):
                 held.put_back()
@@ -89,16 +91,16 @@ class Snapshot:
 
 
 def state_of(module: nn.Module, places: Places | None = None) -> ModuleState | ScriptState:
-    """The state of one module as it is now."""
+    """The current state of one module."""
     if isinstance(module, torch.jit.ScriptModule):
         return ScriptState(module)
     return ModuleState(module, places or Places({}, Checked()))
 
 
 def storages_of(parts: Iterable[ModuleState | ScriptState]) -> dict[int, torch.UntypedStorage]:
-    """The memory of the parameters, buffers and other tensors that modules hold, by its address.
+    """The storages of the tensors that modules hold, by address.
 
-    What a forward sets in its call is none of it: until the call ends, that is a value like others.
+    Tensors that a forward sets during the call are not among them: until it ends they are values like others.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for part in parts:

@@ -1,6 +1,4 @@
-"""Which float classes have an int8 layer that quantises at run time, and what makes it: those of torch, and the call
-that registers others.
-"""
+"""The registry of dynamic int8 layers: float class -> what builds its int8 form, third parties' included."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ SUPPORTED: dict[type[nn.Module], Maker] = {
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
 }
-"""Those of torch.nn, but for recurrent ones (`quant.recurrent_layers`)."""
+"""Those of torch.nn, except recurrent ones (`quant.recurrent_layers`)."""
 
 
 for _kind, _make in SUPPORTED.items():
@@ -52,7 +50,7 @@ def register_int8(kind: type[nn.Module]) -> Callable[[M], M]:
 
 
 def maker(kind: type) -> Maker | None:
-    """What makes the int8 stand-in of modules of this very class; None where nothing does."""
+    """The Maker for modules of exactly this class; None where there is none."""
     if kind is _imported_conv1d():
         return Conv1D.from_float
     known, recurrent = LAYERS.get(kind), recurrent_class(kind)
@@ -60,7 +58,7 @@ def maker(kind: type) -> Maker | None:
 
 
 def supported() -> list[type[nn.Module]]:
-    """The float classes with an int8 layer, as far as they are imported."""
+    """The imported float classes that have an int8 layer."""
     conv1d = _imported_conv1d()
     return [*LAYERS, *recurrent_classes(), *([] if conv1d is None else [conv1d])]
 

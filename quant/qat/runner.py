@@ -132,7 +132,7 @@ class TrainingRunner(GraphRunner):
 
     def _run_untrained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that occurs in eval mode only, as with a cache, in float; convert drops its program."""
-        path, warned = self.graph.path or type(self.root).__name__, self._first[0].said
+        path, warned = self.graph.path or type(self.root).__name__, self._first[0].warned
         if path not in warned:
             warned.add(path)
             warnings.warn(

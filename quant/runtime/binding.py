@@ -116,6 +116,19 @@ class QuickBinding:
             registers[register] = value
         return registers
 
+    def make_ready(self, root: nn.Module) -> None:
+        """Work out the likeliest form of call: by position, and without what has its default."""
+        forward = type(root).forward
+        expected, known = self.expected.arguments, None if isinstance(forward, property) else places_of(forward)
+        if known is None:
+            return
+        names, defaults, needed = known
+        count = needed
+        for place, name in enumerate(names[needed:], needed):
+            if name in expected and not (is_plain(expected[name]) and _same(expected[name], defaults[name])):
+                count = place + 1
+        self._forward, self._forms = forward, {(count,): self._places(forward, count, [])}
+
     def _places(self, forward: Any, count: int, named: list[str]) -> list[_Place] | None:
         known = places_of(forward)
         if known is None or self._always_slow:

@@ -1,9 +1,9 @@
-"""Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
+"""Modules that the user replaces in a converted model: which steps they affect, and how these steps then run.
 
-A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
-runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
-with it. What cannot be done so is an error. The float calls that steps of integers stand for are a program of their
-own for that, of which single values are computed.
+A program refers to the modules that the model had when it was converted. Where a path leads to another module now, its
+step runs in float with that module and is rounded to its range; a batch norm that was folded into the old layer is gone
+with it. A step that cannot run so is an error. The float calls of all integer steps are a program of their own,
+`floats`, of which single values are computed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from quant.runtime.values import Held, Value
 
 
 class ProgramOrigin(Origin):
-    """The modules that a program was made of, and how its steps are computed by others in their places.
+    """The modules that a program was converted from, and how its steps run with others in their places.
 
     Args:
-        program: whose instructions name them.
-        floats: a program of the float calls that its integer steps stand for, for values of the same graph.
-        int8: paths of those that are int8 layers, in which only their class is compared with another module's.
+        root: the captured module.
+        program: its program, whose instructions name the modules.
+        floats: the float calls that the program's integer steps stand for, as a program over values of the same graph.
+        int8: paths of int8 layers; of these, only the class is compared with a replacement's.
     """
 
     def __init__(self, root: nn.Module, program: Program, floats: Program, int8: Collection[str]) -> None:
@@ -47,10 +48,10 @@ class ProgramOrigin(Origin):
         ranges: dict[int, tuple[float, int]],
         table: OpTable,
     ) -> Any:
-        """A step whose modules have changed, in float with those that are there now, then rounded to its range.
+        """Run a step whose modules were replaced: in float with the new modules, then rounded to its range.
 
         Raises:
-            RuntimeError: what was changed is no layer of its own in the program.
+            RuntimeError: the replaced module is not a layer of its own in the program.
         """
         self._check(instruction)
         held, out = Held(), values[instruction.out]
@@ -70,7 +71,7 @@ class ProgramOrigin(Origin):
         return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
     def _computed(self, node: int, real: Callable[[int], Any]) -> Any:
-        """A value of the graph by the user's own call; `real` gives those that it reads."""
+        """The float value of a node; `real` returns those that its call reads."""
         own, values = self._calls[node], self.floats.values
 
         def filled(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A captured graph as text, and back: what a file keeps of the user's own calls (`quant/graph.py`).
+"""Writes and reads a captured graph (`quant/graph.py`) as text, for files.
 
     octet-graph 1
     graph('', ranked=True)
@@ -8,9 +8,9 @@
     span('block', 1, 2, {'x': %0}, %1)
     output(%1)
 
-A line for each call, in order. Behind the colon stands what it gave, `object` where that was no tensor; behind the
-semicolon how it is called besides. A program says the same in integers; the graph is what comparing one with the float
-model needs, and what a step is computed by whose module the user has put another in place of.
+A line for each call, in order. After the colon comes the type of its result, `object` where that is not a tensor; after
+the semicolon, further attributes of the node. The graph is needed to compare a program with the float model, and to run
+a step whose module the user has replaced.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ def _called(node: Node) -> str:
 
 
 def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | None = None) -> Graph:
-    """The graph of a text.
+    """Parse the text of a graph.
 
     Args:
-        constants: the tensors that it names by their places.
+        text: as `graph_text` writes it.
+        constants: the tensors that `$0`, `$1`, ... name.
         packages: the packages whose classes it may name, as for `program_reader.parse`.
 
     Raises:
-        TextError: the text is none; with the line.
+        TextError: the text is not a graph; the message names the line.
     """
     rows = text.split("\n")
     if rows[0] != HEADER:
@@ -149,7 +150,7 @@ def _name(callee: Method | Submodule) -> str:
 
 
 def _besides(reader: Reader, told: dict[str, Any], dtype: torch.dtype | None, shape: Any) -> dict[str, Any]:
-    """What a node has besides its call."""
+    """The attributes of a node besides its call."""
     layout, also = told.pop("layout", torch.strided), told.pop("also", [])
     number = told.pop("number", None)
     kinds = {"owner": str, "site": int, "writes": bool, "frozen": bool}

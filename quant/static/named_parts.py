@@ -1,4 +1,4 @@
-"""Whether a program that was read names what is in its model: int8 layers, modules, parameters and buffers."""
+"""Checks that a parsed program names layers, modules, parameters and buffers that its model has."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _check_numbers(value: Value) -> None:
         return
     scale, zero_point = value.qparams
     if type(scale) is not float or not 0 < scale < math.inf or type(zero_point) is not int or zero_point not in BYTES:
-        raise TextError(f"%{value.id}: {scale} and {zero_point} are no scale and zero point of uint8")
+        raise TextError(f"%{value.id}: {scale} and {zero_point} are not a scale and zero point of uint8")
 
 
 def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:

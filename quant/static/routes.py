@@ -1,4 +1,4 @@
-"""By which route the products of a static layer are formed on this machine, for the report."""
+"""The route by which this machine computes the products of a static layer, for the report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quant.runtime.layers.weighted import StaticLayer
 
 
 def routes(layer: nn.Module, backend: str | None) -> str:
-    """Who computes a static layer, and by which routes: "native (vnni)"; the reference where the backend has no kernel.
+    """The backend of a static layer with its routes, as in "native (vnni)"; the reference where it has no kernel.
 
     Args:
         layer: a `StaticLayer` with a site, a static recurrent layer, or a registered one.
-        backend: that the model is converted for; None for the dispatcher's choice.
+        backend: the backend that the model is converted for; None for the dispatcher's choice.
     """
     used = dispatch.current(backend)
     if not isinstance(layer, StaticLayer):

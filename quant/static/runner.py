@@ -118,7 +118,7 @@ class GraphRunner(Ranges, Programs):
                 return added.run_program(args, kwargs)
         output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
-        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved", why)
+        warn_once(self.warned, self.graph.path, self.root, mismatch, "in float, unobserved", why)
         return output
 
     def follow(self, first: GraphRunner) -> None:

@@ -32,7 +32,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/runtime/allowed_functions.py": {"*"},
         "quant/report.py": {"float"},
         "quant/error_parts.py": {"e"},
-        "quant/runtime/region.py": {"."},
     },
     "the one name that prepare adds to a module": {
         "quant/forward_state.py": {"_quant"},

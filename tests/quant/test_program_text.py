@@ -95,7 +95,7 @@ def test_the_calls_that_a_program_stands_for_come_back() -> None:
 def test_a_call_that_names_what_is_no_input_or_checks_what_is_not_known_is_refused() -> None:
     with pytest.raises(TextError, match="the call names %9, which is not an input"):
         parse(WHOLE_CALL.replace("x=%0", "x=%9"))
-    with pytest.raises(TextError, match="'flat' is nothing that an input is checked for"):
+    with pytest.raises(TextError, match="'flat' is not a requirement of an input"):
         parse(WHOLE_CALL.replace("contiguous", "flat"))
     with pytest.raises(TextError, match="line 5: expected 'argument'"):
         parse(WHOLE_CALL.replace(" argument 'cache[0][0]'", ""))
