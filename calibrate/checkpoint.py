@@ -1,4 +1,4 @@
-"""The file that lets a killed run go on: every observer's buffers, and how far the run had come. No pickle.
+"""The checkpoint from which an interrupted calibration resumes: observers' buffers and the progress, without pickle.
 
 A safetensors file; its header holds the manifest as JSON: the format's version, the batches and samples seen, the
 observers' names, types and settings, digests of the model's parameters, of the batches seen and of the file itself,
@@ -35,7 +35,7 @@ KEY = "octet.calibration"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run had come.
+    """The progress of a calibration.
 
     Attributes:
         batches, samples: seen so far.
@@ -55,7 +55,7 @@ def observers_of(model: nn.Module) -> dict[str, Observer]:
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """What must be the same for two runs' statistics to belong together: observers, and the weights they look at."""
+    """The observers, and a digest of the weights: equal where the statistics of two runs belong together."""
     weights = hashlib.sha256()
     for name, parameter in model.named_parameters():
         weights.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
@@ -68,7 +68,7 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
 
 def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any], progress: Progress) -> None:
-    """Put a checkpoint at `path`, whole or not at all.
+    """Write a checkpoint, whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -92,7 +92,7 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
     """Read and check a checkpoint; the observers are not touched before `Saved.restore`.
 
     Raises:
-        CheckpointError: truncated, altered, foreign, or of another model.
+        CheckpointError: the file is truncated, altered, not a checkpoint, or of another model.
         OSError: it cannot be read.
     """
     manifest, state = _read(path)
@@ -112,7 +112,7 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and checked, and is not applied yet."""
+    """A checkpoint that was read and checked, but not restored yet."""
 
     progress: Progress
     observers: Mapping[str, Observer]

@@ -180,7 +180,7 @@ class Observer(Stateful, ABC):
         """Add the statistics of `other`, which has as many rows."""
 
     def _settings(self) -> dict[str, object]:
-        """What two observers must share to be merged; printed by repr."""
+        """The settings that two observers must share to be merged; printed by repr."""
         return {"scheme": self.scheme}
 
     def _observe(self, x: Tensor) -> None:
@@ -264,9 +264,9 @@ def joint_range(seen: FiniteRange) -> FiniteRange:
 
 
 def as_plain(x: Tensor) -> Tensor:
-    """The same values as a tensor of torch's own class: statistics of a subclass would follow its rules, and copy so.
+    """A tensor of a subclass as a plain tensor, since the subclass would change how statistics are computed and copied.
 
-    A subclass that has its own kernels is more than its values, and stays what it is.
+    A subclass with kernels of its own (`__torch_dispatch__`) stays as it is.
     """
     if type(x) is Tensor or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return x

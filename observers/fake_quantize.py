@@ -1,4 +1,4 @@
-"""Fake quantisation: what the integers would give, in float, with a gradient to train through.
+"""Fake quantisation: the results of integer arithmetic in float, with a gradient for training.
 
 The straight-through estimator of Bengio et al. 2013 (arXiv 1308.3432) as used by Jacob et al. 2018 (arXiv 1712.05877):
 the gradient passes unchanged where rounding decided and is zero where clamping did. Learned ranges are in lsq.py

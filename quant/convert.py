@@ -15,11 +15,10 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
-from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.devices import tensors_on
 from quant.graph import Kind
-from quant.half_precision import sizes_before
+from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.qat.checks import check_trained
@@ -44,10 +43,19 @@ from quant.static.outlier_check import float_norms, leave_float
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
-from quant.static.report_entries import Entries, make_report, note_programs
+from quant.static.report_entries import Entries, make_report, note_dtypes, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
+from quant.static.runner import (
+    GraphRunner,
+    all_runners,
+    first_programs,
+    keep_programs,
+    remove_programs,
+    runners,
+    unwrapped,
+)
 from quant.static.signature import guards, signature
+from quant.waiting_forwards import stop_waiting
 
 CPU = torch.device("cpu")
 """Where integers are computed, wherever a model was calibrated or trained."""
@@ -93,7 +101,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     stop_waiting(model)
     model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
-    _drop_unseen(model)
+    unseen = _drop_unseen(model)
     _calibrated(model)
     check_trained(model)
     dynamic = _leave_float(model, info)
@@ -105,7 +113,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     hooked = silenced(programs)
     calls = {key: signature(runner.graph, runner.root) for key, runner in programs.items()}
     built = Built(programs, ranges)
-    entries: Entries = {}
+    entries: Entries = dict.fromkeys(unseen, ("float", "an example calls it, and no batch of data"))
     firsts = first_programs(model)
     added = {key: one for key, one in programs.items() if firsts[id(one)] is not one}
     odd = {key for key, one in added.items() if not agree(one, firsts[id(one)])}
@@ -140,6 +148,8 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    note_half(model)
+    note_dtypes(model, entries)
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
@@ -166,13 +176,23 @@ def _check_whole(prepared: nn.Module) -> None:
     )
 
 
-def _drop_unseen(model: nn.Module) -> None:
-    """Drop programs to which no data came, where a module has others; their calls run as they are."""
-    for runner in runners(model).values():
+def _drop_unseen(model: nn.Module) -> list[str]:
+    """Drop programs to which no data came, where a module has others, or an example alone brought it; their calls run
+    as they are.
+
+    Returns:
+        the modules in those without any program left.
+    """
+    left: list[str] = []
+    for path, runner in runners(model).items():
         programs = runner.programs()
-        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 else []
+        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 or runner.alone else []
         if seen and len(seen) < len(programs):
             keep_programs(runner, seen)
+        elif runner.alone and not seen:
+            left += [full_name(path, name) for name, _ in runner.root.named_modules() if RESERVED not in name]
+            remove_programs(runner)
+    return left
 
 
 def _calibrated(prepared: nn.Module) -> dict[ProgramKey, dict[str, QParams]]:

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from quant import forward_state
-from quant.called_alone import alone, layers_of, not_waiting, watch_parts
+from quant.called_alone import layers_of, watch_parts
 from quant.capture import capture_call
+from quant.capture.snapshot import Snapshot, holding
 from quant.capture.unlike_in_training import within
 from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
@@ -29,8 +30,10 @@ from quant.runtime.arguments import Arguments, copied, copied_together, share_me
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
+from quant.shared import add_shared
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
+from quant.waiting_forwards import not_waiting, waiting
 from quant.widening import refuse_another_way
 
 MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
@@ -88,6 +91,32 @@ class Extender:
         self._watch_parts(added)
         return added
 
+    def inside(self, model: nn.Module, path: str, call: Arguments, before: Snapshot | None = None) -> list[GraphRunner]:
+        """Runners of the modules that an island calls in this call and that no program was made of before.
+
+        Args:
+            model: of which the island is a part.
+            path: the island's.
+            before: what it held before the call; None where that is no matter.
+        """
+        island, known = model.get_submodule(path), runners(model)
+        state: forward_state.State = {}  # what is noted on the model itself is put back with the rest
+        with holding(before, island), _own_forwards(island):
+            self._refuse_another_way(island, path, call)
+            captured = capture_call(island, path, call, self.islands, training=self.training, known=known)
+            forward_state.note(state, island, path, captured.state)
+        self.state.update({name: value for name, value in state.items() if name not in self.state})
+        self.called |= captured.called
+        self.islands.update(captured.islands)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        fused = {
+            name: fuse(graph, modules[name], self.recipe, within(captured.unlike_in_training, name))
+            for name, graph in captured.graphs.items()
+        }
+        one_form = add_shared({name: one.fused for name, one in known.items()}, fused, modules)
+        self.islands.update(one_form)
+        return [self.install(modules[name], one) for name, one in fused.items() if name not in one_form]
+
     def part(self, around: GraphRunner, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """The runner of a part that is called alone (`called_alone.py`), now captured by itself; None where it cannot.
 
@@ -136,8 +165,8 @@ class Extender:
         """Let a module run a fused graph."""
         runner = self._runner(module, fused)
         runner.train(module.training)
-        waiting = alone(module)
-        runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
+        waits = waiting(module)
+        runner.own_forward = module.__dict__.get("forward") if waits is None else waits.own_forward
         runner.extend = self
         module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
         module.__dict__["forward"] = as_forward(runner.run, module, runner.own_forward)

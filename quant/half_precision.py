@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quant.copying import copy_model
 from quant.report import own_tensors
 from quant.runtime.layers.quant_module import HALVES
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import leaves, map_leaves
 
 
@@ -73,6 +74,15 @@ def like(model: nn.Module, converted: nn.Module) -> nn.Module:
 
 def _own_outputs(module: nn.Module) -> list[OwnOutputs]:
     return [hook for hook in module._forward_hooks.values() if isinstance(hook, OwnOutputs)]
+
+
+def note_half(model: nn.Module) -> None:
+    """Tell the runners of widened modules the type that the user's model has."""
+    for part in model.modules():
+        for hook in _own_outputs(part):
+            for runner in part.modules():
+                if isinstance(runner, ProgramRunner):
+                    runner.half_type = hook.half
 
 
 def hooks_of_others(module: nn.Module) -> bool:

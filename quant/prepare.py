@@ -15,6 +15,7 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
+from quant.called_later import LaterCalls
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASONS
@@ -183,6 +184,7 @@ def planned(
     extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves, rules=rules)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
+    LaterCalls(prepared, extender).watch()
     _add_examples(prepared, examples, state)
     refuse_nothing(prepared, captured.islands, verb)
     if captured.unlike_in_training:

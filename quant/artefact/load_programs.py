@@ -22,7 +22,7 @@ from quant.artefact.program_document import (
     read_layers,
     read_units,
 )
-from quant.half_precision import OwnOutputs, WideInputs
+from quant.half_precision import OwnOutputs, WideInputs, note_half
 from quant.int8_classes import LAYERS, static_layer
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.kernels.registry import full_name_of
@@ -285,3 +285,4 @@ def _give_halves(model: nn.Module, entry: Mapping[str, Any]) -> None:
     kinds = [None if name is None else dtype(name) for name in entry["kinds"]]
     model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
     model.register_forward_hook(OwnOutputs(dtype(entry["half"]), kinds, {}))
+    note_half(model)

@@ -16,6 +16,7 @@ from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
 from quant.runtime.binding import QuickBinding, bound_values
 from quant.runtime.callee import Submodule
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -32,10 +33,10 @@ from quant.runtime.instructions import (
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
-from quant.runtime.names import submodule
+from quant.runtime.names import full_name, submodule
 from quant.runtime.objects import Result
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.own_forward import is_falling_back, run_own_forward, without_runner
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
@@ -65,6 +66,7 @@ class ProgramRunner(Programs):
         ranges: node of a uint8 value -> its scale and zero point.
         layers: int8 layers of functional calls, for which the user has no module.
         weights: parameters that the user's forward reads and that int8 layers have replaced.
+        half_type: the half type of the user's model, where this computes in float32 what that does in it; else None.
         origin: the modules that the program was converted from; set at the end of the conversion.
     """
 
@@ -83,6 +85,7 @@ class ProgramRunner(Programs):
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
+        self.half_type: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
@@ -98,13 +101,9 @@ class ProgramRunner(Programs):
         if self.program.schedule is None:
             return
         for step in self.program.schedule.steps:
-            singles: Sequence[Instruction]
             if isinstance(step, Region):
                 step.text(self)
-                singles = step.tail
-            else:
-                singles = (step,)
-            for instruction in singles:
+            for instruction in step.tail if isinstance(step, Region) else (step,):
                 self._known_step(instruction, self._steps_known)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,7 +123,8 @@ class ProgramRunner(Programs):
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the user's own forward."""
-        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+        with without_runner(self):
+            return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
 
     def run_as_it_is(
         self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -137,10 +137,19 @@ class ProgramRunner(Programs):
                 runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
-            warn_once(
-                self.warned, self.expected.path, self.root, mismatch, "layer by layer, in float between int8 layers"
-            )
+            how = "layer by layer, in float between int8 layers"
+            if self.expected.path not in self.warned:
+                how += self._other_way()
+            warn_once(self.warned, self.expected.path, self.root, mismatch, how)
         return output
+
+    def _other_way(self) -> str:
+        """What a warning adds where the user's forward finds other dtypes than in the user's model."""
+        names = [] if self.half_type is None else comparing_dtypes(self.root)
+        if not names:
+            return ""
+        listed = ", ".join(full_name(self.expected.path, name) or type(self.root).__name__ for name in names[:4])
+        return f", with float32 where the model has {self.half_type}; {listed} compares dtypes and may go another way"
 
     def held(self, *args: Any, **kwargs: Any) -> Held:
         """Run a call and keep all its values.

@@ -27,7 +27,7 @@ from quant.runtime.keys import ProgramKey
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import run_own_forward
+from quant.runtime.own_forward import run_own_forward, without_runner
 from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
@@ -54,7 +54,7 @@ class GraphRunner(Ranges, Programs):
 
     Attributes:
         expected: the calls that the graph stands for.
-        alone: whether the module is a part of another captured one, and this is for calls of it by itself.
+        alone: whether a call of the module by itself brought this, and not the example inputs.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulation.py`).
@@ -109,6 +109,11 @@ class GraphRunner(Ranges, Programs):
         with self.settled():
             return self._simulate(values)
 
+    def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Show a call's values to the observers, and write nothing; a call without this program is none of its."""
+        with contextlib.suppress(CaptureMismatch), torch.no_grad():
+            self._observe(bound_values(self.expected, self.root, args, kwargs))
+
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call without a program: by a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
@@ -116,7 +121,8 @@ class GraphRunner(Ranges, Programs):
             added = self.extend(self, args, kwargs)
             if added is not None:
                 return added.run_program(args, kwargs)
-        output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
+        with without_runner(self):
+            output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
         warn_once(self.warned, self.graph.path, self.root, mismatch, "in float, unobserved", why)
         return output
@@ -267,6 +273,13 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
         taking.own_forward, taking.extend = first.own_forward, first.extend
         first.root._modules[RESERVED] = taking
         first.root.__dict__["forward"] = as_forward(taking.run, first.root, taking.own_forward)
+
+
+def remove_programs(first: GraphRunner) -> None:
+    """Let a module run the user's own forward again."""
+    del first.root._modules[RESERVED], first.root.__dict__["forward"]
+    if first.own_forward is not None:
+        first.root.__dict__["forward"] = first.own_forward
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:

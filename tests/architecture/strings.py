@@ -73,6 +73,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/capture/outer_objects.py": FOREIGN,
         "quant/capture/places.py": FOREIGN,
         "quant/leaves.py": {"*"},
+        "quant/runtime/dtype_branches.py": {"*"},
         "quant/nn/inherited.py": {"torch", "_abc_impl"},
         "quant/runtime/forms.py": {"builtins"},
         "quant/runtime/objects.py": {"__dict__", "__weakref__"},
