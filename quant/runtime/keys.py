@@ -7,6 +7,7 @@ a way to say what they do not mean: a module "y@2" is no second program, and a m
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import NamedTuple
 
 
@@ -58,5 +59,18 @@ class LayerKey(NamedTuple):
         return cls(text.removeprefix("./"))
 
 
+def module_of(step: str, modules: Container[str]) -> str | None:
+    """The module that a step calls, which it is named as, with the number of the call after the first; None of others.
+
+    Args:
+        step: its full name.
+        modules: the full names that there are.
+    """
+    if step in modules:
+        return step
+    repeated = _FURTHER.fullmatch(step)
+    return repeated[1] if repeated is not None and repeated[1] in modules else None
+
+
 _FURTHER = re.compile(r"(.*)@([1-9][0-9]*)", re.DOTALL)
-"""The text of a further program: the module's name and its place."""
+"""A name with a number behind it: of a further program of a module, or of a further call."""

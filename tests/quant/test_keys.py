@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import quant
-from quant.runtime.keys import LayerKey, ProgramKey
+from quant.runtime.keys import LayerKey, ProgramKey, module_of
 from quant.static.description import describe
 
 NAMES = st.text("a/@.2", max_size=6)
@@ -78,3 +78,27 @@ def test_names_that_look_like_keys(
     assert torch.equal(quant.load(tmp_path / "model.q8", model=made(1))(x), q(x))
     without_programs(tmp_path / "model.q8")
     assert torch.equal(quant.load(tmp_path / "model.q8", model=made(1))(x), q(x))
+
+
+class Again(nn.Module):
+    """Calls a layer whose name looks like a third call of another, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("y", "y@2"):
+            self.add_module(name, nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self._modules["y@2"](self._modules["y"](x).relu())  # type: ignore[misc]
+        return x
+
+
+def test_a_comparison_reaches_such_modules() -> None:
+    torch.manual_seed(0)
+    model, x = Again().eval(), torch.randn(32, 8)
+    comparison = quant.compare(model, quant.quantize_static(model, [x], progress=False), [x])
+    assert comparison.unreached == ()
+    known = {"", "y", "y@2", "part.fc"}
+    steps = ["y", "y@1", "y@2", "y@2@3", "part.fc@1", "part.linear", "z@1"]
+    assert [module_of(step, known) for step in steps] == ["y", "y", "y@2", "y@2", "part.fc", None, None]
