@@ -51,7 +51,9 @@ class Registry(Mapping[str, T]):
             if name not in self._known and name not in self._asked:
                 for offer in _offers(self.group, name):
                     if offer.module.partition(".")[0] != described(entry).partition(".")[0]:
-                        raise ValueError(f"{self.what} {name!r}: {described(entry)} is registered, and {told(offer)}")
+                        raise ValueError(
+                            f"{self.what} {name!r}: {described(entry)} is registered, and {origin_of(offer)}"
+                        )
             known = self._known.setdefault(name, entry)
         if known is not entry:
             raise ValueError(
@@ -75,7 +77,8 @@ class Registry(Mapping[str, T]):
             own = described(entry).partition(".")[0] == offer.module.partition(".")[0]
             if offer.name not in self._asked and not own:
                 warnings.warn(
-                    f"{self.what} {offer.name!r} is {described(entry)}; {told(offer)}, which is not used", stacklevel=3
+                    f"{self.what} {offer.name!r} is {described(entry)}; {origin_of(offer)}, which is not used",
+                    stacklevel=3,
                 )
         return problems
 
@@ -179,8 +182,8 @@ def full_name_of(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def told(offer: EntryPoint) -> str:
-    """Who offers what."""
+def origin_of(offer: EntryPoint) -> str:
+    """The package of an entry point, and what it names, for errors."""
     return f"{_distribution(offer)} offers one of that name ({offer.value})"
 
 

@@ -286,7 +286,7 @@ class FakeQuantize(FakeQuantizeBase):
             self._warned = True
             warnings.warn(
                 f"{self._where()}: {nan} NaN and {inf} infinite values in its input; they are left out of the range, "
-                "NaN is rounded to zero and infinities to the ends (said once per layer)",
+                "NaN is rounded to zero and infinities to the ends (warned of once per layer)",
                 stacklevel=3,
             )
 

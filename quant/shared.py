@@ -1,4 +1,4 @@
-"""Layers that several captured units call: units are fused apart, and what a layer has once must suit all of them.
+"""Layers that several captured modules call: what a layer has only once must fit all of them.
 
 An int8 Linear or convolution has input and output ranges per call, so it can be shared. It has one bias, which is not
 corrected by the mean of one call; training would learn two scales for its weight, which is refused; and a recurrent

@@ -14,7 +14,7 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
-from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.binding import QuickBinding, bound_values, refuse_other_devices
 from quant.runtime.callee import Submodule
 from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
@@ -93,9 +93,9 @@ class ProgramRunner(Programs):
         object.__setattr__(self, "root", root)
 
     def make_ready(self) -> None:
-        """Work out what a call needs and its inputs do not decide: a plan for their shapes is left to the first one.
+        """Prepare everything for a call that does not depend on its inputs; plans for their shapes come with the call.
 
-        All of it is held against the model again at every call, as what an earlier call has worked out.
+        Every call checks it against the model, as it checks what an earlier call has prepared.
         """
         self._binding.make_ready(self.root)
         if self.program.schedule is None:
@@ -110,6 +110,7 @@ class ProgramRunner(Programs):
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             registers = bound_values(self.expected, self.root, args, kwargs)
+            refuse_other_devices(self.expected, registers, self.root)
         if self.expected.written:
             output = self._execute_or_undo(registers)
         else:

@@ -119,10 +119,10 @@ class Planner:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 arguments.update(arguments.pop(name))
         known = plan_check.table()[instruction.kernel]
-        told = {
+        settings = {
             name: value for name, value in arguments.items() if name in known or not (value is None or value is False)
         }
-        return {name: self._setting(instruction.kernel, name, value, known) for name, value in told.items()}
+        return {name: self._setting(instruction.kernel, name, value, known) for name, value in settings.items()}
 
     def _setting(self, kernel: str, name: str, value: Any, known: Mapping[str, plan_check.Setting]) -> Any:
         """A value for the text, if the plan's table accepts it."""
