@@ -33,6 +33,7 @@ from quant.runtime.instructions import (
     Quantize,
     RecurrentCall,
 )
+from quant.runtime.keys import module_of
 from quant.runtime.layers.products import LinearProduct
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
@@ -180,8 +181,8 @@ def _settings(converted: nn.Module) -> dict[str, QConfig]:
 
 
 def _unreached(units: dict[str, nn.Module], sums: Sums) -> tuple[str, ...]:
-    reached = {name.split("@")[0] for name in sums}
     layers = [path or "(root)" for path, unit in units.items() if isinstance(unit, (StaticLayer, QuantModule))]
+    reached = {module_of(name, layers) for name in sums}
     return tuple(path for path in layers if path not in reached)
 
 
@@ -259,8 +260,7 @@ def _is_linear(layer: object) -> bool:
 
 def _module_of(step: str, settings: dict[str, QConfig]) -> str:
     """The module of a step: its name without the number of the call, or the owner of a functional call."""
-    name = step.split("@")[0]
-    return name if name in settings else name.rpartition(".")[0]
+    return module_of(step, settings) or step.partition("@")[0].rpartition(".")[0]
 
 
 def _kind(instruction: Instruction, runner: ProgramRunner) -> tuple[str, bool]:

@@ -24,6 +24,7 @@ from quant.observers import NoDataSeen, Observer
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
+from quant.runtime.keys import ProgramKey
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
@@ -31,7 +32,7 @@ from quant.runtime.shown_programs import show_programs
 from quant.runtime.state import keep_ranges
 from quant.static.call_text import call_text
 from quant.static.convert_program import convert_program
-from quant.static.description import DESCRIPTION, make_description
+from quant.static.description import DESCRIPTION, by_text, make_description
 from quant.static.dynamic_fallback import make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
@@ -111,22 +112,22 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
     programs = all_runners(model)
     hooked = silenced(programs)
-    calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
+    calls = {key: signature(runner.graph, runner.root) for key, runner in programs.items()}
     built = Built(programs, ranges)
     entries: Entries = dict.fromkeys(unseen, ("float", "an example calls it, and no batch of data"))
     firsts = first_programs(model)
-    added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
-    odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
+    added = {key: one for key, one in programs.items() if firsts[id(one)] is not one}
+    odd = {key for key, one in added.items() if not agree(one, firsts[id(one)])}
     removed: list[str] = []
     with torch.no_grad():
         # A unit that is nothing but a layer comes last: it is put wherever no unit has a form of its own of that layer.
-        for path, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
-            if path in odd:
+        for key, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
+            if key in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = convert_program(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+            model = convert_program(model, key, runner, ranges[key], backend, built, entries, further=key in added)
         called = _called(model, programs)
-        for path, runner in programs.items():
-            if path not in added:
+        for key, runner in programs.items():
+            if key not in added:
                 removed += _remove_unread(runner, called, entries)
     for layer in built.layers.values():
         layer.derive()  # type: ignore[operator]
@@ -135,12 +136,13 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = {name: str(why) for name, why in info.islands.items()}
-    description["norms"] = {path: float_norms(one) for path, one in programs.items()}
-    further = {path: one for path, one in programs.items() if path in added or one.promoted}
-    description["further"] = {path: one.example for path, one in further.items()}
-    description["guards"] = {path: guards(one.graph) for path, one in further.items()}
-    description["said"] = {path: call_text(one.graph, one.root) for path, one in further.items()}
-    description["alone"] = {path: one.example for path, one in programs.items() if one.alone and path not in added}
+    description["norms"] = by_text({key: float_norms(one) for key, one in programs.items()})
+    further = {key: one for key, one in programs.items() if key in added or one.promoted}
+    description["further"] = by_text({key: one.example for key, one in further.items()})
+    description["guards"] = by_text({key: guards(one.graph) for key, one in further.items()})
+    description["said"] = by_text({key: call_text(one.graph, one.root) for key, one in further.items()})
+    alone = {key: one.example for key, one in programs.items() if one.alone and key not in added}
+    description["alone"] = by_text(alone)
     description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
     model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
@@ -226,18 +228,18 @@ def observers_of(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
+def _calibrated(prepared: nn.Module) -> dict[ProgramKey, dict[str, QParams]]:
     """The ranges of every runner, or one error that lists what saw no data."""
-    ranges: dict[str, dict[str, QParams]] = {}
+    ranges: dict[ProgramKey, dict[str, QParams]] = {}
     missing: list[str] = []
-    for path, runner in all_runners(prepared).items():
-        ranges[path] = {}
+    for key, runner in all_runners(prepared).items():
+        ranges[key] = {}
         with runner.settled():
             for name in runner.fused.slots:
                 try:
-                    ranges[path][name] = runner.qparams(name)
+                    ranges[key][name] = runner.qparams(name)
                 except NoDataSeen:
-                    missing.append(full_name(path, name))
+                    missing.append(full_name(str(key), name))
     if missing:
         raise NotCalibrated(
             f"quant.convert: {len(missing)} observers saw no data: {', '.join(missing)}; run calibration batches "
@@ -246,7 +248,7 @@ def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
     return ranges
 
 
-def _shared(model: nn.Module, programs: dict[str, GraphRunner]) -> dict[str, str]:
+def _shared(model: nn.Module, programs: dict[ProgramKey, GraphRunner]) -> dict[str, str]:
     """Why layers stay float that several units call, by the first names of the modules."""
     first = {id(module): name for name, module in model.named_modules()}
     return {
@@ -274,11 +276,11 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
     return dynamic
 
 
-def _called(model: nn.Module, programs: dict[str, GraphRunner]) -> set[nn.Module]:
+def _called(model: nn.Module, programs: dict[ProgramKey, GraphRunner]) -> set[nn.Module]:
     """The modules that some program calls as a whole: int8 layers by now, float ones, and islands."""
     names = {
-        full_name(path.partition("@")[0], node.target)
-        for path, runner in programs.items()
+        full_name(key.path, node.target)
+        for key, runner in programs.items()
         for node in runner.graph.nodes
         if node.kind is Kind.MODULE
     }
@@ -298,7 +300,7 @@ def _remove_unread(runner: GraphRunner, called: set[nn.Module], entries: Entries
     return [full_name(path, name) for name in sorted(gone)]
 
 
-def _settings(programs: dict[str, GraphRunner]) -> dict[str, QConfig]:
+def _settings(programs: dict[ProgramKey, GraphRunner]) -> dict[str, QConfig]:
     """The QConfig of every weighted module, or owner of functional layers, by its full name."""
     settings: dict[str, QConfig] = {}
     for runner in programs.values():

@@ -132,8 +132,8 @@ class _Builder:
         return self.model
 
     def _place_modules(self, settings: Mapping[str, Any]) -> None:
-        """Put int8 layers in the places of the user's, and what a batch norm in a weight leaves in its place."""
-        for entry in self.document.get("registered", ()):  # files of before have none
+        """Replace the user's layers by int8 ones, and folded batch norms by `FoldedNorm`."""
+        for entry in self.document.get("registered", ()):  # older files have none
             name = entry["names"][0]
             self._place(entry["names"], self._registered(self.model.get_submodule(name), entry, settings))
         for entry in self.document["recurrent"]:

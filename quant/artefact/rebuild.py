@@ -24,9 +24,10 @@ from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe, UnmatchedRules
-from quant.runtime.names import has_attribute
+from quant.runtime.keys import ProgramKey
+from quant.runtime.names import full_name, has_attribute
 from quant.runtime.programs import RESERVED
-from quant.static.description import DESCRIPTION, VERSION, captured_runners
+from quant.static.description import DESCRIPTION, VERSION, captured_runners, table_text
 from quant.static.dynamic_fallback import without_runner
 from quant.static.examples import CannotRebuild, decode
 from quant.static.prepared import Prepared
@@ -64,19 +65,16 @@ def rebuild(
             "version of octet-quant that wrote it, or a later one"
         )
     prepared = _fitting(model, description, example_inputs, examples)
-    found = all_runners(prepared)
     _forget_weights(prepared)
-    for unit, slots in description["ranges"].items():
-        for name, (scale, zero_point) in slots.items():
-            found[unit].set_observer(name, Known(scale, zero_point))
-    for name, table in tables.items():
-        unit, _, step = name.partition("/")
-        if unit in found:
-            found[unit].tables[step] = table
+    for key, runner in all_runners(prepared).items():
+        for name, (scale, zero_point) in description["ranges"][str(key)].items():
+            runner.set_observer(name, Known(scale, zero_point))
+        texts = {step.name: table_text(key, step.name) for step in runner.fused.steps}
+        runner.tables = {step: tables[text] for step, text in texts.items() if text in tables}
     result = convert(prepared, backend or description["backend"])
-    found = result.__dict__[DESCRIPTION]
+    own = result.__dict__[DESCRIPTION]
     # What was seen of the float model is of this one: the file's may have had other code, or none noted.
-    seen = {name: found[name] for name in ("removed", "fingerprint")}
+    seen = {name: own[name] for name in ("removed", "fingerprint")}
     result.__dict__[DESCRIPTION] = {**description, **seen, "backend": backend or description["backend"]}
     result.__dict__[DESCRIPTION].pop("backends", None)
     if backend is None:
@@ -86,12 +84,12 @@ def rebuild(
 
 def _retune(converted: nn.Module, backends: Mapping[str, str | None]) -> None:
     """The choices that `kernels.autotune` made, for captured units and their layers."""
-    for unit, runner in captured_runners(converted):
-        if unit in backends:
-            modules: list[Any] = [runner, *converted.get_submodule(unit.partition("@")[0]).modules()]
+    for key, runner in captured_runners(converted):
+        if str(key) in backends:
+            modules: list[Any] = [runner, *converted.get_submodule(key.path).modules()]
             for module in modules:
                 if has_attribute(module, "backend"):
-                    module.backend = backends[unit]
+                    module.backend = backends[str(key)]
 
 
 def _fitting(
@@ -156,9 +154,9 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
 def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) -> None:
     """Leave the batch norms float, by unit, that convert left float because of its data."""
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
-    for path, runner in all_runners(prepared).items():
-        if norms.get(path):
-            _fuse_again(runner, info.recipe, norms[path])
+    for key, runner in all_runners(prepared).items():
+        if norms.get(str(key)):
+            _fuse_again(runner, info.recipe, norms[str(key)])
 
 
 def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str]) -> None:
@@ -170,14 +168,15 @@ def _is_in(name: str, path: str) -> bool:
     return not path or name == path or name.startswith(f"{path}.")
 
 
-def _check_units(model: nn.Module, units: Mapping[str, GraphRunner], description: Mapping[str, Any]) -> None:
+def _check_units(model: nn.Module, units: Mapping[ProgramKey, GraphRunner], description: Mapping[str, Any]) -> None:
     hint = "is it the model that was converted? Where its forward depends on the data, give example_inputs"
-    if set(units) != set(description["ranges"]):
-        odd = sorted(set(units) ^ set(description["ranges"]))
-        names = ", ".join(name or "(root)" for name in odd)
+    known = set(map(ProgramKey.read, description["ranges"]))
+    if set(units) != known:
+        names = ", ".join(str(key) or "(root)" for key in sorted(set(units) ^ known))
         raise CannotRebuild(f"{type(model).__name__}: {names} was captured in one of the two and not in both; {hint}")
-    for unit, runner in units.items():
-        where = ".".join((type(model).__name__, *([unit] if unit else [])))
+    for key, runner in units.items():
+        unit = str(key)
+        where = full_name(type(model).__name__, unit)
         pairs = zip_longest(description["calls"][unit], signature(runner.graph, runner.root), fillvalue="nothing more")
         for index, (expected, got) in enumerate(pairs):
             if not same_call(expected, got):

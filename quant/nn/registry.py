@@ -1,6 +1,4 @@
-"""Which float classes have an int8 layer that quantises at run time, and what makes it: those of torch, and the call
-that registers others.
-"""
+"""The registry of dynamic int8 layers: float class -> what builds its int8 form, third parties' included."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from quant.error_parts import StepError, percent
 from quant.page.charts import error_through, histogram, share
 from quant.page.markup import Markup, join, tag
 from quant.report import Report, ReportEntry
+from quant.runtime.keys import module_of
 
 POOR = 20.0
 """dB under which a step's own error is a tenth of its signal or more."""
@@ -104,7 +105,11 @@ def through(comparison: Comparison) -> Markup:
 def layers(comparison: Comparison, report: Report) -> Markup:
     """Every step, the one that adds most error first."""
     entries = {entry.name: entry for entry in report}
-    cards = [_layer(step, entries.get(step.name.split("@")[0]), place < OPEN) for place, step in enumerate(comparison)]
+    named = [(step, module_of(step.name, entries)) for step in comparison]
+    cards = [
+        _layer(step, None if module is None else entries[module], place < OPEN)
+        for place, (step, module) in enumerate(named)
+    ]
     text = "The error that each step adds, as a share of its signal. Open one for its values and their int8 range."
     return join(
         tag("h2", "Layers, worst first"), tag("p", text, class_="soft"), *cards[:LISTED], _folded(cards[LISTED:])

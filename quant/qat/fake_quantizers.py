@@ -25,6 +25,7 @@ from quant.observers.fake_quantize import NO_CLAMP, FakeQuantizeBase
 from quant.ops.step import Step
 from quant.prepare import scheme_of
 from quant.recipe import RecipeError
+from quant.runtime.names import child_name
 
 
 def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
@@ -147,4 +148,4 @@ class SharedFakeQuantize(FakeQuantize):
 def weight_key(step: Step, fused: FusedGraph) -> str:
     """The key of a step's learned weight scale; steps that share an int8 weight share it."""
     first = fused.calls_of_layer(step)[0]
-    return (first.name or "weight").replace(".", "/")
+    return child_name(first.name or "weight")

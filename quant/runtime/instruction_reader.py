@@ -22,6 +22,7 @@ from quant.runtime.instructions import (
     RecurrentCall,
     TakeSequence,
 )
+from quant.runtime.keys import LayerKey
 from quant.runtime.text_scanner import NAME
 from quant.runtime.tree_reader import Reader
 from quant.runtime.trees import Ref
@@ -103,7 +104,7 @@ def _read_layer(reader: Reader, out: Value, values: Mapping[int, Value]) -> Call
     args, kwargs = reader.arguments()
     if len(args) != 1 or not set(kwargs) <= {"site"}:
         reader.fail("expected layer NAME(%value) or layer NAME(%value, site=n)")
-    return LayerCall, {"layer": layer, "source": _source(reader, args[0]), "site": kwargs.get("site", 0)}
+    return LayerCall, {"layer": LayerKey.read(layer), "source": _source(reader, args[0]), "site": kwargs.get("site", 0)}
 
 
 def _read_recurrent(reader: Reader, out: Value, values: Mapping[int, Value]) -> Call:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from torch import Tensor
 
 from quant.runtime.callee import Callee, Submodule
+from quant.runtime.keys import LayerKey
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -154,9 +155,9 @@ class KernelCall(_OfSeveral):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCall(_OfOne):
-    """A call of an int8 layer, by its key among the runner's layers, at one of the sites that call it."""
+    """A call of an int8 layer, by its key, at one of the sites that call it."""
 
-    layer: str
+    layer: LayerKey
     site: int
 
     @property

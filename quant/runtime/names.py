@@ -13,6 +13,11 @@ def full_name(*parts: str) -> str:
     return ".".join(filter(None, parts))
 
 
+def child_name(name: str) -> str:
+    """A dotted name as that of one child of a module, which has no dots."""
+    return name.replace(".", "/")
+
+
 def child_of(module: nn.Module, name: str) -> nn.Module | None:
     """The child of this name, or None; a ScriptModule keeps its children in a class without `get`."""
     children = module._modules

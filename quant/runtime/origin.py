@@ -1,4 +1,4 @@
-"""the modules that a program was converted from, and whether they are still in their places."""
+"""The modules that a program was converted from, and whether they are still in their places."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ class Edge(NamedTuple):
 
 
 class Origin:
-    """The modules that a program was made of.
+    """The modules that a program was converted from.
 
     Args:
-        instructions: of the program, which name them.
-        floats: the float calls that its steps of integers stand for.
-        int8: paths of those that are int8 layers, in which only their class is compared with another module's.
+        root: the captured module.
+        instructions: those of its program, which name the modules.
+        floats: the float calls that the program's integer steps stand for.
+        int8: paths of int8 layers; of these, only the class is compared with a replacement's.
 
     Attributes:
-        layers: paths of modules that are called; the others are around these.
-        called: paths of those that are called in float, whatever module is there.
+        layers: paths of modules that are called; the other known modules contain these.
+        called: paths of modules that are called in float, so that any replacement is called.
     """
 
     def __init__(
@@ -76,13 +77,13 @@ class Origin:
         return list({edge.path: edge for modules in places for edge in self._edges_at(modules)}.values())
 
     def changed(self, instruction: Instruction) -> list[Edge]:
-        """Those of these in whose place is another module now, that is not as good: a copy of it is."""
+        """The modules of an instruction that were replaced by another module, other than a copy."""
         edges = self.edges(instruction)
         if all(edge.stands() for edge in edges):
             return []
         missing = self._missing(self._known.values())
         lost = {edge.path for edge in missing}
-        # A copied block has copies inside, which are to be watched from now on.
+        # A copied block contains copies, which are the known modules from now on.
         self._known = {
             path: edge if path in lost else _edge(self.root, path) or edge for path, edge in self._known.items()
         }
@@ -90,7 +91,7 @@ class Origin:
         return [edge for edge in self.edges(instruction) if edge.path in lost]
 
     def replaced(self) -> list[str]:
-        """The paths of all places where another module is now, but for those that are called in float anyway."""
+        """The paths of all replaced modules, except those that are called in float."""
         return [edge.path for edge in self._missing(self._known.values()) if edge.path not in self.called]
 
     def _missing(self, edges: Collection[Edge]) -> list[Edge]:
@@ -98,14 +99,14 @@ class Origin:
         return [edge for edge in edges if (one := now[edge.path]) is None or not self._serves(edge, one.module)]
 
     def _serves(self, known: Edge, now: nn.Module) -> bool:
-        """Whether a module is, or is a copy of, the one that a program was made of."""
+        """Whether a module is the known one, or a copy of it."""
         before = known.module
         if now is before:
             return True
         if type(now) is not type(before) or ("forward" in vars(now)) != ("forward" in vars(before)):
             return False
         if known.path in self.int8 or "forward" in vars(before):
-            return True  # its numbers are its own; a module that was seen through has a forward of its own
+            return True  # an int8 layer has its own numbers; a part has its own program
         pairs = zip(before.parameters(), now.parameters(), strict=False)
         return str(before) == str(now) and all(torch.equal(one, other) for one, other in pairs)
 
@@ -120,7 +121,7 @@ def _edge(root: nn.Module, path: str) -> Edge | None:
 
 
 def _modules_called(instructions: Collection[Instruction]) -> set[str]:
-    """The paths of the modules that instructions call as they are."""
+    """The paths of the float modules that instructions call."""
     callees = [one.callee for one in instructions if isinstance(one, FloatCall)]
     return {one.path for one in callees if isinstance(one, Submodule) and one.path}
 

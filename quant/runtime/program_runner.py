@@ -31,6 +31,7 @@ from quant.runtime.instructions import (
     said_of,
 )
 from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.keys import LayerKey
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
 from quant.runtime.names import full_name, submodule
 from quant.runtime.objects import Result
@@ -177,11 +178,11 @@ class ProgramRunner(Programs):
         places = [*(one.arguments for one in self.program.instructions if one.own), self.program.output]
         return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
-    def layer(self, key: str) -> Int8Layer:
-        """An int8 layer, by the name of the user's module or of the functional call."""
-        if key.startswith("/"):
-            return self.layers[key[1:]]  # type: ignore[return-value]
-        return submodule(self.root, key)  # type: ignore[return-value]
+    def layer(self, key: LayerKey) -> Int8Layer:
+        """An int8 layer of the program."""
+        if key.functional:
+            return self.layers[key.name]  # type: ignore[return-value]
+        return submodule(self.root, key.name)  # type: ignore[return-value]
 
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program; `registers` holds its inputs and receives all other values."""

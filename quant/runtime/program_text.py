@@ -121,7 +121,7 @@ def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
         return f"octet.{one.kernel}{writer.arguments(*one.arguments, names=_names(one.kernel))}"
     if isinstance(one, LayerCall):
         site = {"site": one.site} if one.site else {}
-        return f"layer {word(one.layer)}{writer.arguments((Ref(one.source),), site)}"
+        return f"layer {word(str(one.layer))}{writer.arguments((Ref(one.source),), site)}"
     if isinstance(one, RecurrentCall):
         dtype = "uint8" if one.integers else "float32"
         return f"recurrent {word(one.path)}{writer.arguments(*one.arguments)} -> {dtype}"

@@ -16,6 +16,7 @@ from quant.kernels.reference_plan import HEADER, Constant, Line, Register
 from quant.runtime import nonfinite
 from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.keys import LayerKey
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
@@ -30,8 +31,8 @@ class Home(Protocol):
     def origin(self) -> Origin | None:
         """The modules that its program was made of."""
 
-    def layer(self, key: str) -> Int8Layer:
-        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+    def layer(self, key: LayerKey) -> Int8Layer:
+        """An int8 layer of the program."""
 
 
 @dataclass
@@ -144,7 +145,7 @@ class _Members:
     """
 
     def __init__(self, region: Region, home: Home) -> None:
-        self.layers: dict[str, Int8Layer] = {}
+        self.layers: dict[LayerKey, Int8Layer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
         made_of = [] if home.origin is None else home.origin.standing(region.instructions)

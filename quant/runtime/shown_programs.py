@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from quant.runtime.keys import ProgramKey
 from quant.runtime.names import child_of, has_attribute
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
@@ -34,7 +35,7 @@ def _programs(model: nn.Module) -> Iterator[tuple[str, Program]]:
         first = child_of(module, RESERVED)
         if isinstance(first, ProgramRunner):
             for place, runner in enumerate(first.programs(), 1):
-                yield f"{name}@{place}" if place > 1 else name, runner.program
+                yield str(ProgramKey(name, place)), runner.program
 
 
 def show_programs(model: nn.Module) -> None:

@@ -26,12 +26,13 @@ from quant.runtime.values import Held, Value
 
 
 class ProgramOrigin(Origin):
-    """The modules that a program was converted from, and how its steps are computed by others in their places.
+    """The modules that a program was converted from, and how its steps run with others in their places.
 
     Args:
-        program: whose instructions name them.
-        floats: a program of the float calls that its integer steps stand for, for values of the same graph.
-        int8: paths of those that are int8 layers, in which only their class is compared with another module's.
+        root: the captured module.
+        program: its program, whose instructions name the modules.
+        floats: the float calls that the program's integer steps stand for, as a program over values of the same graph.
+        int8: paths of int8 layers; of these, only the class is compared with a replacement's.
     """
 
     def __init__(self, root: nn.Module, program: Program, floats: Program, int8: Collection[str]) -> None:

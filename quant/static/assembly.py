@@ -30,6 +30,7 @@ from quant.runtime.instructions import (
     TakeSequence,
     renumbered,
 )
+from quant.runtime.keys import LayerKey
 from quant.runtime.program import Program, live, unread
 from quant.runtime.trees import Ref, map_leaves
 from quant.runtime.values import Size, Value
@@ -53,9 +54,9 @@ class AssemblyContext(Context):
 
 @dataclass(frozen=True)
 class Site:
-    """The layer of a weighted step: its key among the runner's layers, and the number of this call."""
+    """The int8 layer of a step, and the number of this call."""
 
-    layer: str
+    layer: LayerKey
     index: int
 
 

@@ -8,6 +8,7 @@ from quant.graph import expected_call
 from quant.half_precision import carry
 from quant.kernels import QParams
 from quant.runtime.as_forward import as_forward
+from quant.runtime.keys import LayerKey, ProgramKey
 from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
@@ -30,7 +31,7 @@ PLANNED = "(planned run)"
 
 def convert_program(
     model: nn.Module,
-    path: str,
+    key: ProgramKey,
     runner: GraphRunner,
     ranges: dict[str, QParams],
     backend: str | None,
@@ -43,7 +44,7 @@ def convert_program(
 
     Args:
         model: the model, whose captured modules before this one are converted.
-        path: the name of the captured module, with `@n` behind it for further programs.
+        key: which program of which module.
         runner: runs the program's graph.
         ranges: slot -> scale and zero point.
         backend: for all its layers; None for the dispatcher's choice.
@@ -60,8 +61,8 @@ def convert_program(
     shapes = SymbolicShapes(fused.graph)
     context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
     shown: Entries = {} if further else entries  # the first program has reported the layers
-    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
-    note_floats(fused, shown, path)
+    layers, sites = int8_layers(runner, ranges, backend, built, shown, key)
+    note_floats(fused, shown, key.path)
     steps = fused.steps
     assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
     remove_folded(fused, root, layers, sites)
@@ -70,27 +71,29 @@ def convert_program(
         del root.__dict__["forward"]
     if is_lone_dynamic(runner):
         return model
-    if "" in layers:
+    whole = layers.get(LayerKey(""))
+    if whole is not None:
         if further:
             return model
-        carry(root, layers[""])
-        return replace_module(model, root, layers[""])
-    for name, layer in layers.items():
-        if not name.startswith("/"):
-            carry(built.originals[path, name], layer)
-            replace_module(root, built.originals[path, name], layer)
+        carry(root, whole)
+        return replace_module(model, root, whole)
+    for one, layer in layers.items():
+        if not one.functional:
+            original = built.originals[key, one.name]
+            carry(original, layer)
+            replace_module(root, original, layer)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)
     keep_graph(program_runner, fused.graph)
     program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
     program_runner.eval()
-    for name, layer in layers.items():
-        if name.startswith("/"):
-            program_runner.layers[name[1:]] = layer
+    for one, layer in layers.items():
+        if one.functional:
+            program_runner.layers[one.name] = layer
     planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
     assembled.program.schedule = planned
     if planned.regions or planned.reasons:
-        name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
+        name = PLANNED if not further else PLANNED.replace("run", f"run {key.place}")
         entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
     if further:
         first = root._modules.get(RESERVED)

@@ -7,13 +7,14 @@ inputs of the same shapes, and uses the stored ranges.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from quant.kernels import QParams
 from quant.recipe import QConfig
 from quant.runtime.instructions import KernelCall
+from quant.runtime.keys import ProgramKey
 from quant.runtime.names import child_of
 from quant.runtime.part import Part
 from quant.runtime.program import Program
@@ -24,6 +25,8 @@ DESCRIPTION = RESERVED + "_description"
 """The attribute of a converted model that holds its description."""
 
 VERSION = 1
+
+T = TypeVar("T")
 
 
 def describe(converted: nn.Module) -> dict[str, Any]:
@@ -38,15 +41,17 @@ def describe(converted: nn.Module) -> dict[str, Any]:
             f"{type(converted).__name__}: expected a model from quant.convert, this one has no description"
         )
     tuned = {
-        unit: runner.backend for unit, runner in captured_runners(converted) if runner.backend != description["backend"]
+        str(unit): runner.backend
+        for unit, runner in captured_runners(converted)
+        if runner.backend != description["backend"]
     }
     return {**description, "backends": tuned} if tuned else description
 
 
 def make_description(
     example: Any,
-    ranges: Mapping[str, Mapping[str, QParams]],
-    calls: Mapping[str, list[str]],
+    ranges: Mapping[ProgramKey, Mapping[str, QParams]],
+    calls: Mapping[ProgramKey, list[str]],
     layers: Mapping[str, QConfig],
     backend: str | None,
     rules: int,
@@ -55,13 +60,13 @@ def make_description(
 
     Args:
         example: from `encode`; None where the example inputs cannot be written in JSON.
-        ranges: captured module -> slot -> scale and zero point.
-        calls: captured module -> its signature.
+        ranges: program -> slot -> scale and zero point.
+        calls: program -> its signature.
         layers: full name -> settings; layers without an entry are float.
         rules: the version of the rules by which graphs were fused (`fused_graph.RULES`).
     """
     numbers = {
-        unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
+        str(unit): {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
         for unit, slots in ranges.items()
     }
     return {
@@ -69,10 +74,15 @@ def make_description(
         "rules": rules,
         "example": example,
         "ranges": numbers,
-        "calls": dict(calls),
+        "calls": by_text(calls),
         "layers": {name: qconfig.to_dict() for name, qconfig in layers.items()},
         "backend": backend,
     }
+
+
+def by_text(programs: Mapping[ProgramKey, T]) -> dict[str, T]:
+    """What a description has of programs, by the texts of their keys."""
+    return {str(key): value for key, value in programs.items()}
 
 
 def tables(converted: nn.Module) -> dict[str, Tensor]:
@@ -80,20 +90,24 @@ def tables(converted: nn.Module) -> dict[str, Tensor]:
 
     They are stored because they are computed by float functions, which two machines may round differently.
     """
-    return {f"{unit}/{step}": table for unit, step, table in _lookups(converted)}
+    return {table_text(key, step): table for key, step, table in _lookups(converted)}
 
 
-def captured_runners(converted: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
-    """The runners of all programs, by the name of their captured module; a further program of one is "name@2"."""
+def table_text(key: ProgramKey, step: str) -> str:
+    """What a file calls the look-up table of a program's step."""
+    return f"{key}/{step}"
+
+
+def captured_runners(converted: nn.Module) -> Iterator[tuple[ProgramKey, ProgramRunner]]:
+    """The runners of all programs."""
     for unit, module in converted.named_modules():
         runner = child_of(module, RESERVED)
         if isinstance(runner, ProgramRunner):
-            yield unit, runner
-            for place, other in enumerate(runner.programs()[1:], 2):
-                yield f"{unit}@{place}", other
+            for place, one in enumerate(runner.programs(), 1):
+                yield ProgramKey(unit, place), one
 
 
-def _lookups(converted: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+def _lookups(converted: nn.Module) -> Iterator[tuple[ProgramKey, str, Tensor]]:
     for unit, runner in captured_runners(converted):
         for program in [runner.program, *_part_programs(runner.root, runner)]:
             for one in program.instructions:

@@ -16,9 +16,10 @@ from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
 from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
+from quant.runtime.keys import LayerKey, ProgramKey
 from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
-from quant.runtime.names import attribute, full_name
+from quant.runtime.names import attribute, child_name, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.assembly import Site
@@ -40,27 +41,27 @@ class Built:
     """The float layers of all captured units as they were, and the int8 ones built of them so far.
 
     Attributes:
-        originals: by unit and name within it.
+        originals: by program and name within its module.
         layers: int8 ones by what they were built of.
         smallest: the smallest scale among a weighted module's inputs, by its id, over all units.
         folded: the gain and shift folded into a step, by the step's identity.
     """
 
-    def __init__(self, programs: dict[str, GraphRunner], ranges: dict[str, dict[str, QParams]]) -> None:
-        self.originals: dict[tuple[str, str], nn.Module] = {}
+    def __init__(self, programs: dict[ProgramKey, GraphRunner], ranges: dict[ProgramKey, dict[str, QParams]]) -> None:
+        self.originals: dict[tuple[ProgramKey, str], nn.Module] = {}
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
         self.folded: dict[int, Any] = {}
-        for path, runner in programs.items():
+        for program, runner in programs.items():
             for step in runner.fused.steps:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]
                 node = runner.graph.nodes[step.nodes[0]]
                 if not step.integer or node.kind is not Kind.MODULE:
                     continue
-                module = self.originals[path, node.target] = attribute(runner.root, node.target)
+                module = self.originals[program, node.target] = attribute(runner.root, node.target)
                 if isinstance(step.operator, Weighted):
-                    scale = ranges[path][runner.fused.slot_of[step.inputs[0]]].scale
+                    scale = ranges[program][runner.fused.slot_of[step.inputs[0]]].scale
                     self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
 
     def identity(self, step: Step, runner: GraphRunner, original: nn.Module | None) -> int:
@@ -95,52 +96,52 @@ def int8_layers(
     backend: str | None,
     built: Built,
     entries: Entries,
-    path: str,
-) -> tuple[dict[str, nn.Module], dict[int, Site]]:
+    program: ProgramKey,
+) -> tuple[dict[LayerKey, nn.Module], dict[int, Site]]:
     """Build the int8 layers of one captured unit, or take those that another unit built from the same modules.
 
     Args:
         ranges: by slot of this unit's fused graph.
         built: of all units; new layers are added.
         entries: of the report; a line per layer is added.
-        path: the unit's name.
+        program: whose layers they are.
 
     Returns:
-        the layers by key: a module's name in the unit, or "/" and the name of a functional call; and the call sites of
-        weighted steps, by the node of their output.
+        the layers by key; and the call sites of weighted and registered steps, by the node of their output.
 
     Raises:
         ValueError: a recurrent or registered layer cannot be static; with its name.
     """
-    fused = runner.fused
-    layers: dict[str, nn.Module] = {}
+    fused, path = runner.fused, program.path
+    layers: dict[LayerKey, nn.Module] = {}
     sites: dict[int, Site] = {}
     for step in fused.steps:
         if is_recurrent(step):
-            key = fused.graph.nodes[step.nodes[0]].target
-            name = full_name(path, key)
-            layers[key] = _recurrent_layer(step, fused, built.originals[path, key], ranges, built, name)
+            key = LayerKey(fused.graph.nodes[step.nodes[0]].target)
+            name = full_name(path, key.name)
+            layers[key] = _recurrent_layer(step, fused, built.originals[program, key.name], ranges, built, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
             entries[name] = recurrent_entry(step, fused, ranges, layers[key], backend)
         if isinstance(step.operator, Registered):
-            key = fused.graph.nodes[step.nodes[0]].target
+            key = LayerKey(fused.graph.nodes[step.nodes[0]].target)
             x, y = ranges[fused.slot_of[step.inputs[0]]], _output_range(step, fused, ranges)
-            make, name = step.operator.make, full_name(path, key)
-            own = _registered_layer(step, built.originals[path, key], make, backend, built, name)
+            make, name = step.operator.make, full_name(path, key.name)
+            own = _registered_layer(step, built.originals[program, key.name], make, backend, built, name)
             layers[key], sites[step.output] = own, Site(key, own.add_site(x, y))
-            if not key:
+            if not key.name:
                 own.own = sites[step.output].index
             entries[name] = registered_entry(step, x, y, own, backend)
         if not isinstance(step.operator, Weighted):
             continue
         node = fused.graph.nodes[step.nodes[0]]
-        key = node.target if node.kind is Kind.MODULE else "/" + step.name.replace(".", "/")
-        original = built.originals[path, key] if node.kind is Kind.MODULE else None
+        is_module = node.kind is Kind.MODULE
+        key = LayerKey(node.target) if is_module else LayerKey(child_name(step.name), functional=True)
+        original = built.originals[program, key.name] if is_module else None
         x = ranges[fused.slot_of[step.inputs[0]]]
         layer = layers[key] = _weighted_layer(step, runner, original, x, backend, built)
         y = _output_range(step, fused, ranges)
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
-        if not key:
+        if not key.name:
             layer.own = sites[step.output].index
         note_weighted(step, node, entries, path, weighted_entry(step, x, y, layer, backend))
         note_folded(step, fused, entries, path)

@@ -10,6 +10,7 @@ from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
+from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import attribute, submodule
 from quant.runtime.program_runner import ProgramRunner
@@ -30,7 +31,7 @@ def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module
 
 
 def remove_folded(
-    fused: FusedGraph, root: nn.Module, layers: Mapping[str, nn.Module], sites: Mapping[int, Site]
+    fused: FusedGraph, root: nn.Module, layers: Mapping[LayerKey, nn.Module], sites: Mapping[int, Site]
 ) -> None:
     """Replace batch norms that are folded into a weight by an Identity, so that names stay."""
     for step in fused.steps:

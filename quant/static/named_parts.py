@@ -104,11 +104,11 @@ def _check_numbers(value: Value) -> None:
 
 
 def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
-    functional = call.layer.startswith("/")
-    known = call.layer[1:] in runner.layers if functional else has_submodule(runner.root, call.layer)
-    layer: object = runner.layer(call.layer) if known else None
+    key = call.layer
+    known = key.name in runner.layers if key.functional else has_submodule(runner.root, key.name)
+    layer: object = runner.layer(key) if known else None
     if not isinstance(layer, (StaticLayer, StaticQuantModule)) or not 0 <= call.site < len(layer.input_scale):
-        raise TextError(f"{call.layer!r} is no int8 layer with a place {call.site}")
+        raise TextError(f"{str(key)!r} is no int8 layer with a place {call.site}")
 
 
 def _module(root: nn.Module, path: str) -> nn.Module:

@@ -27,6 +27,7 @@ from quant.ops.shapes import planned_shape
 from quant.ops.views import View
 from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import attribute
@@ -62,7 +63,9 @@ class Planner:
         rounded: float values that are only read to be quantised.
     """
 
-    def __init__(self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[str], Int8Layer]) -> None:
+    def __init__(
+        self, assembled: Assembled, graph: Graph, root: nn.Module, layer: Callable[[LayerKey], Int8Layer]
+    ) -> None:
         self.program, self.operators = assembled.program, assembled.operators
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}

@@ -17,6 +17,7 @@ from quant.observers import ChannelMean, Observer
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
+from quant.runtime.names import child_name
 from quant.static.shared_ranges import Agreement
 
 
@@ -143,5 +144,5 @@ def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
 
 def key_of(slot: str) -> str:
     """A slot's name as a child's: without dots, and different from ModuleDict's methods (`update`, `keys`)."""
-    key = slot.replace(".", "/")
+    key = child_name(slot)
     return f"{key}/" if hasattr(nn.ModuleDict, key) else key

@@ -8,18 +8,19 @@ from quant.graph import Kind
 from quant.half_precision import hooks_of_others
 from quant.ops.operator import Weighted
 from quant.ops.registered import Registered
+from quant.runtime.keys import ProgramKey
 from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
 
 
-def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
+def silenced(programs: Mapping[ProgramKey, GraphRunner]) -> list[str]:
     """Modules whose forward hooks a converted model does not run: containers that are seen through, and int8 layers.
 
     Args:
-        programs: the runners of a prepared model, by the names of their modules.
+        programs: the runners of a prepared model.
     """
     names = []
-    for path, runner in programs.items():
+    for key, runner in programs.items():
         inner = {span.path for span in runner.graph.spans}
         nodes = [
             runner.graph.nodes[step.nodes[0]]
@@ -29,5 +30,5 @@ def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
         inner |= {node.target for node in nodes if node.kind is Kind.MODULE}
         for name, module in runner.root.named_modules():
             if name and name in inner and hooks_of_others(module):
-                names.append(full_name(path, name))
+                names.append(full_name(key.path, name))
     return names

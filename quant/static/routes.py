@@ -14,7 +14,7 @@ def routes(layer: nn.Module, backend: str | None) -> str:
 
     Args:
         layer: a `StaticLayer` with a site, a static recurrent layer, or a registered one.
-        backend: that the model is converted for; None for the dispatcher's choice.
+        backend: the backend that the model is converted for; None for the dispatcher's choice.
     """
     used = dispatch.current(backend)
     if not isinstance(layer, StaticLayer):

@@ -24,6 +24,7 @@ from quant.runtime import nonfinite
 from quant.runtime.arguments import bind
 from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
+from quant.runtime.keys import ProgramKey
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
@@ -259,10 +260,10 @@ def replaying() -> Iterator[None]:
         _replaying.reset(token)
 
 
-def all_runners(model: nn.Module) -> dict[str, GraphRunner]:
-    """As `runners`, with further programs of a module as "name@2", "name@3", ..."""
+def all_runners(model: nn.Module) -> dict[ProgramKey, GraphRunner]:
+    """As `runners`, with further programs."""
     return {
-        name if place == 1 else f"{name}@{place}": one
+        ProgramKey(name, place): one
         for name, runner in runners(model).items()
         for place, one in enumerate(runner.programs(), 1)
     }

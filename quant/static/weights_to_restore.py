@@ -9,7 +9,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.runtime.names import full_name
+from quant.runtime.names import child_name, full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
 from quant.runtime.trees import Attr, Ref
 
@@ -24,7 +24,7 @@ def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
 
 
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[RestoredTensor]:
-    key = step.name.replace(".", "/")
+    key = child_name(step.name)
     for is_weight, value in ((True, layer.weight), (False, layer.bias)):
         sliced = False
         if isinstance(value, Ref):

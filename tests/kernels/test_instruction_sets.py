@@ -27,10 +27,16 @@ from .test_core import (
     token_constants,
 )
 
-ADDED = Path(__file__).with_name("added_instruction_set")
-ROOM = {"gemm": "gemm", "depthwise": "depthwise", "winograd": "conv"}
-"""Of a family's files; those that are not here are in rows."""
-FAMILIES = ["gemm", "depthwise", "winograd", "rows", "elementwise", "reals"]
+COUNTED = Path(__file__).with_name("counted_kernels.h")
+FAMILIES = {
+    "gemm": "run_u8",
+    "depthwise": "row",
+    "winograd": "run",
+    "rows": "quantize",
+    "elementwise": "add",
+    "reals": "layer_norm",
+}
+"""The families, each with the kernel of it whose calls are counted."""
 
 x86 = pytest.mark.skipif(build.host_arch() != "x86_64", reason="the rows are of x86-64")
 
@@ -43,6 +49,26 @@ def with_row(folder: Path, row: str) -> Path:
     before, after = table.read_text().split("OCTET_INSTRUCTION_SET(AvxVnni,")
     table.write_text(f"{before}{row}\nOCTET_INSTRUCTION_SET(AvxVnni,{after}")
     return folder
+
+
+def row_of_avx2() -> str:
+    """The row of AVX2 as that of a set "added", which is chosen by request; one route for all weights."""
+    [row] = re.findall(r"^OCTET_INSTRUCTION_SET\(Avx2,.*?\)\n", build.TABLE.read_text(), re.MULTILINE | re.DOTALL)
+    row = row.replace('(Avx2, "avx2", by_cpu', '(Added, "added", by_request').replace("kAvx2", "kAdded")
+    return re.sub(r"(\.gemm_of_safe_pairs = )&\w+", r"\1none", row)
+
+
+def file_of_avx2(family: str, core: Path) -> Path:
+    """Write AVX2's file of a family as that of "added", with a counter before one kernel of the table in its row."""
+    [source] = core.glob(f"*/{family}_avx2.cpp")
+    [table] = re.findall(rf"\.{family} = &(\w+)", row_of_avx2())
+    text = source.read_text().replace("kAvx2", "kAdded")
+    counter = rf'\1 = added::counted(\3, &\2::{FAMILIES[family]}, "{family}");'
+    counted, places = re.subn(rf"(extern const (\w+) {table}) = (.*);", counter, text)
+    assert places == 1, f"{source.name} has no table {table}"
+    added = source.with_name(f"{family}_added.cpp")
+    added.write_text(f'#include "{COUNTED.name}"\n{counted}')
+    return added
 
 
 def build_of(kernels: Path) -> ModuleType:
@@ -158,17 +184,16 @@ def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     if not cpuinfo.exists() or not {"avx2", "fma"} <= set(cpuinfo.read_text().split()):
         pytest.skip("the added instruction set is AVX2 under another name, which this CPU does not have")
     folder = tmp_path_factory.mktemp("added")
-    kernels = with_row(folder / "kernels", (ADDED / "row.inc").read_text())
+    kernels = with_row(folder / "kernels", row_of_avx2())
     core = kernels / "csrc" / "core"
-    for family in FAMILIES:
-        shutil.copy(ADDED / f"{family}_added.cpp", core / ROOM.get(family, "rows"))
-    shutil.copy(ADDED / "counted.h", kernels / "csrc")
+    added = {file_of_avx2(family, core) for family in FAMILIES}
+    shutil.copy(COUNTED, kernels / "csrc")
     building = build_of(kernels)
     names = [one.name for one in building.instruction_sets("x86_64")]
     assert names[names.index("avx2") + 1] == "added"
     assert [name for name in names if name != "added"] == [one.name for one in build.instruction_sets("x86_64")]
     own = [path for path in building.core_sources("x86_64") if path.stem.endswith("_added")]
-    assert len(own) == len(FAMILIES)
+    assert set(own) == added
     # Everything else is in the library as it was: the objects that read the table come before it.
     readers = [core / "instruction_sets.cpp", core / "cpu" / "isa.cpp"]
     objects = [compiled(building, source, folder) for source in [*readers, *own]]

@@ -82,7 +82,7 @@ def test_each_structure_that_calibration_meets_has_a_program(model: nn.Module) -
                 prepared(*args, **kwargs)
     runner = prepared._modules[RESERVED]
     assert isinstance(runner, GraphRunner)
-    assert list(all_runners(prepared)) == ["", "@2", "@3", "@4"]
+    assert list(map(str, all_runners(prepared))) == ["", "@2", "@3", "@4"]
     other = runner.others[0]
     assert isinstance(other, GraphRunner)
     assert set(other.observers.values()) & set(runner.observers.values()), "a layer has one range in all programs"
@@ -109,7 +109,7 @@ def test_programs_that_calibration_adds_are_in_what_quantize_static_gives(model:
 def test_examples_of_other_calls_have_programs_before_any_data(model: nn.Module) -> None:
     x, mask = torch.randn(12, 16), torch.rand(16)
     prepared = quant.prepare(model, x, examples=[(x, mask), {"x": x, "mode": "tanh"}])
-    assert list(all_runners(prepared)) == ["", "@2", "@3"]
+    assert list(map(str, all_runners(prepared))) == ["", "@2", "@3"]
     for batch in batches():
         prepared(batch)
     q = quant.convert(prepared)
@@ -276,7 +276,7 @@ def test_prefill_and_step_of_a_decoder_have_a_program_each() -> None:
             _, cache = prepared(torch.randn(2, 6, 16))
             for _ in range(3):
                 _, cache = prepared(torch.randn(2, 1, 16), cache)
-    assert list(all_runners(prepared)) == ["", "@2"]
+    assert list(map(str, all_runners(prepared))) == ["", "@2"]
     q = quant.convert(prepared)
     parts = [torch.randn(3, 9, 16), *(torch.randn(3, 1, 16) for _ in range(4))]
     with torch.no_grad():

@@ -40,7 +40,7 @@ class StaticLayer(nn.Module):
         q_weight: int8, in the layout of the user's layer.
         weight_scale: float32, (out,).
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
-        input_scale, input_zero_point, output_scale, output_zero_point: per place (`sites.py`).
+        input_scale, input_zero_point, output_scale, output_zero_point: for each site (`sites.py`).
         fold_gain, fold_shift: float32 (out,), or None: the batch norm or similar that is folded into the weight, as a
             function of the layer's own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 

@@ -1,8 +1,0 @@
-#include "core/rows/elementwise.inc"
-#include "counted.h"
-
-namespace octet {
-
-extern const ElementKernels kAddedElements = added::counted(kElements, &ElementKernels::add, "elementwise");
-
-}  // namespace octet

@@ -1,8 +1,0 @@
-#include "core/rows/reals.inc"
-#include "counted.h"
-
-namespace octet {
-
-extern const RealKernels kAddedReals = added::counted(kReals, &RealKernels::layer_norm, "reals");
-
-}  // namespace octet
