@@ -26,6 +26,8 @@ from weakref import WeakKeyDictionary
 import numpy
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from torch import Tensor, nn
 
 import quant
@@ -48,6 +50,8 @@ INSIDE: ContextVar[bool] = ContextVar("INSIDE", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Hypothesis draws numbers that stand in the sources, too, which are not the same on both sides: none of them here.
+    providers._get_local_constants = Constants
     for name in ("prepare", "prepare_qat"):
         replace(getattr(quant, name), remembering(getattr(quant, name)))
     for name in ("convert", "quantize_dynamic"):
