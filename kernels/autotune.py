@@ -1,9 +1,8 @@
-"""Which backend computes each layer of a model fastest: measured on this machine, at the user's shapes and threads.
+"""Measures which backend computes each layer of a model fastest on this machine, at the user's shapes and threads.
 
-What is tuned is whatever has an attribute `backend`, '' or None for the dispatcher's choice. A layer that the model
-calls is tuned by itself. Parts that it does not call, because something above them runs them in one native call, get
-one choice together, measured by calling what is above: a statically converted model is such a whole, and so is each
-captured part of it.
+It tunes modules with an attribute `backend`, where '' or None is the dispatcher's choice. A layer that the model calls
+is tuned by itself. Layers that run in one native call of a module around them get one choice together, measured by
+calling that module: a statically converted model is one, and so is each captured module in it.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from torch import Tensor, nn
 
 ROUNDS = 15
 SAMPLE_SECONDS = 0.002
-"""A sample calls its contender until about this long has passed: far above the clock's resolution."""
+"""Approximate length of a sample, during which a candidate is called repeatedly: far above the clock's resolution."""
 
 HOPELESS = 3.0
-"""A contender whose first call takes this many times the fastest first call is not measured further."""
+"""A candidate whose first call takes this many times the fastest first call is not measured further."""
 
 WORTH, OFTEN = 0.02, 0.8
-"""The dispatcher's choice is kept unless another is faster by this share, and in this share of the rounds: a layer
-without a choice of its own follows the machine that it is loaded on."""
+"""The dispatcher's choice is kept unless another backend is faster by the first share in the second share of rounds: a
+layer without a choice of its own adapts to the machine that it is loaded on."""
 
 SHAPES = 8
-"""Different inputs of one layer that are measured; a layer that sees more is judged by the first ones."""
+"""Most input shapes of one layer that are measured; further ones are ignored."""
 
 
 def autotune(
@@ -44,22 +43,19 @@ def autotune(
     progress: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuning:
-    """Time the backends for each int8 layer of `model` on `example`, and keep the fastest in the layer's `backend`.
+    """Time the backends for each int8 layer of `model` on `example`, and set the layer's `backend` to the fastest.
 
-    All backends give the same integers, so nothing but time changes. `quant.save` writes the choices with the model.
+    All backends compute the same integers, so only the time changes. `quant.save` stores the choices with the model.
 
     Args:
         model: int8, from `quant.quantize_dynamic`, `quant.convert` or `quant.load`.
-        example: what the model is called with: a tensor, a tuple of positional or a dictionary of keyword arguments.
+        example: inputs of the model: a tensor, a tuple of positional or a dictionary of keyword arguments.
         float_model: the model before quantisation; its layers are then measured too, under the same names, and the
             result says where float is faster. The int8 model is not changed for it: see `Tuning.float_rules`.
         backends: names of `quant.kernels.available()` to try besides the dispatcher's choice; None tries all that can
-            be used here, but the reference.
-        progress: show a bar, and print the table.
-        clock: seconds.
-
-    Raises:
-        ValueError: the model has nothing with a backend, or the example reaches none of it.
+            be used here, except the reference.
+        progress: show a progress bar, and print the table.
+        clock: returns seconds.
         BackendUnavailable: a name in `backends` does not exist or cannot be used here.
     """
     names = _candidates(backends)

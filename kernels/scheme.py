@@ -1,4 +1,4 @@
-"""What a quantised number is: the scheme (which integers), the parameters (which reals), and how to choose them.
+"""Quantised numbers: the scheme (which integers), the parameters (which reals), and how to choose these.
 
 Nothing here computes a layer; `reference.py` does, on the types of this file. Equation numbers are those of
 kernels/README.md.

@@ -57,7 +57,7 @@ class Tuning:
         return iter(self.layers)
 
     def float_rules(self) -> dict[str, None]:
-        """Rules of a `quant.Recipe` that leave float what is faster so: {} where int8 wins everywhere."""
+        """Rules of a `quant.Recipe` for the layers that are faster in float: {} where int8 is faster everywhere."""
         return {one.name or "*": None for one in self.layers if one.slower_than_float}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Fake quantisation: what the integers would give, in float, with a gradient to train through.
+"""Fake quantisation: the results of integer arithmetic in float, with a gradient for training.
 
 The straight-through estimator of Bengio et al. 2013 (arXiv 1308.3432) as used by Jacob et al. 2018 (arXiv 1712.05877):
 the gradient passes unchanged where rounding decided and is zero where clamping did. Learned ranges are in lsq.py
@@ -286,7 +286,7 @@ class FakeQuantize(FakeQuantizeBase):
             self._warned = True
             warnings.warn(
                 f"{self._where()}: {nan} NaN and {inf} infinite values in its input; they are left out of the range, "
-                "NaN is rounded to zero and infinities to the ends (said once per layer)",
+                "NaN is rounded to zero and infinities to the ends (warned of once per layer)",
                 stacklevel=3,
             )
 

@@ -15,13 +15,12 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
-from quant.called_alone import stop_waiting
 from quant.copying import copy_model
 from quant.devices import tensors_on
 from quant.graph import Kind
-from quant.half_precision import sizes_before
+from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
-from quant.observers import NoDataSeen
+from quant.observers import NoDataSeen, Observer
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -43,10 +42,19 @@ from quant.static.outlier_check import float_norms, leave_float
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
-from quant.static.report_entries import Entries, make_report, note_programs
+from quant.static.report_entries import Entries, make_report, note_dtypes, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
+from quant.static.runner import (
+    GraphRunner,
+    all_runners,
+    first_programs,
+    keep_programs,
+    remove_programs,
+    runners,
+    unwrapped,
+)
 from quant.static.signature import guards, signature
+from quant.waiting_forwards import stop_waiting
 
 CPU = torch.device("cpu")
 """Where integers are computed, wherever a model was calibrated or trained."""
@@ -92,8 +100,9 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     stop_waiting(model)
     model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
-    _drop_unseen(model)
+    unseen = _drop_unseen(model)
     _calibrated(model)
+    _say_non_finite(prepared, model)
     check_trained(model)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
@@ -104,7 +113,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     hooked = silenced(programs)
     calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
     built = Built(programs, ranges)
-    entries: Entries = {}
+    entries: Entries = dict.fromkeys(unseen, ("float", "an example calls it, and no batch of data"))
     firsts = first_programs(model)
     added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
     odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
@@ -125,7 +134,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["islands"] = dict(info.islands)
+    description["islands"] = {name: str(why) for name, why in info.islands.items()}
     description["norms"] = {path: float_norms(one) for path, one in programs.items()}
     further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
@@ -138,6 +147,8 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    note_half(model)
+    note_dtypes(model, entries)
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
@@ -164,13 +175,55 @@ def _check_whole(prepared: nn.Module) -> None:
     )
 
 
-def _drop_unseen(model: nn.Module) -> None:
-    """Drop programs to which no data came, where a module has others; their calls run as they are."""
-    for runner in runners(model).values():
+def _drop_unseen(model: nn.Module) -> list[str]:
+    """Drop programs to which no data came, where a module has others, or an example alone brought it; their calls run
+    as they are.
+
+    Returns:
+        the modules in those without any program left.
+    """
+    left: list[str] = []
+    for path, runner in runners(model).items():
         programs = runner.programs()
-        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 else []
+        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 or runner.alone else []
         if seen and len(seen) < len(programs):
             keep_programs(runner, seen)
+        elif runner.alone and not seen:
+            left += [full_name(path, name) for name, _ in runner.root.named_modules() if RESERVED not in name]
+            remove_programs(runner)
+    return left
+
+
+def _say_non_finite(prepared: nn.Module, model: nn.Module) -> None:
+    """Warn once of NaN and infinities that calibration left out of ranges, where nobody has said so.
+
+    Args:
+        model: a copy of `prepared`, without programs that are not converted.
+    """
+    named = {name: one for name, one in observers_of(prepared).items() if isinstance(one, Observer)}
+    kept = observers_of(model)
+    odd = {
+        one.name or name: one
+        for name, one in named.items()
+        if name in kept and not one.told_of_non_finite and int(one.nan_count + one.inf_count)
+    }
+    for one in odd.values():
+        one.told_of_non_finite = True
+    if odd:
+        (name, first), more = next(iter(odd.items())), f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        warnings.warn(
+            f"quant.convert: layer {name!r}{more}: {int(first.nan_count)} NaN and {int(first.inf_count)} infinite "
+            "values came in calibration; they are left out of its range, and int8 gives NaN for such samples",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+
+def observers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The observers of all programs of a prepared model, by program and slot."""
+    return {
+        f"{path}/{key}": one for path, runner in all_runners(model).items() for key, one in runner.observers.items()
+    }
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

@@ -19,6 +19,7 @@ from quant.runtime.arguments import clone, rebuilt
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
@@ -142,7 +143,7 @@ def _converted(converted: nn.Module, path: str) -> bool:
         module = converted.get_submodule(path)
     except AttributeError:
         return False
-    return isinstance(module, (StaticLayer, StaticRecurrent, StaticCell)) or isinstance(
+    return isinstance(module, (StaticLayer, StaticQuantModule, StaticRecurrent, StaticCell)) or isinstance(
         child_of(module, RESERVED), ProgramRunner
     )
 
@@ -195,7 +196,7 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
 def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> Held:
     """The values of a captured module that is a single layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
-    if not isinstance(layer, StaticLayer):
+    if not isinstance(layer, (StaticLayer, StaticQuantModule)):
         values = bound_values(runner.expected, runner.root, args, kwargs)
         result = layer(*args, **kwargs)
         read = step.inputs[0]

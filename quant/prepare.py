@@ -15,6 +15,7 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
+from quant.called_later import LaterCalls
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASONS
@@ -30,7 +31,7 @@ from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
 from quant.ops.step import Step
-from quant.recipe import Recipe, RecipeError
+from quant.recipe import Recipe, UnmatchedRules
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_attribute
@@ -109,7 +110,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
 
 
 def _check_rules(model: nn.Module, recipe: Recipe) -> None:
-    """Raise RecipeError for a rule that no module follows; an attention's projections follow the attention's."""
+    """Raise UnmatchedRules for a rule that no module follows; an attention's projections follow the attention's."""
     modules = list(model.named_modules(remove_duplicate=False))
     parts = {
         id(part)
@@ -121,10 +122,11 @@ def _check_rules(model: nn.Module, recipe: Recipe) -> None:
     wholes = [(name, module) for name, module in modules if id(module) not in parts]
     unmatched = recipe.unmatched(wholes)
     if unmatched:
-        raise RecipeError(
+        raise UnmatchedRules(
             f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
             f"{[name for name, _ in wholes if name][:20]}"
-            + (", and each MultiheadAttention is quantised as a whole" if parts else "")
+            + (", and each MultiheadAttention is quantised as a whole" if parts else ""),
+            [rule.pattern for rule in unmatched],
         )
 
 
@@ -182,6 +184,7 @@ def planned(
     extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves, rules=rules)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
+    LaterCalls(prepared, extender).watch()
     _add_examples(prepared, examples, state)
     refuse_nothing(prepared, captured.islands, verb)
     if captured.unlike_in_training:

@@ -22,14 +22,19 @@ from quant.artefact.program_document import (
     read_layers,
     read_units,
 )
-from quant.half_precision import OwnOutputs, WideInputs
+from quant.half_precision import OwnOutputs, WideInputs, note_half
+from quant.int8_classes import LAYERS, static_layer
 from quant.kernels import ACTIVATION_U8, QParams
+from quant.kernels.registry import full_name_of
+from quant.leaves import base_layer
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
+from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, is_cell, kind_of, sizes_of
 from quant.runtime.as_forward import as_forward
 from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Tensors
+from quant.runtime.layers.sites import RANGES
 from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.part import Part
@@ -44,6 +49,7 @@ from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild
 from quant.static.kept_graph import keep_graph
 from quant.static.named_parts import check_names, check_paths
+from quant.static.registered_layers import placed, registered_layer
 from quant.static.removed_tensors import remove_parametrizations, remove_tensor
 
 BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
@@ -104,7 +110,7 @@ class _Builder:
     def build(self, description: Mapping[str, Any]) -> nn.Module:
         """The converted model."""
         self.model.eval()
-        self._place_modules()
+        self._place_modules(description["layers"])
         for unit in self.units:
             self._install(unit)
         for one, layer in zip(self.layers, self.int8, strict=True):  # of functional calls, in the runners
@@ -125,8 +131,11 @@ class _Builder:
         show_programs(self.model)
         return self.model
 
-    def _place_modules(self) -> None:
-        """Replace the user's layers by int8 ones, and folded batch norms by `FoldedNorm`."""
+    def _place_modules(self, settings: Mapping[str, Any]) -> None:
+        """Put int8 layers in the places of the user's, and what a batch norm in a weight leaves in its place."""
+        for entry in self.document.get("registered", ()):  # files of before have none
+            name = entry["names"][0]
+            self._place(entry["names"], self._registered(self.model.get_submodule(name), entry, settings))
         for entry in self.document["recurrent"]:
             name = entry["names"][0]
             self._place(entry["names"], _recurrent(self.model.get_submodule(name), name, self.tensors))
@@ -137,6 +146,28 @@ class _Builder:
                 self._place(names, layer)
         for entry in self.document["norms"]:
             self._place(entry["names"], FoldedNorm(self.int8[entry["layer"]]))
+
+    def _registered(self, module: nn.Module, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
+        """The int8 form of a module by what is registered for its class here; its own numbers are loaded later."""
+        name = entry["names"][0]
+        kind = base_layer(module)
+        known = None if kind is None else static_layer(kind)
+        make = None if kind is None else LAYERS.get(kind)
+        if known is None or make is None or known.__name__ != entry["class"]:
+            raise TextError(
+                f"it holds an int8 {entry['class']} for {name or '(root)'!r}, and {full_name_of(type(module))} has "
+                f"{'no such layer' if known is None else full_name_of(known)} here; import what registers it "
+                "(quant.nn.register_int8)"
+            )
+        [qconfig] = {one: QConfig.from_dict(settings[one]) for one in entry["names"] if one in settings}.values()
+        layer = placed(registered_layer(module, qconfig, make), module, name, self.backend)
+        for key in RANGES:
+            setattr(layer, key, self.tensors[full_name(name, key)])
+        layer.own = entry["own"]
+        layer.derive()
+        if type(layer.own) is not int or not 0 <= layer.own < layer.sites:
+            raise TextError(f"layer {name!r}: its numbers do not fit each other")
+        return layer
 
     def _place(self, names: Iterable[str], module: nn.Module) -> None:
         for name in names:
@@ -254,3 +285,4 @@ def _give_halves(model: nn.Module, entry: Mapping[str, Any]) -> None:
     kinds = [None if name is None else dtype(name) for name in entry["kinds"]]
     model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
     model.register_forward_hook(OwnOutputs(dtype(entry["half"]), kinds, {}))
+    note_half(model)

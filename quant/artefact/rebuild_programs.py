@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from quant.called_alone import alone
 from quant.static.examples import CannotRebuild, decode
 from quant.static.runner import GraphRunner, keep_programs, runners
 from quant.static.signature import guards, same_call, signature
+from quant.waiting_forwards import waiting
 
 
 def match_programs(prepared: nn.Module, description: Mapping[str, Any]) -> None:
@@ -39,12 +39,12 @@ def match_programs(prepared: nn.Module, description: Mapping[str, Any]) -> None:
 def _add_parts(prepared: nn.Module, examples: Mapping[str, Any]) -> None:
     """Add the programs of parts that were called by themselves, from examples of their calls."""
     for path, example in examples.items():
-        waiting = alone(prepared.get_submodule(path))
-        if waiting is None:
+        forward = waiting(prepared.get_submodule(path))
+        if forward is None:
             continue
         if example is None:
             raise CannotRebuild(f"{path} was called by itself with objects that a file cannot hold")
-        waiting.add_program(*decode(example))
+        forward.add_program(*decode(example))
 
 
 def _place(name: str) -> int:

@@ -24,6 +24,7 @@ from quant.artefact.program_document import (
 )
 from quant.half_precision import OwnOutputs
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import child_of
 from quant.runtime.part import Part
@@ -35,7 +36,6 @@ from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule_text import schedule_text
 from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
-from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.graph_text import graph_text
 from quant.static.kept_graph import graph_of
@@ -61,6 +61,7 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
         "half": _half(model),
         "layers": [_layer(one, names) for one in _of_class(model, StaticLayer)],
         "norms": [_norm(one, names, layers) for one in _of_class(model, FoldedNorm)],
+        "registered": [_registered(one, names) for one in _of_class(model, StaticQuantModule) if one.sites],
         "recurrent": [{"names": names[id(one)]} for one in _of_class(model, (StaticRecurrent, StaticCell))],
         "units": [_unit(name, first, writer) for name, first in _units(model)],
     }
@@ -127,6 +128,10 @@ def _layer(layer: StaticLayer, names: Mapping[int, list[str]]) -> dict[str, Any]
     }
 
 
+def _registered(layer: StaticQuantModule, names: Mapping[int, list[str]]) -> dict[str, Any]:
+    return {"names": names[id(layer)], "class": type(layer).__name__, "own": layer.own}
+
+
 def _norm(norm: FoldedNorm, names: Mapping[int, list[str]], layers: Mapping[int, int]) -> dict[str, Any]:
     layer = layers.get(id(norm.__dict__["layer"]))
     if layer is None:
@@ -151,7 +156,7 @@ def _parts(first: ProgramRunner) -> Iterator[Part]:
 
 def _runner(runner: ProgramRunner, writer: Writer) -> dict[str, Any]:
     origin, restored = runner.origin, runner.weights
-    if not isinstance(origin, ProgramOrigin) or not isinstance(restored, WeightsToRestore):
+    if origin is None or not isinstance(restored, WeightsToRestore):
         raise NoText(f"{runner.expected.path or 'the model'} has a program that is not from quant.convert")
     return {
         **_program(runner.program, writer),

@@ -7,7 +7,7 @@ is recorded with a guard that checks the size at every run. The user's hooks do 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class Capture:
         called: dotted names of all modules that ran.
         state: dotted names of the attributes, buffers and submodules that some forward changed.
         unlike_in_training: dotted name of a layer -> the reason that ranges from training do not fit it in eval mode.
+        known: dotted names of modules that are captured already, and not again.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Capture:
     called: set[str] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
     unlike_in_training: dict[str, str] = field(default_factory=dict)
+    known: Collection[str] = ()
 
 
 def capture(
@@ -67,15 +69,24 @@ def capture(
     return captured
 
 
-def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[str, str], *, training: bool) -> Capture:
+def capture_call(
+    module: nn.Module,
+    path: str,
+    call: Arguments,
+    islands: Mapping[str, str],
+    *,
+    training: bool,
+    known: Collection[str] = (),
+) -> Capture:
     """Capture another call of a module of a model that was captured before.
 
     Args:
         path: dotted name of the module in that model.
         islands: dotted name of a known island -> the reason.
         training: as for `capture`.
+        known: dotted names of modules in it that are captured already, as which an island may call them.
     """
-    captured = Capture(islands=dict(islands))
+    captured = Capture(islands=dict(islands), known=known)
     refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, captured, training)
@@ -122,7 +133,7 @@ def _capture_children(watched: Watched, recorder: Recorder, island: str, capture
 
 def _capture_child(watched: Watched, recorder: Recorder, path: str, captured: Capture, training: bool) -> None:
     """Capture a module that an island calls; where it cannot have a graph, the modules that it calls."""
-    if path in captured.graphs or path not in recorder.inside.calls:
+    if path in captured.graphs or path in captured.known or path not in recorder.inside.calls:
         return
     call = recorder.inside.calls[path]
     if watched.has_hooks_in(call.module):

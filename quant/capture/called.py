@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -23,8 +24,20 @@ from quant.capture.unrecordable import foreign, is_transformed, read_once
 from quant.leaves import is_leaf
 from quant.runtime.arguments import Arguments, alike, copied, copied_together, share_memory, tensors_in
 
-OTHER_PARAMETERS = "it is called with parameters that are not its own"
-VARIES = "it is called with different arguments each time"
+
+class AloneReason(str, Enum):
+    """Why a module that an island calls has no graph of its own, as its calls show; reports and files have the text."""
+
+    OTHER_PARAMETERS = "it is called with parameters that are not its own"
+    VARIES = "it is called with different arguments each time"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def read(cls, text: str) -> str:
+        """The member with a text, as a file has it; other texts as they are."""
+        return next((one for one in cls if one.value == text), text)
 
 
 @dataclass
@@ -91,14 +104,14 @@ class IslandCalls:
             known = self.calls.get(path)
             reason, reached = _why_alone(module, (args, kwargs)), self._reached()
             if not reason and self._before.are_swapped(module):
-                reason = OTHER_PARAMETERS
+                reason = AloneReason.OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else copied_together((args, kwargs))
                 chance = torch_state()
                 self.calls[path] = Called(module, example, reason, chance=chance, reached=reached)
             elif not known.reason:
                 same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
-                known.reason = reason or ("" if same else VARIES)
+                known.reason = reason or ("" if same else AloneReason.VARIES)
                 shows = share_memory(tensors_in(known.example)) or not share_memory(tensors_in((args, kwargs)))
                 if not (known.reason or shows):  # what it may write is seen in another argument, which is to be known
                     known.example, known.output = copied_together((args, kwargs)), None

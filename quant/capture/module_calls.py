@@ -64,11 +64,13 @@ class ModuleCalls:
         )
         if self.tape.is_recording and not _is_torch_layer(module):
             self.charge_chance()
-        self.tape.outside.enter(module, forward)
+        with self.tape.switched(False):  # what is asked of a tensor in a global is asked by us
+            self.tape.outside.enter(module, forward)
         try:
             return self._call(module, name, forward, args, kwargs)
         finally:
-            label = self.tape.outside.leave()
+            with self.tape.switched(False):
+                label = self.tape.outside.leave()
             if label and seen_through:
                 self.tape.problem(str(name), f"changes '{label}', which is outside of the model")
 

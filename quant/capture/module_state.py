@@ -17,6 +17,7 @@ from quant.capture.random_draws import GENERATORS
 from quant.capture.sameness import all_same, flat
 from quant.runtime.arguments import copyable
 from quant.runtime.objects import OPAQUE, attributes_of
+from quant.runtime.programs import RESERVED
 
 STORES = ("_parameters", "_buffers", "_modules")
 CLASS = "__class__"
@@ -95,7 +96,7 @@ class ModuleState:
         self.generators: list[Any] = []
         # Most attributes are plain values and empty tables of hooks: this is asked of them first.
         for key, value in {**self.own, **self.stores["_buffers"]}.items():
-            if type(value) in VALUES or key in STORES or key == "forward":
+            if type(value) in VALUES or key in STORES or key == "forward" or key.startswith(RESERVED):
                 continue
             if type(value) in EMPTY and not value:
                 self._empty.append((key, value))

@@ -92,20 +92,20 @@ def _unlike(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, 
     training again: two recordings for each such module, where a proof in between would take a dozen.
     """
     compare = unlike_in_training if recorder.training else unlike_with_gradients
-    found: dict[str, str] = {}
+    unlike: dict[str, str] = {}
     one = recorder
     while True:
         new = {_answerable(one, name): reason for name, reason in compare(watched, one, call).items()}
         if one is not recorder:
             one.forget_values()
-        if not new or new.keys() <= found.keys():
-            return found
-        if recorder.training and not found:  # the first recording has the fewest islands, and islands hide their layers
+        if not new or new.keys() <= unlike.keys():
+            return unlike
+        if recorder.training and not unlike:  # the first recording has the fewest islands, which hide layers
             note_unlike_layers(watched, recorder, call)
-        found.update(new)
-        if recorder.path in found or not watched.has_run:
-            return found
-        islands = {**recorder.islands, **found}
+        unlike.update(new)
+        if recorder.path in unlike or not watched.has_run:
+            return unlike
+        islands = {**recorder.islands, **unlike}
         watched.put_back(recorder.before)
         one = Recorder(
             recorder.root, recorder.path, islands, recorder.limits, recorder.before, training=recorder.training
@@ -113,9 +113,9 @@ def _unlike(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, 
         try:
             run(watched, one, call)
         except Exception:  # the next attempt names the module
-            return found
+            return unlike
         if not one.problems.keys() <= islands.keys():
-            return found
+            return unlike
 
 
 def _answerable(recorder: Recorder, name: str) -> str:

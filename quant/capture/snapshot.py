@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy
 import torch
@@ -20,6 +20,7 @@ from quant.capture.places import Checked, Places
 from quant.capture.random_draws import generator_state, set_generator, set_torch_state, torch_state
 from quant.capture.scripted import ScriptState
 from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 
 
 class Snapshot:
@@ -40,7 +41,7 @@ class Snapshot:
         known: dict[int, ModuleState | ScriptState] = {} if last is None else last._by_module
         self.parts: dict[str, ModuleState | ScriptState] = {}
         self._modes: list[tuple[nn.Module, bool]] = []
-        for name, module in model.named_modules():
+        for name, module in users_modules(model):
             part = known.get(id(module))
             if part is None or not part.is_as_before(checked):
                 part = state_of(module, self._places)
@@ -58,7 +59,7 @@ class Snapshot:
         first = self.parts[""]
         if root is first.module:
             return self.parts
-        return {name: self._by_module[id(module)] for name, module in root.named_modules()}
+        return {name: self._by_module[id(module)] for name, module in users_modules(root)}
 
     def are_swapped(self, module: nn.Module) -> bool:
         """Whether parameters of a module, or of one within it, were replaced."""
@@ -88,6 +89,30 @@ class Snapshot:
         random.setstate(self._chance[1])
         numpy.random.set_state(self._chance[2])
         return changed
+
+
+def users_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model, but for runners and observers, which no forward of the user's changes."""
+    return ((name, module) for name, module in model.named_modules() if RESERVED not in name.split("."))
+
+
+def snapshot(model: nn.Module, last: Snapshot | None = None) -> Snapshot:
+    """What a model holds now, without what its forwards reach outside of it; `last` as of `Snapshot`."""
+    return Snapshot(model, Outside(), last)
+
+
+@contextlib.contextmanager
+def holding(before: Snapshot | None, model: nn.Module) -> Iterator[None]:
+    """Let a model hold what it held before, within the context; None changes nothing."""
+    if before is None:
+        yield
+        return
+    now = snapshot(model, before)
+    before.put_back()
+    try:
+        yield
+    finally:
+        now.put_back()
 
 
 def state_of(module: nn.Module, places: Places | None = None) -> ModuleState | ScriptState:

@@ -15,7 +15,7 @@ from quant.capture.module_state import ChangedClass, Items, ModuleState
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
-from quant.capture.snapshot import state_of, storages_of
+from quant.capture.snapshot import state_of, storages_of, users_modules
 from quant.capture.tape import Tape
 from quant.graph import Kind, Node
 from quant.runtime.calls import with_items, write_items
@@ -124,11 +124,11 @@ class Writes:
     @contextlib.contextmanager
     def of_island(self, module: nn.Module, name: str) -> Iterator[None]:
         """While an island runs: its writes on itself are not the graph's, since it repeats them whenever it runs."""
-        for path in (full_name(name, inner) for inner, _ in module.named_modules()):
+        for path in (full_name(name, inner) for inner, _ in users_modules(module)):
             if path not in self._state or self._written(self._state[path]):
                 self.tape.problem(self.tape.owner, f"writes on {path} before that runs as it is")
         yield
-        for inner, part in module.named_modules():
+        for inner, part in users_modules(module):
             path = full_name(name, inner)
             if path not in self._state or self._written(self._state[path]):
                 self._state[path] = state_of(part)

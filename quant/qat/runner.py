@@ -17,6 +17,7 @@ from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
@@ -24,13 +25,15 @@ from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
 from quant.qat.finite_inputs import finite_inputs
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
-from quant.qat.weights import rounded_bias, rounded_weight
+from quant.qat.weights import rounded_bias, rounded_weight, straight_through
 from quant.recipe import QConfig
+from quant.runtime import nonfinite
 from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
 from quant.runtime.trees import map_leaves
 from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
+from quant.static.registered_layers import simulated_registered
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
@@ -156,9 +159,12 @@ class TrainingRunner(GraphRunner):
 
     def _train(self, values: dict[int, Any]) -> Any:
         rounded: dict[int, Any] = {}
+        evaluates = not self.training and not torch.compiler.is_compiling()
         for step in self.fused.steps:
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
+                if evaluates:
+                    self.note_nonfinite(step, values)
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
                 if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
@@ -167,6 +173,8 @@ class TrainingRunner(GraphRunner):
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values[step.output], clamp = self._value(step, seen)
             value = values[step.output]
+            if evaluates and step.output in self.fused.slot_of:
+                self.note_nonfinite(step, values)
             if step.output in self._both:
                 values[step.output] = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
                 rounded[step.output] = self._observed(step, value, clamp)
@@ -175,7 +183,7 @@ class TrainingRunner(GraphRunner):
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
                 rounded.pop(dead, None)
-        return output_of(self.graph, values)
+        return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
         """A step's value, and the clamp that remains to be applied to it."""
@@ -185,7 +193,13 @@ class TrainingRunner(GraphRunner):
         # A clamp that is the step's last node is applied with the rounding; one that is a step, a lookup, is not.
         nodes = step.nodes if clamp is None else step.nodes[:1]
         own: dict[int, Any] = {}
-        for index in nodes:
+        if isinstance(step.operator, Registered) and self.is_on("rounding"):
+            module, x = attribute(self.root, self.graph.nodes[nodes[0]].target), values[step.inputs[0]]
+            try:
+                own[nodes[0]] = simulated_registered(module, step.qconfig, step.operator.make, x, straight_through)
+            except ValueError as error:
+                raise ValueError(f"layer '{step.name}': {error}") from error
+        for index in nodes[len(own) :]:
             node = self.graph.nodes[index]
             own[index] = self._evaluated(node, lambda i: own[i] if i in own else values[i])
         return own[nodes[-1]], clamp or NO_CLAMP

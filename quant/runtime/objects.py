@@ -162,8 +162,8 @@ def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
             around.add(key)
             items = items_of(part)
             inside = [*attributes_of(part).values(), *(items.values() if isinstance(items, dict) else items or ())]
-            found = [walk(one) for one in inside]  # all of them: a later one may hold what came before
-            holds[key] = any(found)
+            reached = [walk(one) for one in inside]  # all of them: a later one may hold what came before
+            holds[key] = any(reached)
             around.discard(key)
         return holds[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.programs import RESERVED, Programs
 
+_lock = threading.Lock()
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
 
 
@@ -28,6 +31,28 @@ def falling_back() -> Iterator[None]:
         yield
     finally:
         _falling_back.reset(token)
+
+
+@contextlib.contextmanager
+def without_runner(runner: Programs) -> Iterator[None]:
+    """Let a captured module have the user's children alone: its forward may go through them, as a Sequential's does.
+
+    Several threads may run it; the runner is a child again when the last has ended. No program looks for it there.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
+    children = runner.root._modules
+    with _lock:
+        runner.hidden += 1
+        children.pop(RESERVED, None)
+    try:
+        yield
+    finally:
+        with _lock:
+            runner.hidden -= 1
+            if not runner.hidden:
+                children[RESERVED] = runner
 
 
 def run_own_forward(

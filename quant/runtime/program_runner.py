@@ -14,8 +14,9 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
-from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.binding import QuickBinding, bound_values, refuse_other_devices
 from quant.runtime.callee import Submodule
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -31,11 +32,10 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
-from quant.runtime.names import submodule
+from quant.runtime.names import full_name, submodule
 from quant.runtime.objects import Result
-from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.own_forward import is_falling_back, run_own_forward, without_runner
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
@@ -43,6 +43,7 @@ from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
+from quant.runtime.user_replacements import ProgramOrigin
 from quant.runtime.values import Held
 from quant.runtime.write_rollback import undone_at_mismatch
 
@@ -64,6 +65,7 @@ class ProgramRunner(Programs):
         ranges: node of a uint8 value -> its scale and zero point.
         layers: int8 layers of functional calls, for which the user has no module.
         weights: parameters that the user's forward reads and that int8 layers have replaced.
+        half_type: the half type of the user's model, where this computes in float32 what that does in it; else None.
         origin: the modules that the program was converted from; set at the end of the conversion.
     """
 
@@ -82,32 +84,32 @@ class ProgramRunner(Programs):
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
+        self.half_type: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
-        self.origin: Origin | None = None
+        self.origin: ProgramOrigin | None = None
         object.__setattr__(self, "root", root)
 
     def make_ready(self) -> None:
-        """Work out what a call needs and its inputs do not decide: a plan for their shapes is left to the first one.
+        """Prepare everything for a call that does not depend on its inputs; plans for their shapes come with the call.
 
-        All of it is held against the model again at every call, as what an earlier call has worked out.
+        Every call checks it against the model, as it checks what an earlier call has prepared.
         """
         self._binding.make_ready(self.root)
         if self.program.schedule is None:
             return
         for step in self.program.schedule.steps:
-            singles: Sequence[Instruction] = (step,)
             if isinstance(step, Region):
                 step.text(self)
-                singles = step.tail
-            for instruction in singles:
+            for instruction in step.tail if isinstance(step, Region) else (step,):
                 self._known_step(instruction, self._steps_known)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             registers = bound_values(self.expected, self.root, args, kwargs)
+            refuse_other_devices(self.expected, registers, self.root)
         if self.expected.written:
             output = self._execute_or_undo(registers)
         else:
@@ -121,7 +123,8 @@ class ProgramRunner(Programs):
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the user's own forward."""
-        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+        with without_runner(self):
+            return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
 
     def run_as_it_is(
         self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -134,10 +137,19 @@ class ProgramRunner(Programs):
                 runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
-            warn_once(
-                self.warned, self.expected.path, self.root, mismatch, "layer by layer, in float between int8 layers"
-            )
+            how = "layer by layer, in float between int8 layers"
+            if self.expected.path not in self.warned:
+                how += self._other_way()
+            warn_once(self.warned, self.expected.path, self.root, mismatch, how)
         return output
+
+    def _other_way(self) -> str:
+        """What a warning adds where the user's forward finds other dtypes than in the user's model."""
+        names = [] if self.half_type is None else comparing_dtypes(self.root)
+        if not names:
+            return ""
+        listed = ", ".join(full_name(self.expected.path, name) or type(self.root).__name__ for name in names[:4])
+        return f", with float32 where the model has {self.half_type}; {listed} compares dtypes and may go another way"
 
     def held(self, *args: Any, **kwargs: Any) -> Held:
         """Run a call and keep all its values.

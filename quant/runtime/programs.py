@@ -21,14 +21,19 @@ class Programs(nn.Module):
 
     Attributes:
         others: further programs of the module, of the same class as this.
+        root: the captured module.
         own_forward: the forward that the user had set on the module itself, if any.
+        hidden: how many calls run the user's own forward, for which this is no child of the module.
         warned: paths of modules for which UncapturedCall was warned of.
     """
+
+    root: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
         self.others = nn.ModuleList()
         self.own_forward: Callable[..., Any] | None = None
+        self.hidden = 0
         self.warned: set[str] = set()
 
     def programs(self: P) -> list[P]:

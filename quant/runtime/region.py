@@ -25,7 +25,10 @@ class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
 
     root: nn.Module
-    origin: Origin | None
+
+    @property
+    def origin(self) -> Origin | None:
+        """The modules that its program was made of."""
 
     def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""

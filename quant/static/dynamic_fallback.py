@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from quant.capture.called import OTHER_PARAMETERS
+from quant.capture.called import AloneReason
 from quant.dynamic import quantize_dynamic
 from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
@@ -68,7 +68,7 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
     settings: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
-        read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
+        read = info.islands.get(name) is AloneReason.OTHER_PARAMETERS  # by whoever puts others in their place
         wanted = name in info.called and is_dynamic(own) and not read
         qconfig = info.recipe.resolve(name, own)[0] if wanted else None
         if qconfig is not None:

@@ -52,7 +52,7 @@ def graph_text(graph: Graph, writer: Writer) -> str:
 def _node(node: Node, writer: Writer) -> str:
     meta = node.meta
     kind = "object" if meta is None else f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "owner": node.owner,
         "site": node.site,
         "writes": node.writes,
@@ -61,7 +61,7 @@ def _node(node: Node, writer: Writer) -> str:
         "also": list(node.other_shapes),
         "layout": None if meta is None or meta.layout is torch.strided else meta.layout,
     }
-    besides = writer.arguments((), {name: value for name, value in told.items() if value})
+    besides = writer.arguments((), {name: value for name, value in attributes.items() if value})
     return f"{_called(node)}{writer.arguments(node.args, node.kwargs)}: {kind} ; {besides}"
 
 
@@ -108,17 +108,17 @@ def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | 
 
 def _given(reader: Reader, word: str, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     reader.expect(word)
-    args, told = reader.arguments()
+    args, attributes = reader.arguments()
     reader.end()
     if len(args) != count:
         reader.fail(f"expected {count} values")
-    return args, told
+    return args, attributes
 
 
 def _read_span(reader: Reader, nodes: int) -> Span:
-    (path, start, end, arguments, output), told = _given(reader, "span", 5)
+    (path, start, end, arguments, output), attributes = _given(reader, "span", 5)
     whole = isinstance(path, str) and isinstance(arguments, dict) and type(start) is type(end) is int
-    if told or not whole or not 0 <= start <= end <= nodes:
+    if attributes or not whole or not 0 <= start <= end <= nodes:
         reader.fail("is no span of the graph")
     _check(reader, (arguments, output), nodes)
     return Span(path, start, end, arguments, output)
@@ -140,26 +140,30 @@ def _read_node(reader: Reader, index: int) -> Node:
     dtype = read_dtype(reader)
     shape = reader.value() if dtype is not None else None
     reader.expect(";")
-    _, told = reader.arguments()
+    _, attributes = reader.arguments()
     reader.end()
-    return Node(index, kind, target, args, kwargs, **_besides(reader, told, dtype, shape))
+    return Node(index, kind, target, args, kwargs, **_besides(reader, attributes, dtype, shape))
 
 
 def _name(callee: Method | Submodule) -> str:
     return callee.name if isinstance(callee, Method) else callee.path
 
 
-def _besides(reader: Reader, told: dict[str, Any], dtype: torch.dtype | None, shape: Any) -> dict[str, Any]:
+def _besides(reader: Reader, attributes: dict[str, Any], dtype: torch.dtype | None, shape: Any) -> dict[str, Any]:
     """The attributes of a node besides its call."""
-    layout, also = told.pop("layout", torch.strided), told.pop("also", [])
-    number = told.pop("number", None)
+    layout, also = attributes.pop("layout", torch.strided), attributes.pop("also", [])
+    number = attributes.pop("number", None)
     kinds = {"owner": str, "site": int, "writes": bool, "frozen": bool}
-    wrong = any(name not in kinds or type(value) is not kinds[name] for name, value in told.items())
+    wrong = any(name not in kinds or type(value) is not kinds[name] for name, value in attributes.items())
     if wrong or not all(map(_is_shape, also)) or (number is not None and number not in _NUMBERS):
         reader.fail("is no call of a graph")
     if dtype is not None and (not _is_shape(shape) or not isinstance(layout, torch.layout)):
         reader.fail("expected a shape")
-    besides: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
+    besides: dict[str, Any] = {
+        **attributes,
+        "number": _NUMBERS[number] if number else None,
+        "other_shapes": tuple(also),
+    }
     return besides if dtype is None else {**besides, "meta": TensorMeta(tuple(shape), dtype, layout)}
 
 

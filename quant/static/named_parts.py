@@ -12,6 +12,7 @@ from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, IntegerMove, KernelCall, LayerCall, RecurrentCall
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
@@ -106,7 +107,7 @@ def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
     functional = call.layer.startswith("/")
     known = call.layer[1:] in runner.layers if functional else has_submodule(runner.root, call.layer)
     layer: object = runner.layer(call.layer) if known else None
-    if not isinstance(layer, StaticLayer) or not 0 <= call.site < len(layer.clamps):
+    if not isinstance(layer, (StaticLayer, StaticQuantModule)) or not 0 <= call.site < len(layer.input_scale):
         raise TextError(f"{call.layer!r} is no int8 layer with a place {call.site}")
 
 

@@ -20,6 +20,7 @@ from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
 from quant.runtime.layers.products import Product, TransposedProduct
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
+from quant.runtime.layers.sites import add_site, register_sites
 from quant.runtime.own_forward import is_falling_back
 
 
@@ -39,8 +40,7 @@ class StaticLayer(nn.Module):
         q_weight: int8, in the layout of the user's layer.
         weight_scale: float32, (out,).
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
-        input_scale, output_scale: float32, (sites,); input_zero_point, output_zero_point: int32, (sites,).
-            An output_scale of 0 means that the site returns float32.
+        input_scale, input_zero_point, output_scale, output_zero_point: per place (`sites.py`).
         fold_gain, fold_shift: float32 (out,), or None: the batch norm or similar that is folded into the weight, as a
             function of the layer's own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 
@@ -78,9 +78,7 @@ class StaticLayer(nn.Module):
         gain, shift = (None, None) if fold is None else _invertible(*fold)
         self.register_buffer("fold_gain", gain)
         self.register_buffer("fold_shift", shift)
-        for name in ("input", "output"):
-            self.register_buffer(f"{name}_scale", torch.empty(0))
-            self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
+        register_sites(self)
         self._derived: dict[int, _Derived] = {}
         self.training = False
 
@@ -95,15 +93,8 @@ class StaticLayer(nn.Module):
         Returns:
             the site's number.
         """
-        self.input_scale = torch.cat([self.input_scale, x.scale.reshape(1)])
-        self.input_zero_point = torch.cat([self.input_zero_point, x.zero_point.reshape(1)])
-        scale, zero_point = (
-            (torch.zeros(1), torch.zeros(1, dtype=torch.int32)) if y is None else (y.scale, y.zero_point)
-        )
-        self.output_scale = torch.cat([self.output_scale, scale.reshape(1)])
-        self.output_zero_point = torch.cat([self.output_zero_point, zero_point.reshape(1)])
         self.clamps.append(clamp)
-        return len(self.clamps) - 1
+        return add_site(self, x, y)
 
     @property
     def weight(self) -> Tensor:
