@@ -26,6 +26,8 @@ from weakref import WeakKeyDictionary
 import numpy
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from torch import Tensor, nn
 
 import quant
@@ -48,6 +50,8 @@ INSIDE: ContextVar[bool] = ContextVar("INSIDE", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Hypothesis draws numbers that stand in the sources, too, which are not the same on both sides: none of them here.
+    providers._get_local_constants = Constants
     for name in ("prepare", "prepare_qat"):
         replace(getattr(quant, name), remembering(getattr(quant, name)))
     for name in ("convert", "quantize_dynamic"):
@@ -169,21 +173,32 @@ def note_model(how: str, model: nn.Module, example: Any) -> None:
 
 
 def result(converted: nn.Module, example: Any) -> dict[str, str]:
-    """Hashes of the weights and, where the model can be run, of its outputs; or the error that it ended with."""
-    state = {name: value for name, value in converted.state_dict().items() if isinstance(value, Tensor)}
-    hashes = {"weights": digest({name: value.cpu() for name, value in state.items()})}
-    if example is None:
-        return hashes
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            output = called(copy.deepcopy(converted).eval(), copy.deepcopy(example))
-            leaves = {str(place): leaf.contiguous() for place, leaf in enumerate(tensors(output))}
-        hashes["outputs"] = digest(leaves)
-    except Exception as error:
-        hashes["outputs"] = type(error).__name__
+    """Hashes of the weights and, where there is something to run the model on, of its outputs; or the errors' names."""
+    hashes = {"weights": hash_of(lambda: weights(converted))}
+    if example is not None:
+        hashes["outputs"] = hash_of(lambda: outputs(converted, example))
     return hashes
+
+
+def hash_of(values: Callable[[], dict[str, Tensor]]) -> str:
+    try:
+        return digest(values())
+    except Exception as error:
+        return type(error).__name__
+
+
+def weights(converted: nn.Module) -> dict[str, Tensor]:
+    state = converted.state_dict()
+    return {name: value.cpu() for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def outputs(converted: nn.Module, example: Any) -> dict[str, Tensor]:
+    """Of a copy: what a forward writes on its module would be there in the test's own calls."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        output = called(copy.deepcopy(converted).eval(), copy.deepcopy(example))
+    return {str(place): leaf.contiguous() for place, leaf in enumerate(tensors(output))}
 
 
 def called(model: nn.Module, example: Any) -> Any:
