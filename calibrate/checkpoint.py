@@ -96,6 +96,8 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
         OSError: it cannot be read.
     """
     manifest, state = _read(path)
+    manifest["observers"] = [[_now(name), *rest] for name, *rest in manifest["observers"]]
+    state = {_now(name): value for name, value in state.items()}
     _check_identity(path, manifest, model_identity)
     copies = {}
     for name, observer in observers.items():
@@ -157,6 +159,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 _REMEDY = "; delete it to begin anew, or name another"
 
 
+def _now(name: str) -> str:
+    """An observer's name as this version has it; earlier ones called a runner's observers its points."""
+    return name.replace("_quant.points.", "_quant.observers.", 1)
+
+
 def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     theirs, ours = manifest["observers"], expected["observers"]
     if theirs != ours:
@@ -169,9 +176,15 @@ def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[s
             if odd
             else "the order of its observers is another"
         )
-        raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}{_REMEDY}")
+        raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}. {_by(manifest)}{_REMEDY}")
     if manifest["weights"] != expected["weights"]:
-        raise CheckpointError(f"{path} was written with other weights in the model{_REMEDY}")
+        raise CheckpointError(f"{path} was written with other weights in the model. {_by(manifest)}{_REMEDY}")
+
+
+def _by(manifest: Mapping[str, Any]) -> str:
+    versions = manifest.get("versions", {})
+    wrote, here = versions.get("octet-quant", "an unknown version"), _version("octet-quant")
+    return f"octet-quant {wrote} wrote it, this is {here}: finish with the version and the model that began"
 
 
 def _kind(entry: list[str] | None) -> str:

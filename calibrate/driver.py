@@ -217,9 +217,10 @@ class _Run:
         for (name, observer), (nan, inf) in zip(self.observers.items(), more.tolist(), strict=True):
             if (nan or inf) and name not in self._warned:
                 self._warned.add(name)
+                observer.told_of_non_finite = True
                 self._warn(
                     f"calibrate.run: layer {observer.name or name!r}: {nan} NaN and {inf} infinite values in batch "
-                    f"{batch}; they are left out of its range"
+                    f"{batch}; they are left out of its range, and int8 gives NaN for such samples"
                 )
 
     def _warn(self, text: str) -> None:

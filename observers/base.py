@@ -40,6 +40,7 @@ class Observer(Stateful, ABC):
 
     Buffers (all in state_dict; floating ones stay float32 under `.half()` and `.to(dtype)`):
         low, high: (rows,), the statistics' smallest and largest value; low > high where nothing was seen.
+        told_of_non_finite: whether somebody has said that values were not finite.
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
 
     Attributes:
@@ -65,6 +66,7 @@ class Observer(Stateful, ABC):
     nan_count: Tensor
     inf_count: Tensor
     given: tuple[float, float] | None = None
+    told_of_non_finite = False
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8) -> None:
         super().__init__()

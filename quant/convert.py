@@ -20,7 +20,7 @@ from quant.devices import tensors_on
 from quant.graph import Kind
 from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
-from quant.observers import NoDataSeen
+from quant.observers import NoDataSeen, Observer
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -102,6 +102,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     model.eval()  # which reads the switches that an average of models has as buffers
     unseen = _drop_unseen(model)
     _calibrated(model)
+    _say_non_finite(prepared, model)
     check_trained(model)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
@@ -191,6 +192,38 @@ def _drop_unseen(model: nn.Module) -> list[str]:
             left += [full_name(path, name) for name, _ in runner.root.named_modules() if RESERVED not in name]
             remove_programs(runner)
     return left
+
+
+def _say_non_finite(prepared: nn.Module, model: nn.Module) -> None:
+    """Warn once of NaN and infinities that calibration left out of ranges, where nobody has said so.
+
+    Args:
+        model: a copy of `prepared`, without programs that are not converted.
+    """
+    named = {name: one for name, one in observers_of(prepared).items() if isinstance(one, Observer)}
+    kept = observers_of(model)
+    odd = {
+        one.name or name: one
+        for name, one in named.items()
+        if name in kept and not one.told_of_non_finite and int(one.nan_count + one.inf_count)
+    }
+    for one in odd.values():
+        one.told_of_non_finite = True
+    if odd:
+        (name, first), more = next(iter(odd.items())), f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        warnings.warn(
+            f"quant.convert: layer {name!r}{more}: {int(first.nan_count)} NaN and {int(first.inf_count)} infinite "
+            "values came in calibration; they are left out of its range, and int8 gives NaN for such samples",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+
+def observers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The observers of all programs of a prepared model, by program and slot."""
+    return {
+        f"{path}/{key}": one for path, runner in all_runners(model).items() for key, one in runner.observers.items()
+    }
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:

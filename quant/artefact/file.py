@@ -81,7 +81,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path} has a damaged manifest: {error}") from error
     if schema > SCHEMA:
-        raise ArtefactError(f"{path} has manifest version {schema}, this library reads up to {SCHEMA}: upgrade it")
+        raise ArtefactError(
+            f"{path} was written by {writer(manifest)} with manifest version {schema}, this library reads up to "
+            f"{SCHEMA}: upgrade it"
+        )
     if schema > 1 and manifest.get("digest") != _digest(manifest):
         raise ArtefactError(f"{path} was altered or damaged: its manifest does not match its checksum")
     wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
@@ -121,6 +124,11 @@ def _checksum(tensor: Tensor) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def writer(manifest: Mapping[str, Any]) -> str:
+    """The version of this library that wrote a file, for errors."""
+    return f"octet-quant {manifest.get('versions', {}).get('octet-quant', 'of an unknown version')}"
 
 
 def _version(package: str) -> str:

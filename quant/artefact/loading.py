@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read
+from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read, writer
 from quant.artefact.load_programs import build
 from quant.artefact.program_document import VERSION
 from quant.copying import copy_model, settled
@@ -79,7 +79,7 @@ def load(
             result = _with_static(result, source, example_inputs, examples)
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
-        raise ArtefactError(f"{path} does not fit the model: {error}") from error
+        raise ArtefactError(f"{path} does not fit the model: {error} (written by {writer(manifest)})") from error
     leave_fast_paths(result)
     _fill(result, tensors, path)
     for module in result.modules():

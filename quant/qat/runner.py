@@ -27,6 +27,7 @@ from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
 from quant.qat.weights import rounded_bias, rounded_weight, straight_through
 from quant.recipe import QConfig
+from quant.runtime import nonfinite
 from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
 from quant.runtime.trees import map_leaves
@@ -158,9 +159,12 @@ class TrainingRunner(GraphRunner):
 
     def _train(self, values: dict[int, Any]) -> Any:
         rounded: dict[int, Any] = {}
+        evaluates = not self.training and not torch.compiler.is_compiling()
         for step in self.fused.steps:
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
+                if evaluates:
+                    self.note_nonfinite(step, values)
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
                 if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
@@ -169,6 +173,8 @@ class TrainingRunner(GraphRunner):
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values[step.output], clamp = self._value(step, seen)
             value = values[step.output]
+            if evaluates and step.output in self.fused.slot_of:
+                self.note_nonfinite(step, values)
             if step.output in self._both:
                 values[step.output] = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
                 rounded[step.output] = self._observed(step, value, clamp)
@@ -177,7 +183,7 @@ class TrainingRunner(GraphRunner):
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
                 rounded.pop(dead, None)
-        return output_of(self.graph, values)
+        return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
         """A step's value, and the clamp that remains to be applied to it."""

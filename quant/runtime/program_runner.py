@@ -14,7 +14,7 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
-from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.binding import QuickBinding, bound_values, refuse_other_devices
 from quant.runtime.callee import Submodule
 from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
@@ -109,6 +109,7 @@ class ProgramRunner(Programs):
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             registers = bound_values(self.expected, self.root, args, kwargs)
+            refuse_other_devices(self.expected, registers, self.root)
         if self.expected.written:
             output = self._execute_or_undo(registers)
         else:

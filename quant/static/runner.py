@@ -20,6 +20,7 @@ from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expecte
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
+from quant.runtime import nonfinite
 from quant.runtime.arguments import bind
 from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
@@ -200,11 +201,11 @@ class GraphRunner(Ranges, Programs):
                    for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
-        return settle(output, bound)
+        return settle(nonfinite.spoiled(output, values), bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:
         self._simulate_steps(self.fused.steps, values, {})
-        return output_of(self.graph, values)
+        return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
         both = self.fused.read_both_ways()
@@ -213,8 +214,17 @@ class GraphRunner(Ranges, Programs):
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
+                self.note_nonfinite(step, values)
                 kept = rounded if step.output in both else values
                 kept[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
+
+    def note_nonfinite(self, step: Step, values: dict[int, Any]) -> None:
+        """Note which samples of a step's output are not finite, where the int8 form makes integers of reals."""
+        if is_recurrent(step):
+            module = attribute(self.root, self.graph.nodes[step.nodes[0]].target)
+            nonfinite.note_recurrent(module, values.get(step.inputs[0]), None, values)
+        elif not step.integer:
+            nonfinite.note(values[step.output], values)
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:

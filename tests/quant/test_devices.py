@@ -125,6 +125,22 @@ def test_tensors_are_made_on_a_device() -> None:
         assert torch.zeros(1).device == META
 
 
+def test_an_int8_model_refuses_another_device(case: tuple[nn.Module, Tensor]) -> None:
+    model, x = case
+    static = quant.quantize_static(model.eval(), [x], progress=False)
+    with pytest.raises(
+        TypeError, match=r"argument '\w+' is on meta; int8 layers run on the CPU: call it with x.cpu\(\)"
+    ):
+        static(x.to(META))
+
+
+@needs_cuda
+def test_dynamic_layers_refuse_another_device(case: tuple[nn.Module, Tensor]) -> None:
+    model, x = case
+    with pytest.raises(TypeError, match=r"layer '.*expected tensors on the CPU, where int8 layers run"):
+        quant.quantize_dynamic(model.eval())(x.cuda())
+
+
 @needs_cuda
 @pytest.mark.parametrize("training", [False, True])
 def test_a_model_on_cuda(case: tuple[nn.Module, Tensor], training: bool) -> None:

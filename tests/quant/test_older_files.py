@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import quant
+from quant.artefact import file
+from quant.artefact.file import SCHEMA, read
 from quant.fusion.fused_graph import RULES
 from quant.static.description import describe
 
 KEPT = Path(__file__).parent / "artefacts"
+MANIFEST = ("static", "modules", "report", "float_bytes")
 
 
 class Ruled(nn.Module):
@@ -106,6 +110,20 @@ def test_the_recorded_numbers_are_of_their_rules_alone(case: str) -> None:
     assert all(bool(one["0.3/0"].isfinite().all()) for one in of_case)
     for one, other in combinations(of_case, 2):
         assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("change", [{"static": {"": {"version": 1, "rules": RULES + 1}}}, {"schema": 99}], ids=str)
+def test_a_file_of_a_newer_version_is_refused_with_the_version_that_wrote_it(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, tensors = read(KEPT / "ruled_4.q8")
+    monkeypatch.setattr(file, "SCHEMA", change.get("schema", SCHEMA))
+    monkeypatch.setattr(file, "_version", lambda package: "7.8.9")
+    file.write(tmp_path / "newer.q8", tensors, {name: manifest[name] for name in MANIFEST} | change)
+    monkeypatch.undo()
+    with pytest.raises(quant.ArtefactError, match=r"octet-quant 7\.8\.9") as caught:
+        quant.load(tmp_path / "newer.q8", model=Ruled())
+    assert "upgrade it" in str(caught.value) or "use the version of octet-quant that wrote it" in str(caught.value)
 
 
 def keep(rules: str) -> None:

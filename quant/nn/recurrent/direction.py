@@ -130,7 +130,7 @@ class Direction(Int8Direction):
                 self.mode,
                 self.reverse,
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise self._named(error) from error
 
 

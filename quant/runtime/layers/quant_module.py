@@ -68,7 +68,10 @@ class QuantModule(nn.Module):
 
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""
-        return type(error)(f"layer {self.layer_name or '(root)'!r} ({type(self).__name__}): {error}")
+        where = f"layer {self.layer_name or '(root)'!r} ({type(self).__name__})"
+        if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
+            return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
+        return type(error)(f"{where}: {error}")
 
 
 def frozen(parameter: Tensor | None) -> nn.Parameter | None:
