@@ -3,6 +3,8 @@
 The core alone, without torch, becomes a static library: `make core`. Not torch.utils.cpp_extension: it has no flags per
 file, and each instruction set is a file here. The extension registers torch operators and includes no Python header, so
 one build serves every Python version beside the same torch.
+
+It is one file that imports nothing of its package: setup.py and make load it by its path, before the package is there.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from quant.kernels.recurrent import kind as recurrent_kinds
 from quant.observers import registry as observers
 
 from quant import int8_classes, leaves, recurrent_layers
+from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ SETTLED = 0.1
 
 
 def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of parameters that require a gradient and that the optimiser does not hold.
+    """The names of parameters that require a gradient and are not in the optimiser.
 
     Warns:
-        UserWarning: there are some, with their names. An optimiser built before `prepare_qat` holds those of the float
-            model, and would train nothing here.
+        UserWarning: there are such parameters; the message names them. An optimiser built before `prepare_qat` has the
+            float model's parameters, and would train nothing here.
     """
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     lost = [name for name, one in prepared.named_parameters() if one.requires_grad and id(one) not in held]
@@ -35,12 +35,11 @@ def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> li
 
 
 def check_trained(prepared: nn.Module) -> None:
-    """Warn of what makes a trained model's integers wrong; called by convert.
+    """Warn of conditions that make a trained model's integers wrong; called by convert.
 
     Warns:
-        UserWarning: values were never rounded, but only observed; a range is empty, so that a layer gives zeros;
-            or a batch norm's running statistics, which is all that the int8 model has, are still mostly what they
-            began with.
+        UserWarning: values were only observed and never rounded; a range is empty, so that a layer returns zeros; or
+            the running statistics of a batch norm, which the int8 model uses, are still near their initial values.
     """
     for path, runner in runners(prepared).items():
         if not isinstance(runner, TrainingRunner):
@@ -83,7 +82,7 @@ def _unsettled(runner: TrainingRunner) -> list[str]:
         assert norm.running_mean is not None
         seen = int(norm.num_batches_tracked)
         if seen == 0:
-            # A checkpoint may lack the count, so the values themselves are asked.
+            # A checkpoint may lack the count, so the values themselves are checked.
             began = bool((norm.running_mean == 0).all()) and bool((norm.running_var == 1).all())
         else:
             began = norm.momentum is not None and (1.0 - norm.momentum) ** seen > SETTLED

@@ -1,4 +1,4 @@
-"""prepare_qat: a copy of the user's model that trains as its int8 form will compute."""
+"""`prepare_qat`: a copy of the user's model with fake quantisation, for training."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, tor
 
 
 def _make_runner(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> TrainingRunner:
-    """The runner that trains `module` by its fused graph."""
+    """The runner of a captured module for training."""
     activations: dict[str, nn.Module] = {
         slot.name: activation_quantizer(slot, slot.name) for slot in fused.slots.values()
     }

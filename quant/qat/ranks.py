@@ -31,7 +31,7 @@ def warn_of_ranks(path: str) -> bool:
         path: of the module that trains.
 
     Warns:
-        UserWarning: that is so.
+        UserWarning: in that case.
     """
     if torch.compiler.is_compiling() or not several():
         return False
@@ -45,7 +45,7 @@ def warn_of_ranks(path: str) -> bool:
 
 
 def sync_range(fake_quantizer: FakeQuantizeBase, on: bool) -> None:
-    """Let a fake quantiser take the range of all ranks' data, or of its own; see `switches.sync_ranges`."""
+    """Make a fake quantiser use the range of all ranks' data, or of its own; see `switches.sync_ranges`."""
     if isinstance(fake_quantizer, LSQFakeQuantize):
         fake_quantizer.distributed = on
     elif isinstance(fake_quantizer, FakeQuantize):
@@ -53,4 +53,4 @@ def sync_range(fake_quantizer: FakeQuantizeBase, on: bool) -> None:
             if isinstance(one, RangeObserver):
                 one.distributed = on
     else:
-        assert isinstance(fake_quantizer, PACTFakeQuantize), fake_quantizer  # alpha does not begin from data
+        assert isinstance(fake_quantizer, PACTFakeQuantize), fake_quantizer  # alpha's start does not depend on data

@@ -1,4 +1,4 @@
-"""Runs a captured module as its int8 form will compute it, in float and with gradients."""
+"""Runs a captured module in training: as its int8 form will compute it, in float and with gradients."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TrainingRunner(GraphRunner):
     """A GraphRunner with fake quantisers in the place of observers, and with rounded weights.
 
     Attributes:
-        weights: fake quantisers of the weights whose scales are learned, by `weight_key`.
-        dynamic: the settings of the modules that convert makes dynamic, by their paths.
+        weights: `weight_key` -> the fake quantiser of a weight with a learned scale.
+        dynamic: path of a module that convert makes dynamic -> its settings.
         synced: whether ranges are those of all ranks' data; None where this was not set.
 
     Buffers:
@@ -124,7 +124,7 @@ class TrainingRunner(GraphRunner):
         self.synced = first.synced
 
     def _is_untrained(self) -> bool:
-        """Whether other programs of the module saw data, and some values of this one did not."""
+        """Whether other programs of the module have seen data and this one has not, or not for all values."""
         if self._untrained is None:
             [first] = self._first
             programs = first.programs()
@@ -186,7 +186,7 @@ class TrainingRunner(GraphRunner):
         return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
-        """A step's value, and the clamp that remains to be applied to it."""
+        """A step's value, and the clamp that is still to be applied to it."""
         clamp = step.operator.clamp if isinstance(step.operator, Clampable) and len(step.nodes) > 1 else None
         if isinstance(step.operator, Weighted):
             return self._weighted(step, values), clamp or NO_CLAMP
@@ -205,7 +205,7 @@ class TrainingRunner(GraphRunner):
         return own[nodes[-1]], clamp or NO_CLAMP
 
     def _evaluated(self, node: Node, value: Callable[[int], Any]) -> Any:
-        """A call in the user's own arithmetic; layers that become dynamic have rounded weights."""
+        """The value of a float call; layers that become dynamic use rounded weights."""
         if is_own_norm(node, self.graph):
             # Called as a module, which passes other settings in training mode than the captured call has.
             normalised: Tensor = norm_of(node.index, self.graph, self.root)(value(node.args[0].index))

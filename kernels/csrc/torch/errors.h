@@ -1,4 +1,4 @@
-// Errors of the core, which are C++'s own, as the ones that torch hands to Python: std::invalid_argument is a ValueError,
+// Translates the core's errors, which are C++'s, into torch's: std::invalid_argument becomes a ValueError in Python,
 // std::out_of_range an IndexError.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace octet {
 
-// What fn() returns. `where` stands before the message.
+// Returns fn(). An error's message begins with `where`.
 template <class Fn>
 decltype(auto) translated(const char* where, Fn&& fn) {
   try {

@@ -1,4 +1,4 @@
-// The libraries that a GEMM may come from: the core's own, and those inside libtorch_cpu.
+// The libraries that provide a GEMM: the core's own, and those inside libtorch_cpu.
 #pragma once
 
 #include <c10/util/string_view.h>
@@ -14,7 +14,7 @@ namespace octet {
 struct Library {
   const char* name;
   std::unique_ptr<PackedGemm> (*pack)(const int8_t* weight, int64_t n, int64_t k);
-  std::string (*why_not)();  // "" where it can be used here, else the reason it cannot
+  std::string (*why_not)();  // "" where it can be used here, else the reason that it cannot
   bool own;                  // the core's, which has other kernels besides products
   int rank;                  // the least is the fastest
 };

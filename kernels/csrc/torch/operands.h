@@ -1,4 +1,4 @@
-// What every operator does with its tensors: check them, make them contiguous, read their sizes.
+// Checks of an operator's tensors: dtypes and sizes; makes them contiguous.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ inline Tensor checked(const Tensor& tensor, at::ScalarType dtype, const char* na
   return tensor.contiguous();
 }
 
-// A contiguous float32 vector of `size`, or an undefined tensor where none was given.
+// A contiguous float32 vector of `size`, or an undefined tensor for none.
 inline Tensor vector(const OptionalTensor& tensor, int64_t size, const char* name, at::ScalarType dtype = at::kFloat) {
   if (!tensor || !tensor->defined()) return {};
   TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == size, name, " has shape ", tensor->sizes(), ", expected (",

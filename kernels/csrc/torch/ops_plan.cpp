@@ -1,4 +1,4 @@
-// The operator run_plan: finds or builds the plan of a text for these constants and shapes, and runs it.
+// The operator run_plan: looks up or builds the plan of a text for these constants and shapes, and runs it.
 #include <ATen/ATen.h>
 #include <c10/util/hash.h>
 #include <torch/library.h>
@@ -19,8 +19,8 @@ namespace {
 
 using at::Tensor;
 
-// Plans that are kept: shapes beyond these build anew. One holds offsets, biases and small tables; its packed weights are
-// shared with every other plan of the model (packed.h).
+// Number of plans that are kept. A plan holds offsets, biases and small tables; all plans of a model share their packed
+// weights (packed.h).
 constexpr size_t kMostPlans = 64;
 
 // Inference tensors keep no version, so writes to them cannot be seen.
@@ -39,7 +39,7 @@ struct ConstantKey {
   }
 };
 
-// A text with its constants, ready for any shapes: what plans for several shapes have in common.
+// A text with its constants, prepared for any shapes: the common part of plans for several shapes.
 struct Prepared {
   std::string text, backend;
   std::vector<ConstantKey> constants;
@@ -92,7 +92,7 @@ size_t hash_of(c10::string_view program, at::TensorList inputs, at::TensorList c
   return hash;
 }
 
-// The packed forms of a call's constants, found as those of every other layer (packed.h).
+// The packed forms of a call's constants, from the cache of packed weights (packed.h).
 class KeptWeights final : public WeightPacker {
  public:
   KeptWeights(at::TensorList constants, c10::string_view backend) : constants_(constants), backend_(backend) {}
@@ -201,7 +201,7 @@ std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants,
   return run(inputs, constants, program, backend).outputs;
 }
 
-// Nothing where a value that is quantised is NaN or inf.
+// Returns nothing where a value to be quantised is NaN or inf.
 std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
                                           c10::string_view backend) {
   Outcome outcome = run(inputs, constants, program, backend);

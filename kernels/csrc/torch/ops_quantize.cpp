@@ -29,7 +29,7 @@ bool all_finite_op(const Tensor& x) {
   return row_kernels().all_finite(input.const_data_ptr<float>(), input.numel());
 }
 
-// One sample's channels, side by side, put apart and made real.
+// Separates the interleaved channels of one sample, and dequantises them.
 void dequantize_planes(const uint8_t* q, int64_t channels, int64_t pixels, float scale, int32_t zero_point, float* out) {
   uint8_t rows[kTileChannels * kTilePixels];
   each_tile(pixels, channels, [&](int64_t begin, int64_t n, int64_t first, int64_t count) {

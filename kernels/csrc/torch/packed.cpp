@@ -14,7 +14,7 @@
 namespace octet {
 namespace {
 
-// What else than a Library's PackedGemm is made of a weight: the addresses are what counts.
+// Packed forms other than a Library's PackedGemm; only the addresses matter.
 const char kDepthwise = 0, kWinograd = 0;
 
 struct Key {
@@ -52,7 +52,7 @@ Cache& cache() {
   return *instance;
 }
 
-// Drops what was made of storages that are no more; the caller holds the lock.
+// Drops the entries of storages that have died; the caller holds the lock.
 void forget_dead(Cache& known) {
   std::erase_if(known.entries, [](const auto& entry) { return entry.second.storage.expired(); });
 }
@@ -64,7 +64,7 @@ uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0
 
 namespace {
 
-// What `pack()` makes of n * k weights at `data` inside `owner`, once for each version of the weights.
+// The result of `pack()` for n * k weights at `data` in `owner`, computed once for each version of the weights.
 template <class Packed, class Pack>
 std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
                                            const void* form, Pack pack) {

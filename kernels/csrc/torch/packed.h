@@ -1,10 +1,10 @@
-// Packed weights, found by the plain int8 tensor that they were made from.
+// A cache of packed weights, keyed by the plain int8 tensor.
 //
-// A layer holds its int8 weight and nothing else; the first call packs it for this machine and later calls find it here.
-// So deepcopy, pickle, state_dict, torch.export and 8 threads at once see only plain tensors. An entry is dropped when
-// the tensor's storage dies (at the next packing), and made anew when the tensor was written to (its version moved).
+// A layer holds its int8 weight only; the first call packs it for this machine, and later calls look it up here. So
+// deepcopy, pickle, state_dict, torch.export and concurrent threads see plain tensors only. An entry is dropped when the
+// tensor's storage dies (at the next packing), and packed again when the tensor's version shows a write.
 //
-// A write that moves no version is not seen: through `weight.data`, through NumPy, or to a tensor that was made under
+// A write that changes no version is not seen: through `weight.data`, through NumPy, or to a tensor created under
 // torch.inference_mode. kernels/README.md says what to do instead.
 #pragma once
 
@@ -34,7 +34,7 @@ std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight
 // has no such kernel.
 std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend);
 
-// How many packed weights are alive.
+// The number of packed weights in the cache.
 int64_t packed_count();
 
 }  // namespace octet

@@ -1,4 +1,4 @@
-// The shape of a convolution, checked once for every door: the operators, plans, and whoever calls the core.
+// The shape of a convolution, checked in one place for all callers: operators, plans, and programs that use the core.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@
 namespace octet {
 namespace {
 
-// Who chooses an instruction set: the CPU that has it, or nobody but QUANT_ISA.
+// Whether a CPU that has an instruction set chooses it, or only QUANT_ISA does.
 enum class Chosen { by_cpu, by_request };
 
 struct InstructionSet {
@@ -57,7 +57,7 @@ bool cpu_has(unsigned leaf, unsigned subleaf, Register where, int bit, uint64_t 
 bool cpu_has(unsigned long word, int bit) { return getauxval(word) >> bit & 1; }
 #elif defined(__aarch64__)
 enum { AT_HWCAP, AT_HWCAP2 };
-// Every 64-bit ARM has the first, asimd; of the others nobody tells.
+// Every 64-bit ARM CPU has the first, asimd; there is no portable query for the others.
 bool cpu_has(int word, int bit) { return word == AT_HWCAP && bit == 1; }
 #endif
 

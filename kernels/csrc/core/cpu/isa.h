@@ -31,9 +31,9 @@ Isa isa();
 // Whether the set in use needs all of these features.
 bool isa_needs(uint32_t features);
 const char* isa_name(Isa isa);
-// What is wrong with the value of QUANT_ISA, in words; "" where it is unset or a set of this architecture.
+// The error in the value of QUANT_ISA, in words; "" where it is unset or an instruction set of this architecture.
 std::string bad_isa_request();
-// Why the set that QUANT_ISA names is not the one in use, in words; "" where it is, or none is named.
+// The reason that the set named by QUANT_ISA is not in use, in words; "" where it is, or none is named.
 std::string isa_refusal();
 
 }  // namespace octet

@@ -96,7 +96,7 @@ void copy_rows(const PlanLoops& loops, const T* from, T* to) {
 
 namespace {
 
-// Squares of a copy between views whose innermost dimensions differ: how the rest is gone through, and the two dimensions.
+// A copy between views whose innermost dimensions differ, in squares: the loop over the other dimensions, and the two.
 template <class T>
 void copy_turned(const PlanLoops& outer, const PlanTurn& turn, const T* from, T* to) {
   const int64_t tiles = (turn.columns + kTilePixels - 1) / kTilePixels, rows = outer.rows() * outer.length();
@@ -192,7 +192,7 @@ std::shared_ptr<const std::vector<int32_t>> PlanBuilder::integers(const Operatio
 
 void PlanBuilder::give_out(size_t place, Value value) {
   PlanView view = input(value);
-  // Integers stay channels last for the next reader; reals lie as the user's own arithmetic left them.
+  // Integers stay channels last for the next reader; floats keep the memory order of the user's own operations.
   const Sizes strides = view.real || view.rank() < 4 ? plain_strides(view.sizes) : channels_last_strides(view.sizes);
   const bool whole = view.offset == 0 && view.has_strides(strides) &&
                      plan_->buffers_[view.buffer].home == Plan::Home::kArena &&
@@ -207,7 +207,7 @@ void PlanBuilder::give_out(size_t place, Value value) {
   plan_->outputs_.push_back({view.sizes, strides, view.real});
 }
 
-// Buffers whose lives do not meet share memory: the largest first, each at the lowest place that is free for all its life.
+// Buffers whose lifetimes do not overlap share memory: the largest first, each at the lowest place free for its lifetime.
 void PlanBuilder::place_buffers() {
   const size_t count = plan_->buffers_.size();
   const int64_t steps = static_cast<int64_t>(plan_->steps_.size());
@@ -240,7 +240,7 @@ void PlanBuilder::place_buffers() {
   for (const size_t b : order) {
     Plan::Buffer& buffer = plan_->buffers_[b];
     if (buffer.home != Plan::Home::kArena || last[b] < 0 || home[b] != b) continue;
-    // Kernels read a little past what they were given, so neighbours keep their distance.
+    // Kernels read slightly past the end of their input, so neighbouring buffers keep a distance.
     const int64_t bytes = (buffer.bytes + 63) / 64 * 64 + 2 * kSlack;
     int64_t begin = 0;
     for (const Placed& other : placed)

@@ -1,5 +1,5 @@
-// Turns the operations of a program into steps over views, for inputs of given shapes: decides memory formats, and which
-// buffer lives where.
+// Turns the operations of a program into steps over views, for inputs of given shapes: decides memory formats, and the
+// place of each buffer.
 #pragma once
 
 #include <functional>
@@ -25,25 +25,25 @@ class PlanBuilder {
   PlanView with_strides(const PlanView& view, const Sizes& strides);
   PlanView plain(const PlanView& view) { return with_strides(view, plain_strides(view.sizes)); }
   PlanView channels_last(const PlanView& view) { return with_strides(view, channels_last_strides(view.sizes)); }
-  // As it is where its elements lie without gaps in some order, else channels last.
+  // The view itself where its elements are without gaps in some order, else a copy with channels last.
   PlanView dense(const PlanView& view);
   void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run,
             int over = -1);
   void copy(const PlanView& from, const PlanView& to);
-  // The view of a value that an operation reads; padding that was put off is written out now.
+  // The view of a value that an operation reads; deferred padding is written now.
   const PlanView& input(Value value);
-  // The view of a value that has one already, if under another name, or null.
+  // The view of a value that has one already, or null.
   const PlanView* known(Value value) const;
-  // The padding that was put off for a value, or null.
+  // The deferred padding of a value, or null.
   const PlanPad* pad(Value value) const { return pads_[value] ? &*pads_[value] : nullptr; }
   // Steps that compute several operations at once, one ahead of being lowered.
   const Operation& operation(Place place) const { return program_.operations[place]; }
   const Operation* writer(Value value) const { return program_.writer(value); }
-  // Leave a sum of reals to the only operation that reads it; and the sum that was left so, or null.
+  // Defer a float sum to the only operation that reads it; and the deferred sum of a value, or null.
   void put_off(const Operation& sum) { sums_[sum.out] = &sum; }
   const Operation* put_off_sum(Value value) const { return sums_[value]; }
   void define(const Operation& operation, const PlanView& view) { views_[operation.out] = view; }  // and do not lower it
-  // What a constant is, as its reader wants it; rank 0 is any.
+  // A constant with the dtype and rank that its reader expects; rank 0 is any.
   const PreparedConstant& constant(const Operation& operation, Constant index, const char* name, const char* dtype,
                                    size_t rank = 0) const;
   WeightPacker& weights() const { return weights_; }

@@ -1,5 +1,5 @@
-// A plan's operations as types: what a text says once it is read. One structure for each operation, the values that it reads
-// by number, and its settings as the kernels take them. Shapes are not known here: one program serves every input.
+// The typed operations of a plan: one structure for each operation, with the numbers of the values that it reads, and its
+// settings as the kernels take them. Shapes are not known here: one program serves all inputs.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ constexpr Place kNowhere = -1;
 
 namespace op {
 
-// What computes value by value.
+// Elementwise operations.
 struct Quantize {
   Value x;
   RowRange range;
@@ -57,7 +57,7 @@ struct Mul {
   MulSettings by;
 };
 
-// How the sums of a layer leave: to reals, or to uint8 in [bottom, top].
+// The output of a layer's sums: float32, or uint8 in [bottom, top].
 struct Finish {
   Constant bias, multiplier;
   bool real;
@@ -105,10 +105,10 @@ struct Mean {
   MeanSettings by;
 };
 
-// What only moves values.
+// Operations that only move values.
 struct Interpolate {
   Value q;
-  // One of the two; `one_for_all` where it is a number for every dimension.
+  // One of the two; `one_for_all` where it is one number for all dimensions.
   std::vector<int64_t> size;
   std::vector<double> factors;
   bool one_for_all, exact, recompute;
@@ -173,7 +173,7 @@ struct Same {
   Value x;
 };
 
-// What is computed in float32.
+// Operations computed in float32.
 struct AddReal {
   Value a, b;
   Place norm = kNowhere;  // pass: the LayerNorm that alone reads the sum

@@ -13,7 +13,7 @@ namespace octet {
 // Emits the steps of an operation and returns the view of its result.
 PlanView lower(PlanBuilder& b, const Operation& operation);
 
-// lower_values.cpp: what computes value by value.
+// lower_values.cpp: elementwise operations.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize& dequantize);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp);
@@ -28,7 +28,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& po
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AdaptivePool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mean& mean);
-// lower_moves.cpp: what only moves values, padding and resizing among it.
+// lower_moves.cpp: operations that only move values, padding and resizing included.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat);
@@ -42,20 +42,20 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Slice& slic
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Select& select);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Chunk& chunk);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same);
-// lower_reals.cpp: what is computed in float32.
+// lower_reals.cpp: operations computed in float32.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
 
-// A real view, rounded.
+// A float view, quantised.
 PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);
-// The strides of its integers: as a linear layer that reads them has them, else channels last.
+// The strides of its integers: those that a linear layer reads, else channels last.
 Sizes rounded_strides(const op::Quantize& quantize, const Sizes& sizes);
 
 // table[x] for every value.
 PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<const std::vector<uint8_t>> table);
 
-// Fails with `what` where it does not hold; a text costs nothing where it does.
+// Fails with `what` unless the condition holds; formatting costs nothing where it does.
 inline void expect(const Operation& operation, bool holds, const char* what) {
   if (!holds) operation.fail(what);
 }
@@ -64,18 +64,18 @@ void expect_or(const Operation& operation, bool holds, Words words) {
   if (!holds) operation.fail(words());
 }
 void expect_dtype(const Operation& operation, const PlanView& view, bool real);
-// The product of the sizes of a tensor; fails where it is beyond all memory.
+// The product of the sizes of a tensor; fails where it exceeds all memory.
 int64_t checked_count(const Operation& operation, const Sizes& sizes);
-// Per dimension what a pad's widths put before and after; fails where they do not fit the input.
+// The padding before and after each dimension, of a pad's widths; fails where they do not fit the input.
 struct Widths {
   Sizes before, after;
 };
 Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView& x);
 // The shape of the result of two views, which get as many dimensions as it has.
 Sizes broadcast(const Operation& operation, PlanView& left, PlanView& right);
-// The strides with which a view repeats over a larger shape.
+// The strides of a view broadcast to a larger shape.
 Sizes repeated(const PlanView& view, const Sizes& sizes);
-// A dimension counted from the front; fails where there is none.
+// A dimension counted from the front; fails where it does not exist.
 int64_t dimension(const Operation& operation, int64_t dim, int64_t rank);
 
 }  // namespace octet

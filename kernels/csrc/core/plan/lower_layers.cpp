@@ -1,4 +1,4 @@
-// The layers of a plan: convolutions and linear layers, with the sums that are taken along with their outputs.
+// The layers of a plan: convolutions and linear layers, with the additions that are computed with their outputs.
 #include <stdexcept>
 
 #include "core/conv/conv.h"
@@ -7,7 +7,7 @@
 namespace octet {
 namespace {
 
-// What a weighted layer brings besides its product, in memory of its own.
+// A weighted layer's bias and multipliers, in memory of its own.
 struct Finish {
   std::shared_ptr<const std::vector<int32_t>> bias;
   std::shared_ptr<const std::vector<float>> multiplier;
@@ -47,8 +47,8 @@ ConvShape shape_of(const Operation& operation, const op::Conv& conv, const Sizes
   }
 }
 
-// An addition that is the layer's only reader, where it can be computed with the outputs: the other side is there, and lies as
-// they do.
+// An addition that is the layer's only consumer, where it can be computed with the outputs: the other operand exists, in the
+// same memory order.
 struct Sum {
   const Operation* operation = nullptr;
   PlanView other;

@@ -1,4 +1,4 @@
-// Operations that compute value by value, and what all operations check.
+// Elementwise operations, and the checks that all operations share.
 #include "core/plan/lower.h"
 
 #include <algorithm>
@@ -105,7 +105,7 @@ bool between_planes(const PlanView& apart, const PlanView& together) {
 
 Planes planes_of(const PlanView& x) { return {x.sizes[0], x.sizes[1], product(Sizes(x.sizes.begin() + 2, x.sizes.end()))}; }
 
-// Channels that lie apart, as images come, each rounded as a row and then put side by side.
+// Quantises channels that are apart, as in torch's images, each as a row, and then interleaves them.
 void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const PlanView& out) {
   const auto [batch, channels, pixels] = planes_of(x);
   if (channels <= kMostPlanes) {
@@ -133,7 +133,7 @@ void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const Pl
   });
 }
 
-// The opposite: channels side by side, put apart and then made real, each as a row.
+// The opposite: separates interleaved channels, and dequantises each as a row.
 void dequantize_planes(PlanBuilder& b, const PlanView& q, float scale, int32_t zero_point, const PlanView& out) {
   const auto [batch, channels, pixels] = planes_of(q);
   b.emit({&q}, out, [=](const PlanFrame& frame) {
@@ -159,7 +159,7 @@ PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantiz
   expect_dtype(operation, x, true);
   const PlanView out = b.fresh(x.sizes, rounded_strides(quantize, x.sizes));
   const RowRange range = quantize.range;
-  // What a linear layer reads is plain (`rounded_strides`), and sequences of few steps look like images of few channels.
+  // Inputs of linear layers are contiguous (`rounded_strides`), and short sequences look like images of few channels.
   if (between_planes(x, out)) {
     quantize_planes(b, x, range, out);
     return out;
@@ -201,7 +201,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize&
   expect_dtype(operation, q, false);
   const float scale = dequantize.scale;
   const int32_t zero_point = dequantize.zero_point;
-  // What is given out is plain, and is best written so at once; other readers take channels as they come.
+  // Outputs are contiguous and best written so at once; other readers take channels in any order.
   PlanView plain = q;
   plain.strides = plain_strides(q.sizes);
   if (dequantize.given_out && between_planes(plain, q)) {
@@ -218,7 +218,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize&
   return out;
 }
 
-// Of reals, as a layer with float output has it.
+// A clamp of floats, for a layer with float output.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp) {
   const PlanView x = b.dense(b.input(clamp.x));
   expect_dtype(operation, x, true);

@@ -1,4 +1,5 @@
-// Padding with a constant that is not written out until somebody reads it: a convolution takes it into its own windows.
+// Deferred padding with a constant: it is written only when an operation other than a convolution reads it, which applies it
+// in its own windows.
 #pragma once
 
 #include <optional>
@@ -15,14 +16,14 @@ struct PlanPad {
   Sizes before, after;  // per dimension, none negative
   int32_t fill;         // an integer, or the real zero
 
-  // Whether it pads nothing but spatial dimensions.
+  // Whether it pads spatial dimensions only.
   bool spatial() const;
 };
 
-// What an operation pads, where it is one that can wait: a constant pad, or the quantisation of a real one.
+// The padding of an operation that can be deferred: a constant pad, or the quantisation of a padded float.
 std::optional<PlanPad> pad_of(PlanBuilder& b, const Operation& operation);
 
-// Written out.
+// Writes the padded tensor.
 PlanView padded(PlanBuilder& b, const PlanPad& pad);
 
 }  // namespace octet

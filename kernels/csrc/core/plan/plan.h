@@ -1,6 +1,6 @@
-// A planned run: the operations of a captured int8 region with every shape, address and packed weight decided beforehand.
-// A plan belongs to a prepared program (prepared.h) and the shapes of its inputs. It never changes, so any number of threads run
-// it at once, each in its own arena; a run allocates nothing. No tensors here.
+// A plan: the operations of a region with all shapes, addresses and packed weights decided.
+// A plan belongs to a prepared program (prepared.h) and the shapes of its inputs. It is immutable, so any number of threads can
+// run it at once, each in its own arena; a run allocates nothing. There are no tensors here.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@ namespace octet {
 
 using Sizes = std::vector<int64_t>;
 
-// A constant of a program: what needs its values copies them.
+// A constant of a program; users of its values copy them.
 struct PlanConstant {
   const void* data;   // contiguous
   std::string dtype;  // "int8", "uint8", "int32" or "float32"
   Sizes sizes;
 };
 
-// The packed forms of the constants that are weights, by their index. Plans keep what they are given.
+// The packed forms of the constants that are weights, by index. Plans keep the forms that they get.
 class WeightPacker {
  public:
   virtual ~WeightPacker() = default;
@@ -39,18 +39,18 @@ struct PlanTensor {
   bool real;                            // float32, else uint8
 };
 
-// Where a run's buffers are: the arena's, the inputs' and the outputs'; and what it met.
+// The buffers of a run: the arena's, the inputs' and the outputs'; and whether all values were finite.
 struct PlanFrame {
   uint8_t* const* buffers;
   std::atomic<bool>* finite;
 
-  // What a row that was quantised says of itself. Threads only ever write false.
+  // Notes whether a quantised row was finite. Threads only ever write false.
   void met(bool all_finite) const {
     if (!all_finite) finite->store(false, std::memory_order_relaxed);
   }
 };
 
-// One operation, with all it needs to know but where the buffers are.
+// One operation, with all its settings except the addresses of buffers.
 struct PlanStep {
   std::function<void(const PlanFrame&)> run;
   std::vector<int> reads;
@@ -61,7 +61,7 @@ struct PlanStep {
 class Plan {
  public:
   const std::vector<PlanTensor>& outputs() const { return outputs_; }
-  // False where a value that was quantised is NaN or inf, which no integer says: then the outputs mean nothing.
+  // False where a quantised value was NaN or inf, which no integer represents: then the outputs are not valid.
   bool run(const void* const* inputs, void* const* outputs) const;
 
  private:

@@ -1,5 +1,5 @@
-// A program that is ready for any shapes: its text read, checked and passed over, its constants at hand. Making it is the slow
-// part; a plan for the shapes of a call is then built from it, and run.
+// A program prepared for any shapes: its text is parsed and checked, the passes have run, its constants are copied. Preparing
+// is the slow part; a plan for the shapes of a call is then built from it, and run.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace octet {
 
-// What a constant is to the steps of every plan; a copy of its values where they are no weight.
+// A constant as the steps of all plans use it; a copy of its values where it is not a weight.
 struct PreparedConstant {
   std::string dtype;
   Sizes sizes;
@@ -24,7 +24,7 @@ struct PreparedConstant {
 
 class PreparedProgram {
  public:
-  // Raises std::invalid_argument, which names the line, where the text is no plan.
+  // Raises std::invalid_argument, which names the line, where the text is not a plan.
   PreparedProgram(std::string_view text, const std::vector<PlanConstant>& constants);
 
   // Raises std::invalid_argument, which names the line, where the text does not fit the constants or the shapes.

@@ -43,7 +43,7 @@ struct PlanText {
   std::vector<PlanLine> lines;
 };
 
-// Raises std::invalid_argument where the text is no plan. Numbers are read alike under every locale.
+// Raises std::invalid_argument where the text is not a plan. Numbers are parsed independently of the locale.
 PlanText parse_plan(std::string_view text);
 
 int64_t parse_register(const PlanLine& line, std::string_view word);

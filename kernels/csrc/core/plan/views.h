@@ -10,7 +10,7 @@
 
 namespace octet {
 
-// A tensor of a plan: which elements of which buffer. Moves (permute, slice, ...) only make another view.
+// A tensor of a plan: elements of a buffer. Moves (permute, slice, ...) only create another view.
 struct PlanView {
   int buffer = -1;
   int64_t offset = 0;  // in elements
@@ -30,7 +30,7 @@ int64_t product(const Sizes& sizes);
 Sizes plain_strides(const Sizes& sizes);
 // Dimension 1 innermost; plain below three dimensions.
 Sizes channels_last_strides(const Sizes& sizes);
-// A view with other sizes over the same elements; false where it needs a copy first.
+// A view with other sizes over the same elements; false where that needs a copy.
 bool reshaped(const PlanView& view, const Sizes& sizes, PlanView* out);
 
 // Two dimensions of a copy that are each innermost on one side: `columns` where it is written, `rows` where it is read. The

@@ -1,5 +1,5 @@
-// What stands between layers, on rows of bytes: one table per instruction set, all compiled from elementwise.inc without
-// contraction to FMA, so that every table gives the bits of kernels/reference_ops.py.
+// Elementwise operations between layers, on rows of bytes: one table per instruction set, all compiled from elementwise.inc
+// without contraction to FMA, so that all tables give the bits of kernels/reference_ops.py.
 #pragma once
 
 #include <cstdint>

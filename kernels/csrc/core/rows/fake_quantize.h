@@ -15,7 +15,7 @@ struct FakeQuantization {
   double low, high;  // of the clamp before; infinite where there is none
 };
 
-// out (n,) = x quantised and made real again; `inside` (n,), which may be null, says where rounding, not clamping, decided.
+// out (n,) = x quantised and dequantised; `inside` (n,), which may be null: true where rounding, not clamping, decided.
 void fake_quantize(const FakeQuantization& by, const float* x, int64_t n, float* out, bool* inside);
 
 // out (n,) = grad where `inside`, else 0.

@@ -1,4 +1,4 @@
-// What an observer needs of a tensor in one pass: its extremes, what is not finite, and a histogram on a given grid.
+// A tensor's extremes, number of non-finite values, and histogram on a given grid, in one pass for an observer.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ struct HeadShape {
   int64_t packed_keys, packed_values;
 };
 
-// What is added to the scaled scores of one head: that of query i and key j is data[i * row + j * step].
+// The mask added to the scaled scores of one head: for query i and key j it is data[i * row + j * step].
 struct HeadMask {
   const float* data;  // or null
   int64_t row, step;

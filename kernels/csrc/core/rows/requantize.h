@@ -1,5 +1,5 @@
-// How sums leave a product as bytes, and how rows of activations may lie. Plain structures: the files of every instruction set
-// include this, and what they share must hold no code that two of them would compile differently.
+// Requantisation of a product's sums to bytes, and the memory layout of rows of activations. Plain structures: the files of all
+// instruction sets include this, and shared code must not be code that two of them would compile differently.
 #pragma once
 
 #include <cstdint>

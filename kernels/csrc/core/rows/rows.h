@@ -1,5 +1,5 @@
-// Everything that happens to a row besides the products: ranges, quantisation, scales, gates. One table per instruction
-// set, all compiled from rows.inc without contraction to FMA, so that every table gives the same bits.
+// Operations on a row besides products: ranges, quantisation, scales, gates. One table per instruction set, all compiled from
+// rows.inc without contraction to FMA, so that all tables give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct RowRange {
   int32_t zero_point;
 };
 
-// What turns the sums of one row into reals (equation 6).
+// The operands that turn the sums of one row into floats (equation 6).
 struct Channels {
   int64_t n;
   const int32_t* row_sums;  // (n,), of the weight
