@@ -25,7 +25,8 @@ def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_products_in_emulated_tiles_are_exact_and_read_no_byte_too_many(program: Path) -> None:
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert int(done.stdout.split()[2]) > 200
+    tiled, across, within = (int(done.stdout.split()[i]) for i in (2, 7, 12))
+    assert min(tiled - 150, across, within) > 50, done.stdout
 
 
 @pytest.mark.parametrize(

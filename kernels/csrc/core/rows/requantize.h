@@ -24,4 +24,12 @@ struct Pieces {
 
 constexpr int64_t kPieceStep = 4;
 
+// Rows of activations that lie in an image, in pieces: `lines` lines of `width` rows, which begin `pixel` bytes apart; lines begin
+// `line` bytes apart. All that lies between the first row and the end of the last one may be read.
+struct ImageRows {
+  const uint8_t* first;
+  int64_t lines, line, width, pixel;
+  Pieces pieces;
+};
+
 }  // namespace octet
