@@ -51,6 +51,17 @@ struct Bytes {
   }
 };
 
+// A residual of either side: the bytes of a layer and of the other, added.
+struct Sum {
+  Residual residual{{11, 250, 0.75f, 0.5f, 3, 9, 240}, nullptr, true};
+  uint8_t byte(uint8_t own, uint8_t other) const {
+    const AddSettings& s = residual.by;
+    const uint8_t a = residual.first ? own : other, b = residual.first ? other : own;
+    const float sum = static_cast<float>(a - s.a_zero) * s.a_multiplier + static_cast<float>(b - s.b_zero) * s.b_multiplier;
+    return static_cast<uint8_t>(std::clamp(std::nearbyint(sum) + 3.0f, 9.0f, 240.0f));
+  }
+};
+
 struct Case {
   int64_t m, k, n;
   bool extreme, backwards;
@@ -70,21 +81,31 @@ bool exact(const Case& c, std::mt19937& bits) {
   std::vector<int32_t> sums(c.m * ld, -1);
   std::vector<uint8_t> q(c.m * ld, 1);
   std::vector<float> reals(c.m * ld, -1.0f);
+  // The other side lies where the outputs go.
+  std::vector<uint8_t> added(c.m * ld, 1);
+  for (int64_t i = 0; i < c.m; ++i)
+    for (int64_t j = 0; j < c.n; ++j) added[i * ld + j] = static_cast<uint8_t>(i * 31 + j * 7);
+  Sum sum_by;
+  sum_by.residual.other = added.data(), sum_by.residual.first = c.k % 2;
+  Requantize adding = bytes.by;
+  adding.residual = &sum_by.residual;
   // As two threads share the groups.
   for (const auto& [first, last] : {std::pair<int64_t, int64_t>{0, groups / 2}, {groups / 2, groups}}) {
     Gemm::run(x.data, ldx, c.m, packed.data(), c.n, c.k, sums.data(), ld, first, last, c.backwards);
     Gemm::run_u8(x.data, ldx, c.m, packed.data(), c.n, c.k, bytes.by, q.data(), ld, first, last);
     Gemm::run_f32(x.data, ldx, c.m, packed.data(), c.n, c.k, bytes.by, reals.data(), ld, first, last);
+    Gemm::run_u8(x.data, ldx, c.m, packed.data(), c.n, c.k, adding, added.data(), ld, first, last);
   }
   for (int64_t i = 0; i < c.m; ++i) {
     for (int64_t j = 0; j < c.n; ++j) {
       int32_t sum = 0;
       for (int64_t d = 0; d < c.k; ++d) sum += x.data[i * ldx + d] * weight[j * c.k + d];
       if (sums[i * ld + j] != sum || reals[i * ld + j] != bytes.real(sum, j) || q[i * ld + j] != bytes.byte(sum, j)) return false;
+      if (added[i * ld + j] != sum_by.byte(bytes.byte(sum, j), static_cast<uint8_t>(i * 31 + j * 7))) return false;
     }
     // Behind a row's last output nothing is written.
     for (int64_t j = c.n; j < ld; ++j)
-      if (sums[i * ld + j] != -1 || reals[i * ld + j] != -1.0f || q[i * ld + j] != 1) return false;
+      if (sums[i * ld + j] != -1 || reals[i * ld + j] != -1.0f || q[i * ld + j] != 1 || added[i * ld + j] != 1) return false;
   }
   return true;
 }
@@ -109,11 +130,18 @@ bool exact(const Image& c, const ImageRows& shape, std::mt19937& bits) {
   Gemm::pack(weight.data(), c.outputs, c.k(), packed.data());
   const Bytes bytes(c.outputs, bits);
   const int64_t ld = c.outputs + 3;
-  std::vector<uint8_t> q(rows * ld, 1), by_vectors(rows * ld, 1);
+  std::vector<uint8_t> q(rows * ld, 1), by_vectors(rows * ld, 1), added(rows * ld, 1);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < c.outputs; ++j) added[i * ld + j] = static_cast<uint8_t>(i * 31 + j * 7);
+  Sum sum_by;
+  sum_by.residual.other = added.data(), sum_by.residual.first = false;
+  Requantize adding = bytes.by;
+  adding.residual = &sum_by.residual;
   ImageRows image = shape;
   image.first = x.data;
   Gemm::run_image_u8(image, packed.data(), c.outputs, bytes.by, q.data(), ld, 0, groups / 2);
   Gemm::run_image_u8(image, packed.data(), c.outputs, bytes.by, q.data(), ld, groups / 2, groups);
+  Gemm::run_image_u8(image, packed.data(), c.outputs, adding, added.data(), ld, 0, groups);
   std::vector<const uint8_t*> begins;
   for (int64_t i = 0; i < rows; ++i)
     begins.push_back(x.data + i / image.width * image.line + i % image.width * image.pixel);
@@ -125,9 +153,10 @@ bool exact(const Image& c, const ImageRows& shape, std::mt19937& bits) {
         for (int64_t d = 0; d < c.piece(); ++d)
           sum += begins[i][h * line + d] * weight[j * c.k() + h * c.filled() + d];
       if (q[i * ld + j] != bytes.byte(sum, j) || by_vectors[i * ld + j] != bytes.byte(sum, j)) return false;
+      if (added[i * ld + j] != sum_by.byte(bytes.byte(sum, j), static_cast<uint8_t>(i * 31 + j * 7))) return false;
     }
     for (int64_t j = c.outputs; j < ld; ++j)
-      if (q[i * ld + j] != 1) return false;
+      if (q[i * ld + j] != 1 || added[i * ld + j] != 1) return false;
   }
   return true;
 }

@@ -106,10 +106,29 @@ void convolve_in_place(const ConvCall& call, const PackedGemm& gemm) {
   });
 }
 
+// The pixels of the input as they lie, all in one call.
+void convolve_whole(const ConvCall& call, const PackedGemm& gemm) {
+  const int64_t pixels = call.shape.pixels(), k = gemm.k(), n = gemm.n();
+  const Requantize by = requantize_of(call, gemm.row_sums());
+  each_share(pixels, call.products(), pixels, outputs_are_shared(gemm, call.products()),
+             [&](int64_t first, int64_t rows, int part, int parts) {
+               leave_added(call, by, first, [&](const Requantize& added, uint8_t* to) {
+                 gemm.run_u8(call.q_x + first * k, k, rows, added, to, n, part, parts);
+               });
+             });
+}
+
+// Rows that are gathered and multiplied together: more where the product takes them in blocks of its own.
+int64_t gathered_at_once(const ConvShape& shape, const PackedGemm& gemm) {
+  constexpr int64_t kCached = 256 << 10;
+  return gemm.takes_whole(shape.pixels()) ? std::max(kRowBlock, kCached / padded_row(shape.k())) : kRowBlock;
+}
+
 // To uint8 by kernels that requantise tile by tile.
 void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
   const bool product = is_product(call);
+  if (product && adds(call) && groups[0]->takes_whole(shape.pixels())) return convolve_whole(call, *groups[0]);
   if (!product && shape.groups == 1 && serves_image(call, *groups[0])) return convolve_image(call, *groups[0]);
   // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
   // channels and 14 x 14 in place took 255 us, gathered 219.
@@ -119,7 +138,8 @@ void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const P
   const Gather gather(shape, call.q_x, call.zero_point);
   const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
   const int64_t ldq = product ? shape.channels : padded_row(shape.k());
-  each_share(shape.pixels(), call.products(), kRowBlock, false, [&](int64_t first, int64_t rows, int part, int parts) {
+  const int64_t block = product ? kRowBlock : gathered_at_once(shape, *groups[0]);
+  each_share(shape.pixels(), call.products(), block, false, [&](int64_t first, int64_t rows, int part, int parts) {
     const uint8_t* q = call.q_x + first * ldq;
     for (int64_t g = 0; g < shape.groups; ++g) {
       if (!product) {

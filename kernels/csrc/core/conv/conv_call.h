@@ -22,6 +22,23 @@ inline Requantize requantize_of(const ConvCall& call, const int32_t* row_sums) {
   return requantize_of(call.output, call.shape.out_channels, call.zero_point, row_sums, call.bias);
 }
 
+// Whether kernels that add a residual with their outputs can add this one, if there is one.
+inline bool adds(const ConvCall& call) { return !call.output.residual || call.output.residual->by.fits(); }
+
+// run(by, to) by a kernel that adds residuals, for output pixels from `first` on.
+template <class Run>
+void leave_added(const ConvCall& call, const Requantize& plain, int64_t first, Run run) {
+  Requantize by = plain;
+  Residual residual;
+  const int64_t skipped = first * call.shape.out_channels;
+  if (call.output.residual) {
+    residual = *call.output.residual;
+    residual.other += skipped;
+    by.residual = &residual;
+  }
+  run(by, call.output.quantized + skipped);
+}
+
 // run(to) leaves channels [begin, end) of output pixels [first, first + rows) at `to`, whose rows are those of the outputs:
 // there, or where a residual is added on the way. That may lie where the outputs go, and is read after they are computed.
 template <class Run>

@@ -7,9 +7,9 @@
 namespace octet {
 namespace {
 
-// Bytes of lines with their padding, and of outputs that wait for a residual, that are read again from a core's own caches; and of
-// a weight that is not: all of a plane goes past it.
-constexpr int64_t kCachedLines = 512 << 10, kCachedOutputs = 32 << 10, kCachedWeight = 768 << 10;
+// Bytes of lines with their padding that are read again from a core's own caches, and of a weight that is not: all of a plane goes
+// past it.
+constexpr int64_t kCachedLines = 512 << 10, kCachedWeight = 768 << 10;
 
 // Where the pixels of a plane's lines lie that a kernel sees, and each line's bytes.
 class Lines {
@@ -71,18 +71,15 @@ class Lines {
 // The kernel sees one plane of the input at once.
 bool in_planes(const ConvShape& shape) { return shape.kernel[0] == 1 && shape.padding[0] == 0; }
 
-int64_t lines_at_once(const ConvCall& call, const Lines& lines, const PackedGemm& gemm) {
-  const ConvShape& shape = call.shape;
+int64_t lines_at_once(const ConvShape& shape, const Lines& lines, const PackedGemm& gemm) {
   if (gemm.n() * gemm.k() > kCachedWeight) return shape.out[1];
-  const int64_t read = kCachedLines / (lines.bytes() * shape.stride[1]);
-  const int64_t left = kCachedOutputs / (shape.out[2] * shape.out_channels);
-  return std::clamp<int64_t>(call.output.residual ? std::min(read, left) : read, 1, shape.out[1]);
+  return std::clamp<int64_t>(kCachedLines / (lines.bytes() * shape.stride[1]), 1, shape.out[1]);
 }
 
 }  // namespace
 
 bool serves_image(const ConvCall& call, const PackedGemm& gemm) {
-  if (!in_planes(call.shape) || (call.shape.dilation[2] > 1 && call.shape.channels % kPieceStep)) return false;
+  if (!adds(call) || !in_planes(call.shape) || (call.shape.dilation[2] > 1 && call.shape.channels % kPieceStep)) return false;
   return gemm.serves_image(Lines(call.shape).at(call.q_x, call.shape.out[1]));
 }
 
@@ -90,7 +87,7 @@ void convolve_image(const ConvCall& call, const PackedGemm& gemm) {
   const ConvShape& shape = call.shape;
   const Lines lines(shape);
   const Requantize by = requantize_of(call, gemm.row_sums());
-  const int64_t most = lines_at_once(call, lines, gemm), count = shape.batch * shape.out[0] * shape.out[1];
+  const int64_t most = lines_at_once(shape, lines, gemm), count = shape.batch * shape.out[0] * shape.out[1];
   const bool wide = outputs_are_shared(gemm, call.products());
   each_share(count, call.products(), count, wide, [&](int64_t line, int64_t left, int part, int parts) {
     for (int64_t taken; left > 0; line += taken, left -= taken) {
@@ -98,8 +95,9 @@ void convolve_image(const ConvCall& call, const PackedGemm& gemm) {
       taken = std::min({left, most, shape.out[1] - first});
       const int64_t in = plane / shape.out[0] * shape.in[0] + plane % shape.out[0] * shape.stride[0];
       const ImageRows rows = lines.rows(call.q_x + in * shape.in[1] * shape.in[2] * shape.channels, first, taken, call.zero_point);
-      leave(call, line * shape.out[2], taken * shape.out[2], gemm.first_output(part, parts), gemm.first_output(part + 1, parts),
-            [&](uint8_t* to) { gemm.run_image_u8(rows, by, to, shape.out_channels, part, parts); });
+      leave_added(call, by, line * shape.out[2], [&](const Requantize& added, uint8_t* to) {
+        gemm.run_image_u8(rows, added, to, shape.out_channels, part, parts);
+      });
     }
   });
 }

@@ -1,8 +1,8 @@
 // Rows of activations in tiles, for tile_amx.h: of a matrix, and of an image as it lies.
 //
 // All tiles of a call have one number of rows, so that one configuration serves it: as many as are equal parts, and the last may lie over
-// rows of the one before, which are then computed twice. Each kind says `count` and `size`, where tile t lies (`at`), and by
-// `each_run(t, fn)` where its rows go: fn(row of the tile, row of the product, rows) for rows that lie side by side in both.
+// rows of the one before. Each kind says `count` and `size`, where tile t lies (`at`), and by `each_run(t, fn)` where those of its
+// rows go that no tile before has: fn(row of the tile, row of the product, rows) for rows that lie side by side in both.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +65,8 @@ class MatrixTiles {
   Operand at(int64_t tile) const { return tile + 1 == count ? last_ : Operand{row(tile), ldx_}; }
   template <class Fn>
   void each_run(int64_t tile, Fn fn) const {
-    fn(0, first_row(tile), size);
+    const int64_t known = tile * size - first_row(tile);
+    fn(known, tile * size, size - known);
   }
 
  private:
@@ -100,11 +101,11 @@ class ImageTiles {
   }
   template <class Fn>
   void each_run(int64_t tile, Fn fn) const {
-    const int64_t first = first_row(tile % of_line);
-    if (!across) return fn(0, tile / of_line * image.width + first, size);
+    const int64_t of = tile % of_line, begin = of * size, known = begin - first_row(of);
+    if (!across) return fn(known, tile / of_line * image.width + begin, size - known);
     const int64_t walk = image.line / image.pixel;
-    int64_t line = first / walk, column = first % walk;
-    for (int64_t row = 0; row < size; row += walk - column, column = 0, ++line)
+    int64_t line = begin / walk, column = begin % walk;
+    for (int64_t row = known; row < size; row += walk - column, column = 0, ++line)
       if (column < image.width) fn(row, line * image.width + column, std::min(image.width - column, size - row));
   }
 

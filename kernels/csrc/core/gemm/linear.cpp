@@ -12,6 +12,8 @@ namespace {
 
 // Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
 constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
+// Sums that stay there.
+constexpr int64_t kCachedSums = 1 << 16;
 
 RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
   float low = 0.0f, high = 0.0f;
@@ -32,7 +34,7 @@ int parts_of(const PackedGemm& gemm) {
 
 // Rows that are quantised and multiplied together: of a large weight so many that it is not read again for each kRowBlock.
 int64_t rows_at_once(const PackedGemm& gemm, int64_t m) {
-  if (parts_of(gemm) == 1) return kRowBlock;
+  if (parts_of(gemm) == 1 && !gemm.takes_whole(m)) return kRowBlock;
   const int64_t most = std::max(kRowBlock, kCachedRows / gemm.k()), blocks = (m + most - 1) / most;
   return (m + blocks - 1) / blocks;
 }
@@ -75,10 +77,11 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
     const int64_t begin = gemm.first_output(part, parts), end = gemm.first_output(part + 1, parts), ld = end - begin;
     if (ld == 0) continue;
     // A product wants the place of output 0, which lies `begin` values before those of this part.
-    int32_t* const sums = space.sums.get(n + kRowBlock * ld) + n - begin;
-    int32_t* const low = rows.q_low ? space.sums_low.get(n + kRowBlock * ld) + n - begin : nullptr;
-    for (int64_t first = 0; first < rows.m; first += kRowBlock) {
-      const int64_t count = std::min(kRowBlock, rows.m - first);
+    const int64_t block = gemm.takes_whole(rows.m) ? std::max(kRowBlock, kCachedSums / ld) : kRowBlock;
+    int32_t* const sums = space.sums.get(n + block * ld) + n - begin;
+    int32_t* const low = rows.q_low ? space.sums_low.get(n + block * ld) + n - begin : nullptr;
+    for (int64_t first = 0; first < rows.m; first += block) {
+      const int64_t count = std::min(block, rows.m - first);
       multiply(first, count, sums, low, ld, part, parts);
       leave_reals(rows, first, count, channels, begin, end, sums, low, ld, relu, y);
     }

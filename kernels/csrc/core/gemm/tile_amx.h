@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "core/gemm/amx_rows.h"
 #include "core/gemm/amx_tiles.h"
@@ -26,6 +27,51 @@ constexpr int64_t kStreamedWeight = 1536 << 10, kStreamAhead = 4096;
 // Whether tiles are faster than vectors (measured from 1 to 64 rows and 16 to 1024 values on an Emerald Rapids).
 inline bool pays(int64_t rows, int64_t k, int64_t n) {
   return ((rows >= 6 && k >= 128) || (rows >= 16 && k >= 64)) && (n > 16 || k >= 256);
+}
+
+// Bytes, with the other side of a residual added.
+template <class A>
+struct AddedBytes : tile::Bytes<A> {
+  const typename A::Adding* adding;
+  const uint8_t* other;
+  AddedBytes at(int64_t rows, int64_t columns) const {
+    return {tile::Bytes<A>::at(rows, columns), adding, other + rows * this->ld + columns};
+  }
+  template <int M, int B>
+  void put(const int32_t* sums, int64_t columns) const {
+    constexpr int64_t kColumns = B * A::kLanes, kRoom = 4 * A::kLanes;
+    alignas(64) uint8_t q[M * kRoom];
+    tile::Bytes<A>{this->by, this->rounding, q, kRoom, this->channel}.template put<M, B>(sums, kColumns);
+    for (int64_t m = 0; m < M; ++m) A::add(q + m * kRoom, other + m * this->ld, columns, *adding, this->out + m * this->ld);
+  }
+};
+
+// The line that a row of bytes goes to, asked for beforehand: stores that miss would fill the store buffer behind the products.
+template <class Tiles, class A>
+void expect(const tile::Bytes<A>& out) {
+  Tiles::expect(out.out);
+}
+template <class Tiles, class A>
+void expect(const AddedBytes<A>& out) {
+  Tiles::expect(out.out);
+  __builtin_prefetch(out.other);
+}
+template <class Tiles, class Out>
+void expect(const Out&) {}
+
+// run(out) with where bytes go by `by`.
+template <class Arch, class Run>
+void with_bytes(const Requantize& by, uint8_t* out, int64_t ldout, const Run& run) {
+  const typename Arch::Rounding rounding(by);
+  const tile::Bytes<Arch> own{&by, &rounding, out, ldout};
+  if (!by.residual) return run(own);
+  AddSettings settings = by.residual->by;
+  if (!by.residual->first) {  // own values are `a`; additions commute to the bit
+    std::swap(settings.a_zero, settings.b_zero);
+    std::swap(settings.a_multiplier, settings.b_multiplier);
+  }
+  const typename Arch::Adding adding(settings);
+  run(AddedBytes<Arch>{own, &adding, by.residual->other});
 }
 
 // Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
@@ -155,12 +201,10 @@ void leave(const Rows& rows, int64_t first, const Group& group, const Reads& rea
       const int64_t to = rows.first_row(first), second = rows.first_row(first + R - 1);
       return products<Tiles, R, B>(x, group, reads, out.at(to, 0).whole_rows(), out.ld, (second - to) * out.ld);
     }
-  // Stores to lines that are not in the L1 cache would fill the store buffer behind the products.
-  if constexpr (requires { out.rounding; })
-    for (int64_t t = 0; t < R; ++t)
-      rows.each_run(first + t, [&](int64_t, int64_t to, int64_t count) {
-        for (int64_t row = to; row < to + count; ++row) Tiles::expect(out.at(row, 0).out);
-      });
+  for (int64_t t = 0; t < R; ++t)
+    rows.each_run(first + t, [&](int64_t, int64_t to, int64_t count) {
+      for (int64_t row = to; row < to + count; ++row) expect<Tiles>(out.at(row, 0));
+    });
   alignas(64) int32_t sums[R * kTileRows * B * 16];
   const int64_t down = rows.size * B * 16, columns = std::min<int64_t>(group.columns, B * 16);
   products<Tiles, R, B>(x, group, reads, sums, B * 16, down);
@@ -243,9 +287,11 @@ struct Gemm {
   }
   static void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                      const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
-    const typename Arch::Rounding rounding(by);
-    run_to<Tiles, Arch>(tile::Bytes<Arch>{&by, &rounding, out, ldout}, x, ldx, m, packed, n, k, first, last);
+    with_bytes<Arch>(by, out, ldout, [&](const auto& bytes) {
+      run_to<Tiles, Arch>(bytes, x, ldx, m, packed, n, k, first, last);
+    });
   }
+  static bool takes_whole(int64_t m, int64_t n, int64_t k) { return pays(m, k, n); }
   static void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                       const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last) {
     run_to<Tiles, Arch>(tile::Reals<Arch>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
@@ -264,10 +310,9 @@ struct Gemm {
   }
   static void run_image_u8(const ImageRows& rows, const int8_t* packed, int64_t n, const Requantize& by, uint8_t* out,
                            int64_t ldout, int64_t first, int64_t last) {
-    const typename Arch::Rounding rounding(by);
     const Groups<Arch> groups{packed, n, Depth(tile::depth_of<Arch>(rows.pieces)).bytes(), first, last};
     const Reads reads{Depth::filling(rows.pieces.bytes), rows.pieces.starts, rows.pieces.count};
-    all_tiles<Tiles, Arch>(groups, ImageTiles(rows), reads, tile::Bytes<Arch>{&by, &rounding, out, ldout});
+    with_bytes<Arch>(by, out, ldout, [&](const auto& bytes) { all_tiles<Tiles, Arch>(groups, ImageTiles(rows), reads, bytes); });
   }
 };
 
@@ -275,7 +320,7 @@ template <class Tiles, class Arch>
 constexpr NativeGemm table(const char* route) {
   using G = Gemm<Tiles, Arch>;
   return {route,      tile::kGroup<Arch>,  &G::packed_bytes, &G::pack,        &G::run, &G::run_u8,
-          &G::run_f32, &G::run_pieces_u8, &G::serves_image, &G::run_image_u8};
+          &G::run_f32, &G::run_pieces_u8, &G::takes_whole,  &G::serves_image, &G::run_image_u8};
 }
 
 }  // namespace
