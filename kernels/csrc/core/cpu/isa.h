@@ -33,7 +33,7 @@ bool isa_needs(uint32_t features);
 const char* isa_name(Isa isa);
 // What is wrong with the value of QUANT_ISA, in words; "" where it is unset or a set of this architecture.
 std::string bad_isa_request();
-// Why the set that QUANT_ISA names is not the one in use, in words; "" where it is, or none is named.
+// Why the set that QUANT_ISA names is not the one in use, in words, or without one the best that this CPU has; "" where it is.
 std::string isa_refusal();
 
 }  // namespace octet
