@@ -12,7 +12,7 @@ def duration(seconds: float) -> str:
     """In the unit that keeps three digits readable."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us" if seconds < 1e-4 else f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

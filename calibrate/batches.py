@@ -1,4 +1,4 @@
-"""Which part of a batch the model is called with, how many samples it holds, and its name in messages.
+"""The rule by which a model is called with a batch, the number of samples in it, and its description in messages.
 
 The rule, from the parameters that the model's own forward requires (`type(model).forward`):
 
@@ -28,18 +28,18 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 
 SAMPLED = 4096
-"""Values of each tensor that a fingerprint looks at."""
+"""Number of values of each tensor that a fingerprint covers."""
 
 
 @dataclass
 class Signature:
-    """Which arguments a forward has.
+    """The parameters of a forward.
 
     Attributes:
         required: names of the positional parameters without a default.
         optional: names of those with one.
         keywords: every parameter that can be passed by name.
-        more, any_keyword: it takes *args, **kwargs.
+        more, any_keyword: whether it takes *args, **kwargs.
     """
 
     required: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Signature:
 
     @classmethod
     def of(cls, model: nn.Module) -> Signature:
-        """That of the class's forward: an instance may have had its forward replaced by one that takes anything."""
+        """The signature of the class's forward; a forward set on the instance may take any arguments."""
         while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         signature = cls()
@@ -73,7 +73,7 @@ class Caller:
     """Calls one model with batches, by the rule of this file.
 
     Attributes:
-        doubts: what the rule decided and somebody could have meant otherwise; each is said once.
+        doubts: warnings of cases in which the rule may not be what the user meant, each once.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,7 +84,7 @@ class Caller:
         """The arguments that `batch` stands for.
 
         Raises:
-            TypeError: it is nothing that a model takes: None, a string, a number, a numpy array.
+            TypeError: a model cannot take it: None, a string, a number, a numpy array.
             ValueError: it has fewer elements than forward requires.
         """
         if isinstance(batch, Mapping):
@@ -132,7 +132,7 @@ class Caller:
 
 
 def check_batches(batches: object, who: str) -> None:
-    """Raise TypeError for what is no iterable of batches: a single batch, a path, None."""
+    """Raise TypeError for a value that is not an iterable of batches: a single batch, a path, None."""
     is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if isinstance(batches, (Tensor, Mapping, str)) or not is_iterable:
         raise TypeError(
@@ -172,7 +172,7 @@ def describe(batch: Any) -> str:
 
 
 def fingerprint(batch: Any) -> bytes:
-    """Equal for equal batches; differs, but for unlucky tails, for others. Looks at SAMPLED values of each tensor."""
+    """A hash of a batch that covers SAMPLED values of each tensor, so unequal batches have equal ones only rarely."""
     seen = hashlib.sha256(describe(batch).encode())
     for tensor in tensors(batch):
         seen.update(sample_bytes(tensor))

@@ -1,4 +1,4 @@
-"""The file that lets a killed run go on: every observer's buffers, and how far the run had come. No pickle.
+"""The checkpoint from which an interrupted calibration resumes: observers' buffers and the progress, without pickle.
 
 A safetensors file; its header holds the manifest as JSON: the format's version, the batches and samples seen, the
 observers' names, types and settings, digests of the model's parameters, of the batches seen and of the file itself,
@@ -35,7 +35,7 @@ KEY = "octet.calibration"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run had come.
+    """The progress of a calibration.
 
     Attributes:
         batches, samples: seen so far.
@@ -55,7 +55,7 @@ def observers_of(model: nn.Module) -> dict[str, Observer]:
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """What must be the same for two runs' statistics to belong together: observers, and the weights they look at."""
+    """The observers, and a digest of the weights: equal where the statistics of two runs belong together."""
     weights = hashlib.sha256()
     for name, parameter in model.named_parameters():
         weights.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
@@ -68,7 +68,7 @@ def identity(model: nn.Module) -> dict[str, Any]:
 
 
 def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any], progress: Progress) -> None:
-    """Put a checkpoint at `path`, whole or not at all.
+    """Write a checkpoint, whole or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -92,10 +92,12 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
     """Read and check a checkpoint; the observers are not touched before `Saved.restore`.
 
     Raises:
-        CheckpointError: truncated, altered, foreign, or of another model.
+        CheckpointError: the file is truncated, altered, not a checkpoint, or of another model.
         OSError: it cannot be read.
     """
     manifest, state = _read(path)
+    manifest["observers"] = [[_now(name), *rest] for name, *rest in manifest["observers"]]
+    state = {_now(name): value for name, value in state.items()}
     _check_identity(path, manifest, model_identity)
     copies = {}
     for name, observer in observers.items():
@@ -112,7 +114,7 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read and checked, and is not applied yet."""
+    """A checkpoint that was read and checked, but not restored yet."""
 
     progress: Progress
     observers: Mapping[str, Observer]
@@ -157,6 +159,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 _REMEDY = "; delete it to begin anew, or name another"
 
 
+def _now(name: str) -> str:
+    """An observer's name as this version has it; earlier ones called a runner's observers its points."""
+    return name.replace("_quant.points.", "_quant.observers.", 1)
+
+
 def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     theirs, ours = manifest["observers"], expected["observers"]
     if theirs != ours:
@@ -169,9 +176,15 @@ def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[s
             if odd
             else "the order of its observers is another"
         )
-        raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}{_REMEDY}")
+        raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}. {_by(manifest)}{_REMEDY}")
     if manifest["weights"] != expected["weights"]:
-        raise CheckpointError(f"{path} was written with other weights in the model{_REMEDY}")
+        raise CheckpointError(f"{path} was written with other weights in the model. {_by(manifest)}{_REMEDY}")
+
+
+def _by(manifest: Mapping[str, Any]) -> str:
+    versions = manifest.get("versions", {})
+    wrote, here = versions.get("octet-quant", "an unknown version"), _version("octet-quant")
+    return f"octet-quant {wrote} wrote it, this is {here}: finish with the version and the model that began"
 
 
 def _kind(entry: list[str] | None) -> str:

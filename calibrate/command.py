@@ -1,5 +1,5 @@
-"""`quant calibrate`: the arguments, and what happens. Loading, preparing, converting and saving are given by the
-caller, since they live in packages that import this one.
+"""The command `quant calibrate`. The caller passes the functions that load, prepare, convert and save, since their
+packages import this one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Verbs:
-    """What the command does with a model besides calibrating it.
+    """The functions that the command calls besides calibration.
 
     Attributes:
         load_model: (--model, --weights) -> the float model.
@@ -117,7 +117,7 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
         rank, ranks = distributed.world()
         for option, path in (("--out", options.out), ("--save-ranges", options.save_ranges)):
             if path is not None and not Path(path).resolve().parent.is_dir():
-                raise DataError(f"{option} {path}: there is no such folder")  # said before the work, not after
+                raise DataError(f"{option} {path}: there is no such folder")  # before the work, not after it
         model = verbs.load_model(options.model, options.weights)
         batches = read(options, (rank, ranks))
         inputs, batches = example(model, options, batches)

@@ -1,4 +1,4 @@
-"""`run`: data through an observed model, with progress, checkpoints and ranks. How ranges are chosen is not known here.
+"""`run`: run data through a model with observers, with progress, checkpoints and ranks; observers choose the ranges.
 
 The model runs in eval mode under no_grad. Not under inference_mode: a buffer that a model makes inside it (a cache, a
 positional table) could never be trained with again.
@@ -30,15 +30,15 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 Forward = Callable[[nn.Module, Any], Any]
-"""What runs the model on a batch; its result is not used."""
+"""(model, batch) -> a result that is not used."""
 
 CHECKPOINT_SECONDS = 10.0
-"""Between two checkpoints. Writing one of 100 histograms takes about 20 ms."""
+"""Seconds between two checkpoints. Writing one of 100 histograms takes about 20 ms."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run did. Under torch.distributed, batches and samples are those of all ranks.
+    """The result of `run`. Under torch.distributed, batches and samples are those of all ranks.
 
     Attributes:
         batches, samples: seen, those before a resumption included.
@@ -65,7 +65,7 @@ def run(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
 ) -> Calibration:
-    """Show data to the observers of `prepared`.
+    """Run data through `prepared`, whose observers collect statistics.
 
     Args:
         prepared: any module with quant.observers.Observer modules in it, as `quant.prepare` returns. Its observers go
@@ -217,9 +217,10 @@ class _Run:
         for (name, observer), (nan, inf) in zip(self.observers.items(), more.tolist(), strict=True):
             if (nan or inf) and name not in self._warned:
                 self._warned.add(name)
+                observer.told_of_non_finite = True
                 self._warn(
                     f"calibrate.run: layer {observer.name or name!r}: {nan} NaN and {inf} infinite values in batch "
-                    f"{batch}; they are left out of its range"
+                    f"{batch}; they are left out of its range, and int8 gives NaN for such samples"
                 )
 
     def _warn(self, text: str) -> None:

@@ -1,11 +1,11 @@
-"""What can go wrong, as types that a caller can tell apart, and how messages list names."""
+"""The errors and warnings of calibration, and how messages list names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 SHOWN = 5
-"""How many names a message lists before it counts the rest."""
+"""Most names that a message lists; further ones are counted."""
 
 
 class CalibrationError(RuntimeError):
@@ -18,11 +18,11 @@ class CheckpointError(ValueError):
 
 
 class DataError(ValueError):
-    """Data that cannot be read as batches: the file, the line or the option at fault, and the way out."""
+    """Data cannot be read as batches; the message names the file, line or option, and what to do."""
 
 
 class CalibrationWarning(UserWarning):
-    """What makes ranges doubtful: values that are not finite, layers that saw nothing, batches read by guess."""
+    """Ranges may be wrong: values that are not finite, layers without data, batches of ambiguous structure."""
 
 
 def listed(names: Sequence[object]) -> str:

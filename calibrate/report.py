@@ -1,7 +1,7 @@
-"""The report of a calibration: a row per observer, with its range and suspicions. Observers are only read.
+"""The report of a calibration: a row per observer, with its range and warnings. Observers are only read.
 
-Every suspicion says what was measured and what may help. The shares come from the histogram, so observers that keep
-none (min-max, moving average, fixed) are only checked for what their extremes show.
+Each warning says what was measured and what may help. Shares are computed from the histogram, so observers without one
+(min-max, moving average, fixed) are checked by their extremes only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHANNEL_SPREAD = 100.0
 """Widest channel over narrowest."""
 
 SHOWN = 3
-"""Channels of an observer whose histograms are spoken of; the rest are counted."""
+"""Most channels of an observer that warnings name; further ones are counted."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Row:
         low, high: extremes of the finite values seen; NaN where there were none.
         chosen_low, chosen_high: the real values of the smallest and largest integer; NaN where there is no range.
         nan_count, inf_count: values left out.
-        warnings: suspicions, in words; empty for a healthy layer.
+        warnings: texts; empty for a layer without any.
     """
 
     layer: str
@@ -84,7 +84,7 @@ def _has_range(module: nn.Module) -> bool:
 
 
 def _is_given(observer: Observer) -> bool:
-    """Whether somebody gave a range in place of the observer's own."""
+    """Whether the range was set by hand."""
     return observer.given is not None and not isinstance(observer, FixedObserver)
 
 
@@ -103,7 +103,7 @@ def unseen(observers: Mapping[str, Observer]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people: layer, observer, what was seen, what was chosen, and a mark on suspicious ones."""
+    """The rows as a printable table: layer, observer, extremes, chosen range, and a mark where there are warnings."""
     head = ("layer", "observer", "channels", "seen", "range", "")
     cells = [
         (
@@ -122,7 +122,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def warnings_of(rows: Iterable[Row]) -> list[str]:
-    """Every suspicion as one line that begins with the layer."""
+    """Every warning as a line that begins with the layer."""
     return [f"{row.layer or '(root)'}: {text}" for row in rows for text in row.warnings]
 
 
@@ -238,7 +238,7 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
 
 
 def _of_row(row: RowView, chosen_low: float, chosen_high: float, half_step: float, *, by_hand: bool) -> list[str]:
-    """Suspicions about one histogram whose integers reach from chosen_low to chosen_high."""
+    """Warnings about one histogram for integers that reach from chosen_low to chosen_high."""
     suspicions = []
     total = int(row.counts.sum())
     largest = max(-row.low, row.high)

@@ -1,4 +1,4 @@
-"""Int8 arithmetic on plain tensors: schemes, the reference, and one dispatch over the backends that are here."""
+"""Int8 arithmetic on plain tensors: schemes, reference operators, and the dispatch over the available backends."""
 
 from quant.kernels.autotune import autotune
 from quant.kernels.backend import Backend

@@ -1,9 +1,8 @@
-"""Which backend computes each layer of a model fastest: measured on this machine, at the user's shapes and threads.
+"""Measures which backend computes each layer of a model fastest on this machine, at the user's shapes and threads.
 
-What is tuned is whatever has an attribute `backend`, '' or None for the dispatcher's choice. A layer that the model
-calls is tuned by itself. Parts that it does not call, because something above them runs them in one native call, get
-one choice together, measured by calling what is above: a statically converted model is such a whole, and so is each
-captured part of it.
+It tunes modules with an attribute `backend`, where '' or None is the dispatcher's choice. A layer that the model calls
+is tuned by itself. Layers that run in one native call of a module around them get one choice together, measured by
+calling that module: a statically converted model is one, and so is each captured module in it.
 """
 
 from __future__ import annotations
@@ -17,98 +16,22 @@ from typing import Any
 
 import torch
 from quant.kernels import dispatch
+from quant.kernels.tuning import FLOAT, Tuned, Tuning
 from torch import Tensor, nn
-
-FLOAT = "float"
-"""The float layer's name among the contenders."""
 
 ROUNDS = 15
 SAMPLE_SECONDS = 0.002
-"""A sample calls its contender until about this long has passed: far above the clock's resolution."""
+"""Approximate length of a sample, during which a candidate is called repeatedly: far above the clock's resolution."""
 
 HOPELESS = 3.0
-"""A contender whose first call takes this many times the fastest first call is not measured further."""
+"""A candidate whose first call takes this many times the fastest first call is not measured further."""
 
 WORTH, OFTEN = 0.02, 0.8
-"""The dispatcher's choice is kept unless another is faster by this share, and in this share of the rounds: a layer
-without a choice of its own follows the machine that it is loaded on."""
+"""The dispatcher's choice is kept unless another backend is faster by the first share in the second share of rounds: a
+layer without a choice of its own adapts to the machine that it is loaded on."""
 
 SHAPES = 8
-"""Different inputs of one layer that are measured; a layer that sees more is judged by the first ones."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """One choice.
-
-    Attributes:
-        name: dotted name of the module that was called, '' for the model.
-        kind: its class.
-        shapes: of the tensors it was called with, as text.
-        parts: how many modules the choice holds for.
-        seconds: by contender, of all its calls in one inference; '' is the dispatcher's choice.
-        backend: what was chosen; '' for the dispatcher's.
-        cannot: by contender, why it was not measured.
-    """
-
-    name: str
-    kind: str
-    shapes: str
-    parts: int
-    seconds: Mapping[str, float]
-    backend: str
-    cannot: Mapping[str, str]
-
-    @property
-    def slower_than_float(self) -> bool:
-        """Whether the float layer, where it was measured, beats every backend."""
-        return FLOAT in self.seconds and self.seconds[FLOAT] < self.seconds[self.backend]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What `autotune` measured and chose. Printable and iterable.
-
-    Attributes:
-        layers: one entry a choice.
-        unseen: modules with a backend that the example did not reach; theirs is as it was.
-        threads: on which all was measured.
-        default: the backend behind the dispatcher's choice.
-    """
-
-    layers: tuple[Tuned, ...]
-    unseen: tuple[str, ...]
-    threads: int
-    default: str
-
-    def __iter__(self) -> Iterator[Tuned]:
-        return iter(self.layers)
-
-    def float_rules(self) -> dict[str, None]:
-        """Rules of a `quant.Recipe` that leave float what is faster so: {} where int8 wins everywhere."""
-        return {one.name or "*": None for one in self.layers if one.slower_than_float}
-
-    def __str__(self) -> str:
-        names = sorted({name for one in self.layers for name in one.seconds}, key=lambda name: (name == FLOAT, name))
-        header = [
-            "layer",
-            "type",
-            "inputs",
-            "parts",
-            *(name or f"default ({self.default})" for name in names),
-            "chosen",
-        ]
-        rows = [[one.name or "(root)", one.kind, one.shapes, str(one.parts), *(_cell(one, name) for name in names),
-                 one.backend or "default"] for one in self.layers]  # fmt: skip
-        lines = [_table([header, *rows]), f"milliseconds of one inference on {self.threads} thread(s); -: cannot"]
-        reasons = {f"{name}: {why}" for one in self.layers for name, why in one.cannot.items()}
-        lines += sorted(reasons)
-        if self.unseen:
-            lines.append(f"not reached by the example, left as they were: {', '.join(self.unseen)}")
-        rules = self.float_rules()
-        if rules:
-            lines.append(f"float is faster for {len(rules)}; to leave them so: quant.Recipe({rules!r})")
-        return "\n".join(lines)
+"""Most input shapes of one layer that are measured; further ones are ignored."""
 
 
 def autotune(
@@ -120,22 +43,19 @@ def autotune(
     progress: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuning:
-    """Time the backends for each int8 layer of `model` on `example`, and keep the fastest in the layer's `backend`.
+    """Time the backends for each int8 layer of `model` on `example`, and set the layer's `backend` to the fastest.
 
-    All backends give the same integers, so nothing but time changes. `quant.save` writes the choices with the model.
+    All backends compute the same integers, so only the time changes. `quant.save` stores the choices with the model.
 
     Args:
         model: int8, from `quant.quantize_dynamic`, `quant.convert` or `quant.load`.
-        example: what the model is called with: a tensor, a tuple of positional or a dictionary of keyword arguments.
+        example: inputs of the model: a tensor, a tuple of positional or a dictionary of keyword arguments.
         float_model: the model before quantisation; its layers are then measured too, under the same names, and the
             result says where float is faster. The int8 model is not changed for it: see `Tuning.float_rules`.
         backends: names of `quant.kernels.available()` to try besides the dispatcher's choice; None tries all that can
-            be used here, but the reference.
-        progress: show a bar, and print the table.
-        clock: seconds.
-
-    Raises:
-        ValueError: the model has nothing with a backend, or the example reaches none of it.
+            be used here, except the reference.
+        progress: show a progress bar, and print the table.
+        clock: returns seconds.
         BackendUnavailable: a name in `backends` does not exist or cannot be used here.
     """
     names = _candidates(backends)
@@ -336,14 +256,3 @@ def _shown(groups: Sequence[_Group], progress: bool) -> Iterable[_Group]:
 
     shown: Iterable[_Group] = tqdm(groups, desc="autotune", unit="layer", disable=None)
     return shown
-
-
-def _cell(one: Tuned, name: str) -> str:
-    return f"{one.seconds[name] * 1e3:.3g}" if name in one.seconds else "-"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

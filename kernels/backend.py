@@ -1,8 +1,8 @@
-"""What a backend is: a name, a reason when it cannot be used, what it can, and the operators.
+"""The base class of backends: a name, whether it can be used here, its capabilities, and the operators.
 
-A new backend is one file with a subclass that brings `product`, the exact int32 product of u8 activations and s8
-weights, and registers itself (`dispatch.register_backend`); every operator then exists, in the reference's arithmetic
-around that product. A backend that can do better overrides the operators themselves.
+A new backend is one file with a subclass that defines `product`, the exact int32 product of u8 activations and s8
+weights, and registers itself (`dispatch.register_backend`). All operators then exist, as the reference's arithmetic
+around that product. A backend with better implementations overrides single operators.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Backend:
     """The operators of `quant.kernels`, with the signatures and meaning of their references.
 
     Attributes:
-        name: by which users choose it.
-        plans: whether neighbouring steps of a static model are one call of `torch.ops.octet.run_plan`, which takes the
-            name; where not, they run one by one.
-        computes_reals: whether it has kernels for float steps (layer norms, attention), which then compute these
-            wherever they stand, planned or alone, because their last bits are not torch's.
-        transposes: whether its transposed convolutions are better than ordinary ones over phases
+        name: the name by which users choose it.
+        plans: whether neighbouring steps of a static model run as one call of `torch.ops.octet.run_plan`, which takes
+            the name; otherwise they run one by one.
+        computes_reals: whether it has kernels for float steps (layer norms, attention). They then compute all such
+            steps, inside regions and outside, because their last bits differ from torch's.
+        transposes: whether its transposed convolutions are faster than ordinary ones over phases
             (`runtime/layers/polyphase.py`).
     """
 
@@ -41,14 +41,14 @@ class Backend:
     _matrices: Matrices | None = None
 
     def why_not(self) -> str:
-        """'' where the backend can be used on this machine, else the reason it cannot."""
+        """'' where the backend can be used on this machine; else the reason that it cannot."""
         return ""
 
     @property
     def operators(self) -> OpTable:
         """Every integer operator that a static model calls, by name, with the arguments of `reference_ops`.
 
-        A method of an operator's name computes it, else the reference does.
+        An operator is the method of its name where there is one, else the reference.
         """
         known = self._operators
         if len(known) != len(OPS):  # the first time, or an operator was added
@@ -59,7 +59,7 @@ class Backend:
         return {name: getattr(self, name, ref) for name, ref in OPS.items()}
 
     def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:
-        """uint8 (rows, K), int8 (N, K) -> int32 (rows, N), exact whatever the values (equation 5)."""
+        """uint8 (rows, K), int8 (N, K) -> int32 (rows, N), exact for all values (equation 5)."""
         raise NotImplementedError(f"backend {self.name!r} brings no product")
 
     @property
@@ -68,15 +68,15 @@ class Backend:
         return functools.partial(torch.ops.octet.product, backend=self.name) if in_graphs.is_made() else self.product
 
     def route(self, q_weight: Tensor) -> str:
-        """How the products with this weight (N, K) are formed here, for the report."""
+        """The route by which products with this weight (N, K) are computed here, for the report."""
         return "exact"
 
     def conv_route(self, q_weight: Tensor, groups: int) -> str:
-        """How a convolution's products with this weight (out, in / groups, kernel...) are formed here."""
+        """The same for a convolution's weight (out, in / groups, kernel...)."""
         return ", ".join(sorted({self.route(rows) for rows in self._rows_of(q_weight, groups)}))
 
     def why_not_conv(self, q_weight: Tensor, groups: int) -> str:
-        """'' where a convolution with this weight is computed here, else why the reference computes it instead."""
+        """'' where the backend computes a convolution with this weight; else the reason that the reference does."""
         return product_conv.why_not(q_weight, groups)
 
     def linear_u8s8_s32(self, q_x: Tensor, zero_point: int, q_weight: Tensor, q_bias: Tensor | None) -> Tensor:

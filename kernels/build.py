@@ -32,7 +32,7 @@ COMMON_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-
 # the source. No errno and no traps: rint and the selects then vectorise. None of these changes a value.
 EXACT_FLAGS = ["-ffp-contract=off"]
 ROW_FLAGS = [*EXACT_FLAGS, "-fno-math-errno", "-fno-trapping-math"]
-# A kernel that a table leaves out would be null without a word.
+# A kernel missing from a table would be a null pointer.
 TABLE_FLAGS = ["-Werror=missing-field-initializers"]
 FAMILY_FLAGS = {
     "gemm": [*TABLE_FLAGS, *EXACT_FLAGS],
@@ -43,7 +43,7 @@ FAMILY_FLAGS = {
     # What is float32 in a float model has no reference to the bit.
     "reals": [*TABLE_FLAGS, "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
 }
-"""Of `<family>_<instruction set>.cpp`, before the flags of the instruction set."""
+"""Family -> flags of `<family>_<instruction set>.cpp`, which come before those of the instruction set."""
 FILE_FLAGS = {
     "linear.cpp": EXACT_FLAGS,
     "tables.cpp": EXACT_FLAGS,
@@ -51,9 +51,9 @@ FILE_FLAGS = {
     "threads_openmp.cpp": ["-fopenmp"],
     "torch_threads.cpp": ["-fopenmp"],
 }
-"""By name, so no two files of different rooms have one name."""
+"""File name -> flags; so no two files of different folders have the same name."""
 STANDALONE = "threads_openmp.cpp"
-"""Of the core, what the extension has from torch."""
+"""The file of the core whose functions torch provides in the extension."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class InstructionSet:
     """A row of csrc/core/cpu/instruction_sets.inc.
 
     Attributes:
-        name: what QUANT_ISA takes.
-        arch: where it exists; '' for every architecture.
-        by_request: whether only QUANT_ISA chooses it, and no CPU.
-        needs: CPU features, by Linux's names.
-        flags: of the compiler, for files of this name.
+        name: its name in QUANT_ISA.
+        arch: the architecture that has it; '' for all.
+        by_request: whether it is used only where QUANT_ISA asks for it.
+        needs: the CPU features that it needs, by Linux's names.
+        flags: compiler flags of its files.
         kernels: family -> the name of its table, '' where it has none.
     """
 
@@ -78,12 +78,12 @@ class InstructionSet:
 
 
 class BuildError(RuntimeError):
-    """The extension could not be compiled; the message says what is missing or what the compiler said."""
+    """The extension could not be compiled; the message names what is missing, or quotes the compiler."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where and with what to compile. `torch_dir` is the torch package's own folder, which holds include/ and lib/."""
+    """Compiler, torch, architecture and output of a build; `torch_dir` is the folder of the torch package."""
 
     cxx: str
     torch_dir: Path
@@ -100,7 +100,7 @@ def find_compiler() -> str | None:
 
 
 def host_arch() -> str:
-    """This machine's architecture, in the words of `--arch`."""
+    """This machine's architecture, by its name in `--arch`."""
     return {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
 
 
@@ -176,7 +176,7 @@ def _exists_on(arch: str, source: Path) -> bool:
 
 
 def flags_of(source: Path, torch_dir: Path | None = None) -> list[str]:
-    """What one file is compiled with; those of the binding need `torch_dir`."""
+    """The compiler flags of a file; files of the binding need `torch_dir`."""
     # Quoted includes only: a folder named torch must not stand before torch's own headers.
     of_set = _set_of(source)
     own = FILE_FLAGS.get(source.name, []) if of_set is None else [*FAMILY_FLAGS[of_set[0]], *of_set[1].flags]
@@ -191,13 +191,13 @@ def _is_core(source: Path) -> bool:
 
 
 def fingerprint(target: Target) -> str:
-    """Everything the output depends on, as two digests: of sources, flags and torch, and of the compiler."""
+    """Two digests of everything that the output depends on: of sources, flags and torch, and of the compiler."""
     torch_version = (target.torch_dir / "version.py").read_text()
     return _digests(SOURCES, (COMMON_FLAGS, FAMILY_FLAGS, FILE_FLAGS, target.arch, torch_version), target.cxx)
 
 
 def core_fingerprint(cxx: str, arch: str) -> str:
-    """The same of the core's static library."""
+    """The fingerprint of the core's static library."""
     return _digests(SOURCES / "core", (COMMON_FLAGS, FAMILY_FLAGS, FILE_FLAGS, arch), cxx)
 
 
@@ -222,9 +222,9 @@ def core_is_current(cxx: str, arch: str, output: Path) -> bool:
 
 
 def is_foreign(target: Target) -> bool:
-    """Whether the output says that it was built from other sources, or for another torch, than are here.
+    """Whether the output was built from other sources, or for another torch, than those installed here.
 
-    By another compiler it may have been: that of the machine where a wheel was built.
+    The compiler may differ: wheels are built on another machine.
     """
     stamp = _stamp(target)
     return bool(stamp) and stamp.split()[0] != fingerprint(target).split()[0]
@@ -239,11 +239,13 @@ def _stamp(target: Target) -> str:
 def build(target: Target, *, core: Path | None = None, jobs: int | None = None) -> Path:
     """Compile and link; the output appears only when it is whole.
 
-    `core` is where the core's static library goes as well, which costs one short file more.
+    Args:
+        target: what to build, and by which compiler.
+        core: where to write the core's static library too, which needs one more short file; None for not at all.
+        jobs: number of compilers to run at once.
 
     Raises:
-        BuildError: the output cannot be written, or a file did not compile or link; the compiler's own words are in
-            the message.
+        BuildError: the output cannot be written, or a file did not compile or link; the message quotes the compiler.
     """
     _check_writable(target.output)
     with tempfile.TemporaryDirectory(prefix="octet-build-") as folder:
@@ -304,7 +306,7 @@ def _archive(objects: Iterable[Path], output: Path, stamp: str) -> None:
 
 
 def _check_writable(output: Path) -> None:
-    """Known at once rather than after a minute of compiling."""
+    """Check that the output can be written before a minute of compiling."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output.parent):

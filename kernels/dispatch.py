@@ -1,9 +1,8 @@
-"""One dispatch: which backend computes an operator, and the operators as functions.
+"""The dispatch: chooses the backend that computes an operator.
 
-The backend is, in this order: the one that the call names (a layer's own choice), the one of the enclosing
-`with use(...)` in this thread, the one that QUANT_BACKEND names, the fastest that is exact on this machine. Nothing
-here is a switch for the whole process. Backends of others are added by `register_backend`, or by an entry point of the
-group "octet.backends" in an installed package.
+The first of these decides: the name in the call (a layer's own choice), the enclosing `with use(...)` in this thread,
+QUANT_BACKEND, the fastest backend that is exact on this machine. There is no switch for the whole process. Third
+parties add backends by `register_backend`, or by an entry point of the group "octet.backends".
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 
 
 def _as_backend(name: str, value: Any) -> Backend:
-    """What was registered, as a backend; an entry point may name its class."""
+    """A registered value as a backend; an entry point may name its class."""
     if isinstance(value, type) and issubclass(value, Backend):
         value = value()
     if not isinstance(value, Backend):
@@ -55,7 +54,7 @@ _FROM_ENVIRONMENT = os.environ.get("QUANT_BACKEND", "")
 _HAS_EXTENSION = not (ops.extension_problem() or ops.isa_problem())
 
 _usable: dict[str, Backend] = {}
-"""Backends that `find` has checked, '' for the default: what a CPU can do does not change."""
+"""Name -> backend that `find` has checked; '' is the default. A CPU's features do not change."""
 
 
 class _Scoped(threading.local):
@@ -68,32 +67,32 @@ _scoped = _Scoped()
 
 
 class BackendUnavailable(ValueError):
-    """A backend that does not exist, or cannot be used on this machine; the message says why and names the others."""
+    """A backend does not exist or cannot be used on this machine; the message says why and names those that can."""
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Let `backend` be chosen by its name, in this process.
+    """Register a backend under its name, in this process.
 
-    Its product is held against the exact one when it is first asked for. A package that is installed needs no call: an
-    entry point of the group "octet.backends", with the backend's name, names its class.
+    Its product is compared with the exact one when it is first used. An installed package needs no call: it provides an
+    entry point of the group "octet.backends", with the backend's name, that names the class.
 
     Raises:
-        ValueError, TypeError: it is no backend, brings no product, or another has its name.
+        ValueError, TypeError: it is not a backend, has no product, or another backend has its name.
     """
     return _BACKENDS.add(getattr(backend, "name", ""), backend)
 
 
 def available() -> dict[str, str]:
-    """Every backend and '' where it can be used here, else why not. Imports those of installed packages."""
+    """Name of each backend -> '' where it can be used here, else the reason. Imports those of installed packages."""
     problems = _BACKENDS.load_all()
     return {**{name: _reason(backend) for name, backend in _BACKENDS.items()}, **problems}
 
 
 def find(name: str) -> Backend:
-    """The backend called `name`.
+    """The backend of this name.
 
     Raises:
-        BackendUnavailable: there is none of that name, or it cannot be used on this machine.
+        BackendUnavailable: there is no such backend, or it cannot be used on this machine.
     """
     try:
         backend = _BACKENDS[name]
@@ -112,7 +111,7 @@ def find(name: str) -> Backend:
 
 @functools.cache
 def _reason(backend: Backend) -> str:
-    """Why it cannot be used here, or ''; those of others must multiply exactly besides."""
+    """The reason that a backend cannot be used here, or ''; third parties' products must also be exact."""
     reason = backend.why_not()
     return reason if reason or backend.name in _OWN else trial.problem(backend.product)
 
@@ -144,7 +143,7 @@ def is_direct(name: str | None = "") -> bool:
 
 @functools.cache
 def default_name() -> str:
-    """The fastest backend that is exact here. Says once why, where that is only the reference.
+    """The fastest backend that is exact here; warns once with the reason where that is the reference.
 
     Raises:
         BackendUnavailable: QUANT_ISA names no instruction set of this architecture.

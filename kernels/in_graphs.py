@@ -1,4 +1,4 @@
-"""Products of backends that only Python knows, as operators: what they do with weights is not for a graph to look into.
+"""Products of backends written in Python, as opaque operators of graphs.
 
 `torch.compile`, `torch.export` and `torch.jit.trace` keep the calls, and the machine that runs the graph must have the
 backend. The extension's libraries have operators of their own (`ops.py`).
@@ -29,7 +29,7 @@ _library = torch.library.Library("octet", "FRAGMENT")
 
 
 def define(find: Callable[[str], _Multiplies]) -> None:
-    """Define the operators; `find` gives a backend by its name."""
+    """Define the operators; `find` returns a backend by its name."""
 
     def product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
         return find(backend).product(q_x, q_weight)

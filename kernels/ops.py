@@ -86,9 +86,9 @@ _lock = threading.Lock()
 
 @functools.cache
 def extension_problem() -> str:
-    """Load the extension, once. Returns '' where it is loaded, else why it is not and how to get it.
+    """Load the extension, once. Returns '' where it is loaded, else the reason that it is not and how to get it.
 
-    QUANT_EXTENSION names another file than the default; the value "none" leaves the extension out.
+    QUANT_EXTENSION names another file than the default; "none" loads no extension.
     """
     named = os.environ.get("QUANT_EXTENSION", "")
     if named == "none":
@@ -113,9 +113,9 @@ def extension_problem() -> str:
 
 @functools.cache
 def isa_problem() -> str:
-    """'' where QUANT_ISA is unset or an instruction set of this architecture, else what it is and may be.
+    """'' where QUANT_ISA is unset or an instruction set of this architecture; else its value and the valid ones.
 
-    Not an error yet: `quant doctor` has to say it.
+    Not an error here, so that `quant doctor` can report it.
     """
     return "" if extension_problem() else str(torch.ops.octet_native.bad_isa_request())
 
@@ -152,7 +152,7 @@ def _register() -> None:
 
 
 def _without_kernel() -> list[str]:
-    """The operators that nothing computes yet."""
+    """The operators without a kernel."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return [name for name in SCHEMAS if not has_kernel(f"octet::{name}", "CPU")]
 
@@ -166,7 +166,7 @@ ELSEWHERE = {
     "masked_gradient": reference_training,
     "rnn": reference_rnn,
 }
-"""Where the references are that reference.py does not hold, by how the operators' names begin."""
+"""Prefix of an operator's name -> the file of its reference, where that is not reference.py."""
 
 
 def _without_backend(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What a backend makes of a weight, kept as long as the weight lives and is not written to."""
+"""A cache of what a backend computes from a weight, such as its packed form, until the weight changes or dies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _State = tuple[int, int, torch.Size]
 
 
 class PerWeight(Generic[T]):
-    """Weight -> what was computed from it. Any number of threads may ask.
+    """Weight -> a value computed from it. Thread-safe.
 
-    A write through torch moves the weight's version, and what follows from it is recomputed; kernels/README.md ("Packed
+    A write through torch changes the weight's version, and the value is computed again; kernels/README.md ("Packed
     weights") says which writes are not seen.
     """
 
@@ -28,7 +28,7 @@ class PerWeight(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, q_weight: Tensor, make: Callable[[], T]) -> T:
-        """What `make` gave for this weight as it is now."""
+        """The value that `make` computes for this weight in its present state."""
         # The address and shape too: `weight.data = other` leaves the version as it was.
         version = 0 if q_weight.is_inference() else q_weight._version
         key, state = id(q_weight), (version, q_weight.data_ptr(), q_weight.shape)

@@ -1,4 +1,4 @@
-"""What a plan's text may say, for the reference: csrc/core/plan/settings.inc, read here and by the C++ alike.
+"""Checks the text of a plan against the table csrc/core/plan/settings.inc, which the C++ reads too.
 
 A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
 kind is a register (u8, f32, any), a constant ($int8), a number with bounds, one of several words, or a list: `counts`
@@ -27,7 +27,7 @@ MOST = 1 << 24
 
 @dataclass(frozen=True)
 class Setting:
-    """A row's field."""
+    """One setting in a row of the table."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class Setting:
         return self.kind.removesuffix("s") in REGISTERS
 
     def has_word(self, value: object) -> bool:
-        """False for a value that is none of the words which it can be."""
+        """False where the value has to be one of several words and is not."""
         return "," not in self.kind or str(value) in self.kind.split(",")
 
 
@@ -60,10 +60,10 @@ def table() -> dict[str, dict[str, Setting]]:
 
 
 def integer(word: str) -> int:
-    """An int64.
+    """Parse an int64.
 
     Raises:
-        ValueError: the word is none.
+        ValueError: the word is not one.
     """
     if not re.fullmatch(r"-?[0-9]+", word) or not -(2**63) <= int(word) < 2**63:
         raise ValueError(f"'{word}' is no integer")
@@ -71,10 +71,10 @@ def integer(word: str) -> int:
 
 
 def number(word: str) -> float:
-    """A float64, inf and -inf among them, but no NaN.
+    """Parse a float64; infinities are valid, NaN is not.
 
     Raises:
-        ValueError: the word is none, or beyond float64.
+        ValueError: the word is not a number, or too large for float64.
     """
     if word in ("inf", "-inf"):
         return float(word)
@@ -87,10 +87,10 @@ def number(word: str) -> float:
 
 
 def index(word: str, mark: str) -> int:
-    """Of %n or $n.
+    """The n of %n or $n.
 
     Raises:
-        ValueError: the word has not that mark, or no number after it.
+        ValueError: the word does not have this mark and a number after it.
     """
     if len(word) < 2 or word[0] != mark:
         raise ValueError(f"expected {mark}number, got '{word}'")
@@ -100,10 +100,10 @@ def index(word: str, mark: str) -> int:
 
 
 def parts(name: str, word: str) -> list[str]:
-    """Those of a list, which may end with a comma.
+    """The items of a list, which may end with a comma.
 
     Raises:
-        ValueError: one is empty.
+        ValueError: an item is empty.
     """
     words = word.removesuffix(",").split(",")
     if "" in words:
@@ -112,13 +112,14 @@ def parts(name: str, word: str) -> list[str]:
 
 
 def check(op: str, fields: Mapping[str, str]) -> None:
-    """Hold a line against the table.
+    """Check a line against the table.
 
     Args:
+        op: its operator.
         fields: its settings, as text.
 
     Raises:
-        ValueError: an unknown operator or setting, one that is missing, or no value of its kind.
+        ValueError: the operator or a setting is unknown, a setting is missing, or a value is not of its kind.
     """
     settings = table().get(op)
     if settings is None:
@@ -135,7 +136,7 @@ def check(op: str, fields: Mapping[str, str]) -> None:
 
 
 def _check_together(op: str, fields: Mapping[str, str]) -> None:
-    """What settings have to do with each other."""
+    """Check settings that depend on each other."""
     if "quant_min" in fields and int(fields["quant_min"]) > int(fields["quant_max"]):
         raise ValueError("quant_min is above quant_max")
     if op == "attention" and fields["causal"] == "True" and "mask" in fields:
@@ -150,7 +151,7 @@ def _check_together(op: str, fields: Mapping[str, str]) -> None:
 
 
 def _check_rescaling(fields: Mapping[str, str]) -> None:
-    """A concatenation copies, or brings every input to its own range."""
+    """Check that a concatenation rescales either all of its inputs or none."""
     present = [name in fields for name in ("zero_points", "multipliers", "output_zero_point")]
     if any(present) and not all(present):
         raise ValueError("expected zero_points, multipliers and output_zero_point, or none of them")
@@ -245,4 +246,4 @@ KINDS: dict[str, _Check] = {
     "flag": _flag,
     **dict.fromkeys(REGISTERS, _register),
 }
-"""What one value of each kind must be, in lists too."""
+"""Kind -> the check of one value of that kind, in lists too."""

@@ -1,5 +1,5 @@
-"""What a plan's operators ask of shapes, for the reference, where torch would ask less: the kernels' own checks
-(csrc/core/plan/lower_*.cpp) in Python. Each raises ValueError; what torch refuses by itself is not here.
+"""Checks of shapes in plans, for the reference: those of the kernels (csrc/core/plan/lower_*.cpp) that torch's own
+functions do not make. Each raises ValueError.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch._subclasses import FakeTensor
 
 Settings = Mapping[str, Any]
 WINDOW = 1 << 23
-"""Values that a window may hold: their sum is exact in float32."""
+"""Most values of a window, so that their sum is exact in float32."""
 
 
 def expect(holds: bool, what: str) -> None:
-    """Raise unless it holds."""
+    """Raise ValueError unless the condition holds."""
     if not holds:
         raise ValueError(what)
 
 
 def dimension(dim: int, rank: int) -> int:
-    """Counted from the front."""
+    """A dimension counted from the front."""
     expect(-rank <= dim < rank, f"dimension {dim} of a tensor of {rank} dimensions")
     return dim % rank
 
@@ -184,4 +184,4 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "layer_norm": _layer_norm,
     "attention": _attention,
 }
-"""By operator."""
+"""Operator -> its check."""

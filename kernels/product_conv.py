@@ -1,4 +1,4 @@
-"""Convolutions for backends that bring a product alone: each group's windows as rows, multiplied by its weight as rows.
+"""Convolutions for backends that have only a product: a group's windows as rows, multiplied by its weight as rows.
 
 The sums are those of `reference_conv.conv_u8s8_s32`, whatever order the product adds them in.
 """
@@ -33,7 +33,7 @@ class Matrices:
         self._kept: PerWeight[list[Tensor]] = PerWeight()
 
     def of(self, q_weight: Tensor, groups: int) -> list[Tensor]:
-        """Of a weight int8 (out, in / groups, kernel...)."""
+        """The matrices of an int8 weight (out, in / groups, kernel...)."""
         return self._kept.get(q_weight, lambda: _matrices(q_weight, groups))
 
 
@@ -43,7 +43,7 @@ def _matrices(q_weight: Tensor, groups: int) -> list[Tensor]:
 
 
 def why_not(q_weight: Tensor, groups: int) -> str:
-    """'' where a convolution with this weight (out, in / groups, kernel...) is worth computing so, else what it is."""
+    """'' where this pays for a weight (out, in / groups, kernel...); else the kind of convolution, as the reason."""
     channels, depth = q_weight.shape[1], math.prod(q_weight.shape[1:])
     if groups > 1 and channels < FEWEST_CHANNELS:
         return f"a convolution of {groups} groups of {channels} input channels"
@@ -86,7 +86,7 @@ def conv_u8s8_s32(
 def _windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
     """(N, C, spatial...) -> (N, places..., kernel..., C), a view of the image with its channels innermost.
 
-    So that what is copied together lies together.
+    Values copied together are then contiguous.
     """
     x = x.movedim(1, -1).contiguous()
     for place, (taps, step, apart) in enumerate(zip(kernel, stride, dilation, strict=True)):

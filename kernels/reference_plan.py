@@ -1,4 +1,4 @@
-"""The text of a planned run and its oracle: a region of a converted model as data, interpreted operator by operator.
+"""The text of a plan, and its oracle: a region of a converted model as data, interpreted operator by operator.
 
 A text is one operation a line, over registers (%n) and constant tensors ($n); names and values of settings are those of
 the operators in `reference_ops`:
@@ -31,7 +31,7 @@ HEADER = "octet-plan 1"
 
 @dataclass(frozen=True)
 class Register:
-    """The value of register `index`; with a dimension, its size there."""
+    """The value of register `index`; or, with a dimension, its size in that dimension."""
 
     index: int
     dim: int | None = None
@@ -59,13 +59,13 @@ class Line:
     settings: Mapping[str, Any]
 
     def __str__(self) -> str:
-        settings = "".join(f" {name}={format_value(value)}" for name, value in self.settings.items())
+        settings = "".join([f" {name}={format_value(value)}" for name, value in self.settings.items()])
         return f"%{self.out} = {self.op}{settings}"
 
 
 @dataclass(frozen=True)
 class PlanText:
-    """Lines in order, with the registers that are given and those that are given back."""
+    """Lines in order, with the registers of the inputs and outputs."""
 
     inputs: tuple[int, ...]
     lines: tuple[Line, ...]
@@ -87,16 +87,16 @@ def format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, (tuple, list)):
-        return ",".join(map(format_value, value)) + ("," if len(value) < 2 else "")
+        return ",".join([format_value(one) for one in value]) + ("," if len(value) < 2 else "")
     return str(value)
 
 
 @functools.lru_cache(64)
 def parse(text: str) -> PlanText:
-    """The inverse of str(PlanText); all that can be known without shapes is checked (`plan_check`).
+    """The inverse of str(PlanText), with all checks that need no shapes (`plan_check`).
 
     Raises:
-        ValueError: the text is none, or of another version; with the line at fault.
+        ValueError: the text is not a plan, or of another version; the message quotes the line.
     """
     rows = text.split("\n")
     if rows[0] != HEADER:
@@ -144,10 +144,10 @@ def _registers(row: str, word: str) -> tuple[int, ...]:
 
 
 def parse_line(row: str) -> tuple[Line, list[int]]:
-    """A line, and the registers it reads.
+    """Parse a line; also returns the registers that it reads.
 
     Raises:
-        ValueError: the text is no line, or not as the table of settings has it.
+        ValueError: the text is not a line, or does not fit the table of settings.
     """
     words = row.split(" ")
     if "" in words:
@@ -307,7 +307,7 @@ def _quantize_finite(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 
 def run_plan_of_finite(inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str) -> list[Tensor]:
-    """`run_plan`, or an empty list where a value that is quantised on the way is NaN or inf, which no integer says."""
+    """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents."""
     try:
         return run_plan(inputs, constants, program, table={**OPS, "quantize": _quantize_finite})
     except _NotFinite:

@@ -1,8 +1,8 @@
-"""Registries that only grow: what comes with the package, what a call adds, and what installed packages offer.
+"""Registries: the package's own entries, those added by a call, and those of installed packages.
 
-A package offers something by an entry point (packaging.python.org, "Entry points specification"). Which there are is
-looked up when a name is unknown or all are asked for; a package is imported when its own name is asked for, or all are.
-Nothing is ever taken out or put in another's place, so a look-up needs no lock.
+A package provides an entry by an entry point (packaging.python.org, "Entry points specification"). Entry points are
+looked up when a name is unknown or all names are wanted, and a package is imported when its own name is wanted, or all
+are. Entries are never removed or replaced, so a look-up needs no lock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ T = TypeVar("T")
 
 
 class NotLoaded(ValueError):
-    """What an installed package offers cannot be had; the message names the package and says why."""
+    """The entry of an installed package cannot be loaded; the message names the package and the reason."""
 
 
 class Registry(Mapping[str, T]):
     """Name -> entry. Iterating yields what is known so far and imports nothing.
 
     Args:
-        what: how errors call an entry: "backend".
-        group: of entry points: "octet.backends".
-        own: what comes with the package.
-        check: takes a name and what was registered under it, and returns the entry; ValueError or TypeError where it
-            cannot be one.
+        what: the word for an entry in errors, such as "backend".
+        group: the group of entry points, such as "octet.backends".
+        own: the entries of this package.
+        check: (name, registered value) -> the entry; raises ValueError or TypeError where it cannot be one.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[str, T], check: Callable[[str, Any], T]) -> None:
@@ -39,20 +38,22 @@ class Registry(Mapping[str, T]):
         self._check = check
         self._lock = threading.RLock()  # what is loaded may register itself
         self._asked: set[str] = set()
-        """Names that packages were asked for."""
+        """Names already looked up among entry points."""
 
     def add(self, name: str, value: object) -> T:
-        """Register `value`; once more the same changes nothing.
+        """Register `value`; registering the same value again has no effect.
 
         Raises:
-            ValueError, TypeError: it cannot be an entry, or something else has the name.
+            ValueError, TypeError: it cannot be an entry, or another entry has the name.
         """
         entry = self._check(name, value)
         with self._lock:
             if name not in self._known and name not in self._asked:
                 for offer in _offers(self.group, name):
                     if offer.module.partition(".")[0] != described(entry).partition(".")[0]:
-                        raise ValueError(f"{self.what} {name!r}: {described(entry)} is registered, and {told(offer)}")
+                        raise ValueError(
+                            f"{self.what} {name!r}: {described(entry)} is registered, and {origin_of(offer)}"
+                        )
             known = self._known.setdefault(name, entry)
         if known is not entry:
             raise ValueError(
@@ -61,11 +62,11 @@ class Registry(Mapping[str, T]):
         return entry
 
     def names(self) -> list[str]:
-        """All names, those that packages offer among them; imports nothing."""
+        """All names, including those of entry points; imports nothing."""
         return list(dict.fromkeys([*self._known, *(offer.name for offer in entry_points(group=self.group))]))
 
     def load_all(self) -> dict[str, str]:
-        """Import all that packages offer; returns why some cannot be had, by name."""
+        """Import all entries of installed packages; returns name -> reason for those that cannot be loaded."""
         problems: dict[str, str] = {}
         for offer in entry_points(group=self.group):
             try:
@@ -76,7 +77,8 @@ class Registry(Mapping[str, T]):
             own = described(entry).partition(".")[0] == offer.module.partition(".")[0]
             if offer.name not in self._asked and not own:
                 warnings.warn(
-                    f"{self.what} {offer.name!r} is {described(entry)}; {told(offer)}, which is not used", stacklevel=3
+                    f"{self.what} {offer.name!r} is {described(entry)}; {origin_of(offer)}, which is not used",
+                    stacklevel=3,
                 )
         return problems
 
@@ -110,11 +112,11 @@ class Registry(Mapping[str, T]):
 
 
 class ClassRegistry(Generic[T]):
-    """Class of the user's -> entry. An entry point has the class's full name: "package.module.Class".
+    """A registry by classes. An entry point has the class's full name: "package.module.Class".
 
     Args:
         what, group, own: as of `Registry`.
-        check: takes a class and what was registered for it, and returns the entry.
+        check: (class, registered value) -> the entry.
     """
 
     def __init__(self, what: str, group: str, own: Mapping[type, T], check: Callable[[type, Any], T]) -> None:
@@ -124,7 +126,7 @@ class ClassRegistry(Generic[T]):
         self._lock = threading.RLock()
 
     def add(self, kind: type, value: object) -> T:
-        """Register `value` for a class; once more the same changes nothing.
+        """Register `value` for a class; registering the same value again has no effect.
 
         Raises:
             ValueError, TypeError: it cannot be an entry, or the class has another.
@@ -147,7 +149,7 @@ class ClassRegistry(Generic[T]):
         return self._load(kind) if known is None and self._is_offered((kind,)) else known
 
     def nearest(self, kind: type) -> T | None:
-        """The entry of this class or of the first above it that has one; raises as `get` does."""
+        """The entry of this class or of its first base class that has one; raises as `get` does."""
         above = kind.__mro__
         if not self._is_offered(above):
             return next((self._known[one] for one in above if one in self._known), None)
@@ -171,7 +173,7 @@ class ClassRegistry(Generic[T]):
 
 
 def described(value: object) -> str:
-    """How errors call what was registered: the full name of a class or function, or of an object's class."""
+    """A registered value's name in errors: the full name of a class or function, or of an object's class."""
     return full_name_of(value if hasattr(value, "__qualname__") else type(value))
 
 
@@ -180,8 +182,8 @@ def full_name_of(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def told(offer: EntryPoint) -> str:
-    """Who offers what."""
+def origin_of(offer: EntryPoint) -> str:
+    """The package of an entry point, and what it names, for errors."""
     return f"{_distribution(offer)} offers one of that name ({offer.value})"
 
 

@@ -1,4 +1,4 @@
-"""What a quantised number is: the scheme (which integers), the parameters (which reals), and how to choose them.
+"""Quantised numbers: the scheme (which integers), the parameters (which reals), and how to choose these.
 
 Nothing here computes a layer; `reference.py` does, on the types of this file. Equation numbers are those of
 kernels/README.md.
@@ -164,12 +164,17 @@ def choose_qparams(minimum: Tensor, maximum: Tensor, scheme: QScheme) -> QParams
     if scheme.symmetric:
         middle = scheme.symmetric_zero_point
         bound = torch.maximum(-low, high)
-        scale = bound / min(quant_max - middle, middle - quant_min)
+        scale = divided(bound, min(quant_max - middle, middle - quant_min))
         scale = scale.clamp(min=SCALE_MIN)
         zero_point = torch.full_like(scale, middle, dtype=torch.int32)
         return QParams(scale, zero_point, scheme)
     scale, zero_point = affine_qparams(low, high, quant_min, quant_max)
     return QParams(scale, zero_point.to(torch.int32), scheme)
+
+
+def divided(x: Tensor, by: float) -> Tensor:
+    """x / by, the same on every device: with a number, CUDA multiplies by the number's inverse."""
+    return x / by if x.device.type == "cpu" else x / torch.full_like(x, by)
 
 
 def affine_qparams(low: Tensor, high: Tensor, quant_min: int, quant_max: int) -> tuple[Tensor, Tensor]:
@@ -179,7 +184,7 @@ def affine_qparams(low: Tensor, high: Tensor, quant_min: int, quant_max: int) ->
     before the subtraction, because high - low overflows float32 for ranges beyond half of its maximum.
     """
     steps = float(quant_max - quant_min)
-    scale = (high / steps - low / steps).clamp(min=SCALE_MIN)
+    scale = (divided(high, steps) - divided(low, steps)).clamp(min=SCALE_MIN)
     zero_point = (quant_min - torch.round(low * (1.0 / scale))).clamp(quant_min, quant_max)
     return scale, zero_point
 
@@ -208,5 +213,5 @@ def weight_scale(weight: Tensor, *, bits: int = 8, axis: int = 0) -> Tensor:
     """
     flat = weight.transpose(0, axis).flatten(1) if weight.dim() > 1 else weight[:, None]
     bound = flat.abs().amax(dim=1) if flat.shape[1] else flat.new_zeros(flat.shape[0])
-    scale = (bound / (2 ** (bits - 1) - 1)).clamp(min=SCALE_MIN)
+    scale = divided(bound, 2 ** (bits - 1) - 1).clamp(min=SCALE_MIN)
     return torch.where(bound == 0, torch.ones_like(bound), scale)

@@ -1,4 +1,4 @@
-"""The products that a backend of others is tried with before it is used: whether they are exact."""
+"""Tests whether the product of a third party's backend is exact, before the backend is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen -> ranges; and fake quantisation, which trains with them. README.md says which to choose when."""
+"""Observers, which choose ranges from the values they see, and fake quantisation. README.md says which to take when."""
 
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.channel_mean import ChannelMean

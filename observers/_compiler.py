@@ -1,4 +1,4 @@
-"""What torch.compile steps around instead of tracing it."""
+"""Excludes functions from torch.compile's tracing."""
 
 from __future__ import annotations
 

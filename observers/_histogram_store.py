@@ -1,4 +1,4 @@
-"""The one histogram that the L2, percentile and entropy observers search: streaming, of constant size, mergeable.
+"""The histogram that the L2, percentile and entropy observers search: streaming, of constant size, mergeable.
 
 A row's bins have the width w = 2**e and are anchored at zero. A value x falls into bin
 
@@ -143,7 +143,7 @@ class HistogramStore(Observer):
         return (high, high) if high > 0 else (low, low)
 
     def _choose(self, row: RowView) -> tuple[float, float]:
-        """The (low, high) that this observer's idea picks for one row."""
+        """The range (low, high) that this observer chooses for one row."""
         raise NotImplementedError
 
     def _settings(self) -> dict[str, object]:
@@ -151,7 +151,7 @@ class HistogramStore(Observer):
 
 
 class RowView:
-    """One row of the store, read: what its bins are in real numbers, in float64 on the CPU.
+    """One row of the store, with its bins as real numbers in float64 on the CPU.
 
     Attributes:
         counts: int64 (bins,), bin s at index s + bins / 2.
@@ -190,7 +190,7 @@ class RowView:
 
     @property
     def centers(self) -> Tensor:
-        """The value that stands for each bin: its middle, so zero for bin 0; within [low, high]."""
+        """The centre of each bin, which represents its values; zero for bin 0; within [low, high]."""
         s = self.signed
         return ((s + 0.5 * torch.sign(s)) * self.width).clamp(self.low, self.high)
 

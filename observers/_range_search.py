@@ -1,7 +1,7 @@
-"""Which range loses least: search over candidate ranges for the one with the smallest error.
+"""Searches candidate ranges for the one with the smallest error.
 
-The error is no model of rounding noise: every candidate's own quantise-dequantise is applied to the bins, so that
-exact zeros cost nothing, clipping costs what it costs, and 2 bits are as right as 8.
+The error is measured, not modelled as rounding noise: each candidate's quantise-dequantise is applied to the bins. So
+exact zeros have no error, clipping has its real error, and the search is right for 2 bits as for 8.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from quant.kernels import QScheme
 from quant.kernels.ops import extension_problem
-from quant.kernels.scheme import SCALE_MIN, affine_qparams
+from quant.kernels.scheme import SCALE_MIN, affine_qparams, divided
 from torch import Tensor
 
 CHUNK = 65536
@@ -53,8 +53,17 @@ def round_trip(
         x = x.clamp(*clamp)
     out, mask = _round_trip(x, scale, zero_point, scheme, with_mask)
     if mask is not None and clamp != NO_CLAMP:
-        mask &= (unclamped > clamp[0]) & (unclamped < clamp[1])
+        mask = mask & (unclamped > clamp[0]) & (unclamped < clamp[1])
     return out, mask
+
+
+def as_dtype(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """A function's result in a dtype: itself where it has it.
+
+    torch 2.11 compiles an autograd function that returns what `.to` gave unchanged with the gradient of the operation
+    before, and of rounding that is zero.
+    """
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def gradient_inside(grad: Tensor, mask: Tensor) -> Tensor:
@@ -75,6 +84,11 @@ def _round_trip(
 ) -> tuple[Tensor, Tensor | None]:
     scale, zero_point = along_axis(scale, scheme, x.dim()), along_axis(zero_point, scheme, x.dim())
     inverse = 1.0 / scale
+    if torch.compiler.is_compiling():  # what can be fused
+        q = torch.round(x * inverse) + zero_point
+        clamped = q.clamp(scheme.quant_min, scheme.quant_max)
+        values = ((clamped - zero_point) * scale).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        return values, clamped == q if with_mask else None
     out = torch.empty_like(x)
     mask = torch.empty_like(x, dtype=torch.bool) if with_mask else None
     for piece, result, inside in _pieces(x, out, mask, scheme):
@@ -94,7 +108,7 @@ def _pieces(
 ) -> Iterable[tuple[Tensor, Tensor, Tensor | None]]:
     """Views of the three tensors that together cover them: one, or CHUNK values each where that is possible."""
     whole = [(x, out, mask)]
-    if torch.compiler.is_compiling() or x.numel() <= CHUNK or scheme.axis is not None or x.device.type != "cpu":
+    if x.numel() <= CHUNK or scheme.axis is not None or x.device.type != "cpu":
         return whole
     if x.stride() != out.stride():  # empty_like keeps the strides of a tensor without gaps or overlaps, and no other's
         return whole
@@ -128,7 +142,7 @@ def scale_and_zero_point(low: Tensor, high: Tensor, scheme: QScheme) -> tuple[Te
     if scheme.symmetric:
         middle = scheme.symmetric_zero_point
         bound = torch.maximum(-low, high)
-        scale = (bound / min(scheme.quant_max - middle, middle - scheme.quant_min)).clamp(min=SCALE_MIN)
+        scale = divided(bound, min(scheme.quant_max - middle, middle - scheme.quant_min)).clamp(min=SCALE_MIN)
         zero_point = torch.full_like(scale, middle)
     else:
         scale, zero_point = affine_qparams(low, high, scheme.quant_min, scheme.quant_max)

@@ -40,6 +40,7 @@ class Observer(Stateful, ABC):
 
     Buffers (all in state_dict; floating ones stay float32 under `.half()` and `.to(dtype)`):
         low, high: (rows,), the statistics' smallest and largest value; low > high where nothing was seen.
+        told_of_non_finite: whether somebody has said that values were not finite.
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.
 
     Attributes:
@@ -65,6 +66,7 @@ class Observer(Stateful, ABC):
     nan_count: Tensor
     inf_count: Tensor
     given: tuple[float, float] | None = None
+    told_of_non_finite = False
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class Observer(Stateful, ABC):
         """Add the statistics of `other`, which has as many rows."""
 
     def _settings(self) -> dict[str, object]:
-        """What two observers must share to be merged; printed by repr."""
+        """The settings that two observers must share to be merged; printed by repr."""
         return {"scheme": self.scheme}
 
     def _observe(self, x: Tensor) -> None:
@@ -264,9 +266,9 @@ def joint_range(seen: FiniteRange) -> FiniteRange:
 
 
 def as_plain(x: Tensor) -> Tensor:
-    """The same values as a tensor of torch's own class: statistics of a subclass would follow its rules, and copy so.
+    """A tensor of a subclass as a plain tensor, since the subclass would change how statistics are computed and copied.
 
-    A subclass that has its own kernels is more than its values, and stays what it is.
+    A subclass with kernels of its own (`__torch_dispatch__`) stays as it is.
     """
     if type(x) is Tensor or type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return x

@@ -1,4 +1,4 @@
-"""The mean of each channel, over everything seen: what bias correction needs beside the ranges."""
+"""ChannelMean: the mean of each channel over all values seen, for bias correction."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 class ChannelMean(Observer):
-    """E[x] per channel of a layer's input. It chooses no range of its own; low and high are the smallest and largest
-    sum of a channel in one tensor, which only say that something was seen.
+    """Keeps the mean of a layer's input per channel, from which `convert` corrects the bias.
 
-    NaN and inf count as 0. The observer of the same values' range counts and reports them.
+        mean = E[x]        per channel
+
+    It chooses no range: `low` and `high` are the smallest and largest sum of a channel in one tensor, which only show
+    that data was seen. NaN and inf count as 0; the observer of the same value's range counts and reports them.
 
     Buffers:
         total: float64, (channels,). Sums of each tensor are rounded to float32 before they are added, so that adding

@@ -1,8 +1,8 @@
-"""The range that loses least information, by the Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT",
-GTC 2017; widened to affine ranges as in ONNX Runtime's EntropyCalibrater).
+"""EntropyObserver: the range with the least Kullback-Leibler divergence (Migacz, "8-bit inference with TensorRT", GTC
+2017; extended to affine ranges as in ONNX Runtime's EntropyCalibrater).
 
-For a threshold T, P is the histogram clipped to [-T, T] with the tails counted in its end bins, Q is the histogram
-inside [-T, T] seen through as many buckets as there are steps. The T with the smallest KL(P || Q) is chosen.
+For a threshold T, P is the histogram clipped to [-T, T], with the tails counted in its end bins; Q is the histogram
+inside [-T, T], averaged over as many buckets as the integer range has steps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,23 @@ EPSILON = 1e-4
 
 
 class EntropyObserver(HistogramStore):
-    """[max(low, -T), min(high, T)] with T = argmin KL(P || Q).
+    """Chooses the range whose quantised distribution differs least from the one seen.
 
-    A symmetric scheme folds the histogram to magnitudes first and has quant_max - zero_point buckets; an affine scheme
-    has quant_max - quant_min over the part of [-T, T] in which there is data, so one-sided data use them all.
-    The bin of zero takes the mean of its neighbours' counts: zero is exact at any scale, and the peak that a ReLU
-    leaves there would otherwise decide alone (as in NVIDIA's pytorch-quantization).
+    Take it for classifiers that were calibrated by TensorRT's entropy method before. It needs thousands of values per
+    range, since it compares distributions.
+
+        T = argmin KL(P || Q),  range = [max(low, -T), min(high, T)]
+
+    P is the histogram clipped to [-T, T], Q the same after quantisation (the module's docstring defines both). A
+    symmetric scheme folds the histogram to magnitudes and has quant_max - zero_point buckets. An affine scheme has
+    quant_max - quant_min over the part of [-T, T] that holds data, so one-sided data use all of them. The count of the
+    zero bin is replaced by the mean of its neighbours': zero is exact at any scale, and the peak that a ReLU leaves
+    there would otherwise decide alone (as in NVIDIA's pytorch-quantization).
+
+    Source: Migacz, "8-bit inference with TensorRT", GTC 2017.
+
+    Args:
+        scheme, bins: as for HistogramObserver.
     """
 
     def _choose(self, row: RowView) -> tuple[float, float]:

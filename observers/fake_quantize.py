@@ -1,4 +1,4 @@
-"""Fake quantisation: what the integers would give, in float, with a gradient to train through.
+"""Fake quantisation: the results of integer arithmetic in float, with a gradient for training.
 
 The straight-through estimator of Bengio et al. 2013 (arXiv 1308.3432) as used by Jacob et al. 2018 (arXiv 1712.05877):
 the gradient passes unchanged where rounding decided and is zero where clamping did. Learned ranges are in lsq.py
@@ -15,7 +15,7 @@ import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
 from quant.observers._rounding import NO_CLAMP as NO_CLAMP  # exported: callers of forward need it
-from quant.observers._rounding import gradient_inside, round_trip, scale_and_zero_point
+from quant.observers._rounding import as_dtype, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers._state import Stateful, fresh
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
@@ -54,7 +54,7 @@ class _StraightThrough(torch.autograd.Function):
         out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=with_mask, clamp=clamp)
         if mask is not None:
             ctx.save_for_backward(mask)
-        return out.to(x.dtype)
+        return as_dtype(out, x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -286,7 +286,7 @@ class FakeQuantize(FakeQuantizeBase):
             self._warned = True
             warnings.warn(
                 f"{self._where()}: {nan} NaN and {inf} infinite values in its input; they are left out of the range, "
-                "NaN is rounded to zero and infinities to the ends (said once per layer)",
+                "NaN is rounded to zero and infinities to the ends (warned of once per layer)",
                 stacklevel=3,
             )
 

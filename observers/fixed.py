@@ -16,9 +16,10 @@ from torch import Tensor
 
 
 class FixedObserver(Observer):
-    """low and high are options. Statistics are kept for the report and change nothing.
+    """Uses the range [low, high] given as options; statistics are kept for the report and change nothing.
 
-    It answers before it saw data, except with `scheme.axis`, where the number of channels is unknown. The ends have no
+    Take it where a function's bounds are known, such as a sigmoid's, or where a device prescribes the scale. It has a
+    range before any data is seen, except with `scheme.axis`, where the number of channels is unknown. The ends have no
     default: a range that nobody chose would clip in silence.
 
     Args:

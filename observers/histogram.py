@@ -1,4 +1,4 @@
-"""The range with the least squared error over a histogram of everything seen: the default for activations.
+"""HistogramObserver: the range with the least squared error, the default for activations after training.
 
 The criterion of Sung et al. 2015 (arXiv 1511.06488) and Banner et al. 2019 (arXiv 1810.05723): clip as long as the
 clipped tail costs less than the finer steps gain. Their closed forms assume a Gaussian or Laplacian; here the error is
@@ -13,11 +13,22 @@ from quant.observers._range_search import best_range, squared_error
 
 
 class HistogramObserver(HistogramStore):
-    """argmin over ranges of sum_x (dequantize(quantize(x)) - x)**2.
+    """Chooses the range with the least squared rounding and clipping error over all values seen.
 
-    Bound: the distance of x to the nearest level changes by no more than x does, and the value that stands for a bin is
-    within one bin width w of all values in it. So the root mean square error of the chosen range is within 2 w of
-    the best candidate's, w <= 4 / bins of the largest magnitude.
+    The default for activations after training: it clips outliers where finer steps for the other values gain more than
+    the clipping costs. Take MinMaxObserver where nothing may clip.
+
+        range = argmin over (low, high) of  sum_x (dequantize(quantize(x)) - x)**2
+
+    The sum runs over a histogram, so the choice is approximate. The distance of x to the nearest level changes by no
+    more than x does, and a bin's centre is within one bin width w of every value in it. So the root mean square error
+    of the chosen range is within 2 w of the best candidate's, with w <= 4 / bins of the largest magnitude.
+
+    Source: Sung et al. 2015 (arXiv 1511.06488); Banner et al. 2019 (arXiv 1810.05723).
+
+    Args:
+        scheme: as for Observer.
+        bins: a power of two from 64 to 32768, 4096 by default.
     """
 
     def _choose(self, row: RowView) -> tuple[float, float]:

@@ -25,7 +25,7 @@ import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
 from quant.observers._compiler import not_compiled
-from quant.observers._rounding import along_axis, gradient_inside, round_trip, scale_and_zero_point
+from quant.observers._rounding import along_axis, as_dtype, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers.base import FiniteRange, NoDataSeen, all_reduce, finite_range, joint_range, to_rows
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from quant.observers.histogram import HistogramObserver
@@ -284,7 +284,7 @@ class _LearnedScale(torch.autograd.Function):
         out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=True)
         ctx.save_for_backward(x, out, mask, scale, gradient_scale)
         ctx.scheme = scheme
-        return out.to(x.dtype)
+        return as_dtype(out, x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -309,7 +309,7 @@ class _LearnedOffset(torch.autograd.Function):
         out, mask = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=True)
         ctx.save_for_backward(x, out, mask, scale, offset, gradient_scale)
         ctx.scheme = scheme
-        return out.to(x.dtype)
+        return as_dtype(out, x.dtype)
 
     @staticmethod
     @once_differentiable

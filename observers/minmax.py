@@ -1,7 +1,4 @@
-"""The smallest and largest value ever seen (Jacob et al. 2018, arXiv 1712.05877, section 3).
-
-Exact, order-independent; merging shards equals one pass bit for bit. One outlier sets the range for good.
-"""
+"""MinMaxObserver: the smallest and largest value ever seen (Jacob et al. 2018, arXiv 1712.05877, section 3)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,20 @@ def _channel_extremes(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 class MinMaxObserver(RangeObserver):
-    """low = min of all values, high = max of all values."""
+    """Keeps the smallest and largest value seen, so that no calibration value clips.
+
+    Take it for values that must never clip, such as logits of a policy or coordinates, and for weights at 8 bits. One
+    outlier widens the range for good and makes every step coarser.
+
+        low = min x,  high = max x        over all finite values
+
+    Exact, and independent of order and batching; merged shards equal one pass bit for bit.
+
+    Source: Jacob et al. 2018 (arXiv 1712.05877), section 3.
+
+    Args:
+        scheme, distributed: as for RangeObserver.
+    """
 
     def _observe(self, x: Tensor) -> None:
         axis = self.scheme.axis

@@ -1,9 +1,4 @@
-"""An exponential moving average of each batch's extremes (Jacob et al. 2018, arXiv 1712.05877, section 3.1).
-
-For training: the range follows activations that drift, and one outlier fades. It depends on the order of the batches
-by definition. `momentum=1.0` is the range of the latest tensor alone, which is what a weight in training needs: a
-running extreme would remember weights that no longer exist.
-"""
+"""MovingAverageObserver: a moving average of each batch's extremes (Jacob et al. 2018, arXiv 1712.05877)."""
 
 from __future__ import annotations
 
@@ -17,7 +12,17 @@ from torch import Tensor
 
 
 class MovingAverageObserver(RangeObserver):
-    """low += momentum * (min(batch) - low), and so for high; the first batch sets both.
+    """Keeps an exponential moving average of each batch's smallest and largest value: the default for activations in
+    training.
+
+    The range follows activations that drift, and an outlier fades. The result depends on the order of the batches.
+    `momentum=1.0` is the range of the latest tensor alone, as for a weight in training: a running extreme would
+    remember weights that no longer exist.
+
+        low += momentum * (min(batch) - low)
+        high += momentum * (max(batch) - high)        the first batch sets both
+
+    Source: Jacob et al. 2018 (arXiv 1712.05877), section 3.1.
 
     Merging averages the two ranges with the numbers of batches as weights: equal shards of independent batches weigh
     the same. It is not what one pass would give (no order of the batches is known); for that, in training over several

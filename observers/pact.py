@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from quant.kernels import ACTIVATION_U8, QParams, QScheme
-from quant.observers._rounding import round_trip, scale_and_zero_point
+from quant.observers._rounding import as_dtype, round_trip, scale_and_zero_point
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -94,7 +94,7 @@ class _LearnedClip(torch.autograd.Function):
         out, _ = round_trip(x.to(torch.float32), scale, zero_point, scheme, with_mask=False)
         ctx.save_for_backward(x, alpha)
         ctx.symmetric = scheme.symmetric
-        return out.to(x.dtype)
+        return as_dtype(out, x.dtype)
 
     @staticmethod
     @once_differentiable

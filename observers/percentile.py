@@ -1,8 +1,4 @@
-"""A range that leaves a fixed share of the values outside (Wu et al. 2020, arXiv 2004.09602, section 5.2).
-
-Cuts as ONNX Runtime's PercentileCalibrater does: half of the share at either end, or all of it in the magnitude where
-the scheme is symmetric.
-"""
+"""PercentileObserver: a range that clips a fixed share of the values (Wu et al. 2020, arXiv 2004.09602)."""
 
 from __future__ import annotations
 
@@ -15,13 +11,22 @@ from torch import Tensor
 
 
 class PercentileObserver(HistogramStore):
-    """[quantile((100 - p) / 200), quantile((100 + p) / 200)], or +-quantile(p / 100) of |x|, at the bins' outer edges.
+    """Clips a fixed share of the values seen and keeps the rest.
 
-    Bound: each end lies outside the exact order statistic by at most the size of its bin, w, and 2 w for the bin
-    of zero; never inside it.
+    Take it where rare outliers carry no information and their share is known. It looks at how many values are clipped,
+    not at how far they lie outside; HistogramObserver weighs the distance too.
+
+        affine:     low, high = quantile((100 - p) / 200), quantile((100 + p) / 200)
+        symmetric:  high = -low = quantile(p / 100) of |x|
+
+    Each end is the outer edge of the quantile's bin: never inside the exact order statistic, and outside it by at most
+    the bin width w, or 2 w for the bin of zero.
+
+    Source: Wu et al. 2020 (arXiv 2004.09602), section 5.2; the share is split between the ends as in ONNX Runtime's
+    PercentileCalibrater.
 
     Args:
-        scheme, bins: as for HistogramStore.
+        scheme, bins: as for HistogramObserver.
         percentile: p, the share kept inside in percent, in (50, 100]. 100 is min-max.
     """
 

@@ -1,4 +1,4 @@
-"""Observers by the names that recipes and JSON have for them, and those that others register."""
+"""The registries of observers and of fake quantisers that learn, by their names in recipes and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quant.observers.pact import PACTFakeQuantize
 from quant.observers.percentile import PercentileObserver
 
 AUTO = "auto"
-"""No observer's name: recipes leave the choice to the phase with it."""
+"""In place of an observer's name in a recipe: the phase chooses."""
 
 K = TypeVar("K", bound="type[Observer] | type[FakeQuantizeBase]")
 B = TypeVar("B", Observer, FakeQuantizeBase)
@@ -42,7 +42,7 @@ _OWN: dict[str, type[Observer] | type[FakeQuantizeBase]] = {
 
 
 def _as_kind(name: str, value: Any) -> type[Observer] | type[FakeQuantizeBase]:
-    """What was registered, as a class that recipes can name."""
+    """A registered value as a class that recipes can name."""
     if not isinstance(value, type) or not issubclass(value, (Observer, FakeQuantizeBase)):
         raise TypeError(
             f"observer {name!r}: expected a subclass of quant.observers.Observer or FakeQuantizeBase, got "
@@ -90,13 +90,13 @@ class _Named(Mapping[str, type[B]]):
 
 
 OBSERVERS: Mapping[str, type[Observer]] = _Named(Observer)
-"""Observers by their name in recipes and JSON. One of an installed package is there once somebody asks for it."""
+"""Observers by their names in recipes and JSON. Those of installed packages are imported when first asked for."""
 
 LEARNED: Mapping[str, type[FakeQuantizeBase]] = _Named(FakeQuantizeBase)
 """Fake quantisers that learn their range, by name. FakeQuantize(observer) is the one that observes it."""
 
 _SET_BY_TRAINING = {"channels", "per_sample", "distributed"}
-"""Keywords of constructors that follow from the layer or the process group, and that no recipe sets."""
+"""Keywords of constructors that the layer or the process group determines, so that recipes do not set them."""
 
 
 def register(name: str) -> Callable[[K], K]:
@@ -106,7 +106,7 @@ def register(name: str) -> Callable[[K], K]:
     package that is installed needs no call: an entry point of the group "octet.observers", by that name, is the class.
 
     Raises:
-        ValueError, TypeError: it is no such class, or another has the name.
+        ValueError, TypeError: it is not such a class, or another has the name.
     """
 
     def added(kind: K) -> K:
@@ -117,12 +117,12 @@ def register(name: str) -> Callable[[K], K]:
 
 
 def names() -> list[str]:
-    """All names, those that installed packages offer among them; imports nothing."""
+    """All names, including those of installed packages; imports nothing."""
     return _REGISTRY.names()
 
 
 def by_hand(name: str) -> bool:
-    """Whether the options of the observer of that name are the range itself, which is that of one value alone."""
+    """Whether the options of the observer of that name are the range itself, which applies to one value only."""
     return name in OBSERVERS and OBSERVERS[name].by_hand
 
 

@@ -86,13 +86,13 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        found = getattr(importlib.import_module(f"quant.{_MODULE_OF[name]}"), name)
+        value = getattr(importlib.import_module(f"quant.{_MODULE_OF[name]}"), name)
     elif not name.startswith("_") and importlib.util.find_spec(f"quant.{name}") is not None:
-        found = importlib.import_module(f"quant.{name}")
+        value = importlib.import_module(f"quant.{name}")
     else:
         raise AttributeError(f"module 'quant' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

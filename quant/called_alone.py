@@ -6,8 +6,7 @@ whose values share observers with the values at the same places in the graphs ar
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -17,47 +16,40 @@ from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import full_name
 from quant.runtime.own_forward import falling_back, is_falling_back
 from quant.static.runner import GraphRunner, is_replaying
+from quant.waiting_forwards import WaitingForward
 
 MakeProgram = Callable[[GraphRunner, str, tuple[Any, ...], dict[str, Any]], GraphRunner | None]
 """Adds a program for a call to the part of this name in a runner's module; None where it cannot have one."""
 
 
-class CalledAlone:
-    """The forward of a part of a prepared module, for calls from outside of the module's graphs.
+class CalledAlone(WaitingForward):
+    """The forward of a part of a prepared module, for calls from outside of the module's graphs."""
 
-    Attributes:
-        own_forward: the forward that the user had set on the part itself, if any.
-    """
+    simulates = True
 
     def __init__(self, part: nn.Module, path: str, runner: GraphRunner, make: MakeProgram) -> None:
-        self.part, self.path, self.runner, self.make = part, path, runner, make
-        self.own_forward = part.__dict__.get("forward")
+        super().__init__(part)
+        self.path, self.runner, self.make = path, runner, make
         self._refused = False
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The part's forward."""
         if self.runner.simulate and not is_falling_back():
             return self._simulated(args, kwargs)
         waits = not (self._refused or is_falling_back() or is_replaying())
         program = self.add_program(args, kwargs) if waits else None
-        return self._as_it_is(args, kwargs) if program is None else program.run(*args, **kwargs)
+        return self.as_it_is(args, kwargs) if program is None else program.run(*args, **kwargs)
 
     def _simulated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the part as a converted model does without a program for it (`static/part_calls.py`)."""
         span = next(one for one in self.runner.graph.spans if one.path == self.path)
         try:
-            return self.runner.simulated_part(self.part, span, args, kwargs)
+            return self.runner.simulated_part(self.watches, span, args, kwargs)
         except CaptureMismatch:
             with falling_back():
-                return self._as_it_is(args, kwargs)
-
-    def _as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.own_forward is not None:
-            return self.own_forward(*args, **kwargs)
-        return type(self.part).forward(self.part, *args, **kwargs)
+                return self.as_it_is(args, kwargs)
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
-        """Capture a call; afterwards the program runs in place of this forward."""
         runner = self.make(self.runner, self.path, args, kwargs)
         self._refused = runner is None
         return runner
@@ -68,39 +60,13 @@ def watch_parts(runner: GraphRunner, make: MakeProgram) -> None:
     for path in dict.fromkeys(span.path for span in runner.graph.spans):
         part = runner.root.get_submodule(path)
         if part is not runner.root and not is_ours(part):
-            part.__dict__["forward"] = CalledAlone(part, path, runner, make).run
+            part.__dict__["forward"] = CalledAlone(part, path, runner, make)
 
 
 def is_ours(module: nn.Module) -> bool:
     """Whether a module of a prepared model has a forward of this library."""
-    return isinstance(getattr(module.__dict__.get("forward"), "__self__", None), (CalledAlone, GraphRunner))
-
-
-def alone(module: nn.Module) -> CalledAlone | None:
-    """The `CalledAlone` that waits for calls of a part, or None."""
-    waiting = getattr(module.__dict__.get("forward"), "__self__", None)
-    return waiting if isinstance(waiting, CalledAlone) else None
-
-
-def stop_waiting(model: nn.Module) -> dict[nn.Module, CalledAlone]:
-    """Let all parts of a model run the user's own forwards; returns the forwards that waited for calls."""
-    stopped = {module: waiting for module in model.modules() if (waiting := alone(module)) is not None}
-    for module, waiting in stopped.items():
-        del module.__dict__["forward"]
-        if waiting.own_forward is not None:
-            module.__dict__["forward"] = waiting.own_forward
-    return stopped
-
-
-@contextlib.contextmanager
-def not_waiting(model: nn.Module) -> Iterator[None]:
-    """As `stop_waiting`, within a context."""
-    stopped = stop_waiting(model)
-    try:
-        yield
-    finally:
-        for module, waiting in stopped.items():
-            module.__dict__["forward"] = waiting.run
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, WaitingForward) or isinstance(getattr(forward, "__self__", None), GraphRunner)
 
 
 def layers_of(runner: GraphRunner) -> frozenset[str]:

@@ -1,8 +1,9 @@
 """Convert: a calibrated model into int8 layers under the user's names, and a program that keeps uint8 between them.
 
-Here is the order of it. Its parts are in `quant/static/`: the layers (`int8_layers.py`), what they replace
-(`module_replacement.py`), the program (`assembly.py`), what becomes dynamic instead (`dynamic_fallback.py`) and the
-report (`report_entries.py`). What is made runs by `quant/runtime/`.
+This file has the order of the steps. The steps are in `quant/static/`: one program (`convert_program.py`), its layers
+(`int8_layers.py`) and instructions (`assembly.py`), the modules that they replace (`module_replacement.py`), modules
+that become dynamic instead (`dynamic_fallback.py`) and the report (`report_entries.py`). `quant/runtime/` runs the
+result.
 """
 
 from __future__ import annotations
@@ -14,53 +15,55 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
-from quant.called_alone import stop_waiting
 from quant.copying import copy_model
-from quant.graph import Kind, expected_call
-from quant.half_precision import carry, sizes_before
+from quant.devices import tensors_on
+from quant.graph import Kind
+from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
-from quant.observers import NoDataSeen
+from quant.observers import NoDataSeen, Observer
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
-from quant.runtime.as_forward import as_forward
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.shown_programs import show_programs
 from quant.runtime.state import keep_ranges
-from quant.static.assembly import AssemblyContext, assemble
 from quant.static.call_text import call_text
+from quant.static.convert_program import convert_program
 from quant.static.description import DESCRIPTION, make_description
-from quant.static.dynamic_fallback import is_lone_dynamic, make_rest_dynamic
+from quant.static.dynamic_fallback import make_rest_dynamic
 from quant.static.fingerprint import fingerprint
 from quant.static.folds import agree
-from quant.static.int8_layers import Built, int8_layers, is_layer
-from quant.static.kept_graph import graph_of, keep_graph
-from quant.static.module_replacement import remove_folded, remove_unread, replace_module
-from quant.static.native import schedule
-from quant.static.native_forms import Planner
+from quant.static.int8_layers import Built, is_layer
+from quant.static.kept_graph import graph_of
+from quant.static.module_replacement import remove_unread
 from quant.static.outlier_check import float_norms, leave_float
-from quant.static.part_calls import add_parts
 from quant.static.prepared import Prepared
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
-from quant.static.report_entries import Entries, make_report, note_floats, note_programs
+from quant.static.report_entries import Entries, make_report, note_dtypes, note_programs
 from quant.static.report_notes import silenced
-from quant.static.runner import GraphRunner, all_runners, first_programs, keep_programs, runners, unwrapped
+from quant.static.runner import (
+    GraphRunner,
+    all_runners,
+    first_programs,
+    keep_programs,
+    remove_programs,
+    runners,
+    unwrapped,
+)
 from quant.static.signature import guards, signature
-from quant.static.symbolic_shapes import SymbolicShapes
-from quant.static.weights_to_restore import weights_to_restore
+from quant.waiting_forwards import stop_waiting
 
-PLANNED = "(planned run)"
-"""The entry of the report that says which steps of a captured module are computed together."""
+CPU = torch.device("cpu")
+"""Where integers are computed, wherever a model was calibrated or trained."""
 
 
 class NotCalibrated(ValueError):
     """Observers that saw no data; the message lists every one."""
 
 
-@torch.inference_mode(False)
 def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     """The int8 form of a calibrated model: same classes and names, real integer arithmetic.
 
@@ -70,7 +73,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         backend: a name of `quant.kernels.available()`, or None for the recipe's, or the fastest that is exact here.
 
     Returns:
-        a copy; its attribute `program` prints what it computes, call by call.
+        a copy, on the CPU; its attribute `program` prints what it computes, call by call.
 
     Raises:
         ValueError: `prepared` does not come from `prepare`, or only a part of it does.
@@ -79,7 +82,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     Warns:
         CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
     """
-    prepared = unwrapped(prepared)
+    with torch.inference_mode(False), tensors_on(CPU):
+        return _converted(unwrapped(prepared), backend)
+
+
+def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _check_whole(prepared)
@@ -91,9 +98,11 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         own.state, model
     )  # hidden states, counters and layers that were replaced, as before any data
     stop_waiting(model)
+    model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
-    _drop_unseen(model)
+    unseen = _drop_unseen(model)
     _calibrated(model)
+    _say_non_finite(prepared, model)
     check_trained(model)
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
@@ -104,7 +113,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     hooked = silenced(programs)
     calls = {path: signature(runner.graph, runner.root) for path, runner in programs.items()}
     built = Built(programs, ranges)
-    entries: Entries = {}
+    entries: Entries = dict.fromkeys(unseen, ("float", "an example calls it, and no batch of data"))
     firsts = first_programs(model)
     added = {path: one for path, one in programs.items() if firsts[id(one)] is not one}
     odd = {path for path, one in added.items() if not agree(one, firsts[id(one)])}
@@ -114,7 +123,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
         for path, runner in sorted(programs.items(), key=lambda unit: is_layer(unit[1])):
             if path in odd:
                 continue  # what another program has in a weight cannot be left out; such calls run as they are
-            model = _convert_unit(model, path, runner, ranges[path], backend, built, entries, further=path in added)
+            model = convert_program(model, path, runner, ranges[path], backend, built, entries, further=path in added)
         called = _called(model, programs)
         for path, runner in programs.items():
             if path not in added:
@@ -125,7 +134,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
-    description["islands"] = dict(info.islands)
+    description["islands"] = {name: str(why) for name, why in info.islands.items()}
     description["norms"] = {path: float_norms(one) for path, one in programs.items()}
     further = {path: one for path, one in programs.items() if path in added or one.promoted}
     description["further"] = {path: one.example for path, one in further.items()}
@@ -138,9 +147,12 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    note_half(model)
+    note_dtypes(model, entries)
     for module in model.modules():
         if isinstance(module, ProgramRunner):
             module.origin = origin_of(module, graph_of(module))
+            module.make_ready()
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
@@ -163,13 +175,55 @@ def _check_whole(prepared: nn.Module) -> None:
     )
 
 
-def _drop_unseen(model: nn.Module) -> None:
-    """Drop programs to which no data came, where a module has others; their calls run as they are."""
-    for runner in runners(model).values():
+def _drop_unseen(model: nn.Module) -> list[str]:
+    """Drop programs to which no data came, where a module has others, or an example alone brought it; their calls run
+    as they are.
+
+    Returns:
+        the modules in those without any program left.
+    """
+    left: list[str] = []
+    for path, runner in runners(model).items():
         programs = runner.programs()
-        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 else []
+        seen = [one for one in programs if one.has_seen()] if len(programs) > 1 or runner.alone else []
         if seen and len(seen) < len(programs):
             keep_programs(runner, seen)
+        elif runner.alone and not seen:
+            left += [full_name(path, name) for name, _ in runner.root.named_modules() if RESERVED not in name]
+            remove_programs(runner)
+    return left
+
+
+def _say_non_finite(prepared: nn.Module, model: nn.Module) -> None:
+    """Warn once of NaN and infinities that calibration left out of ranges, where nobody has said so.
+
+    Args:
+        model: a copy of `prepared`, without programs that are not converted.
+    """
+    named = {name: one for name, one in observers_of(prepared).items() if isinstance(one, Observer)}
+    kept = observers_of(model)
+    odd = {
+        one.name or name: one
+        for name, one in named.items()
+        if name in kept and not one.told_of_non_finite and int(one.nan_count + one.inf_count)
+    }
+    for one in odd.values():
+        one.told_of_non_finite = True
+    if odd:
+        (name, first), more = next(iter(odd.items())), f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        warnings.warn(
+            f"quant.convert: layer {name!r}{more}: {int(first.nan_count)} NaN and {int(first.inf_count)} infinite "
+            "values came in calibration; they are left out of its range, and int8 gives NaN for such samples",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+
+def observers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The observers of all programs of a prepared model, by program and slot."""
+    return {
+        f"{path}/{key}": one for path, runner in all_runners(model).items() for key, one in runner.observers.items()
+    }
 
 
 def _calibrated(prepared: nn.Module) -> dict[str, dict[str, QParams]]:
@@ -216,76 +270,8 @@ def _leave_float(model: nn.Module, info: Prepared) -> dict[str, str]:
             full = full_name(path, name)
             becomes = "becomes dynamic" if name in recurrent else "stays float"
             dynamic.update({full: reason} if name in recurrent else {})
-            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=3)
+            warnings.warn(f"quant.convert: layer {full!r} {becomes}: {reason}", CalibrationWarning, stacklevel=4)
     return dynamic
-
-
-def _convert_unit(
-    model: nn.Module,
-    path: str,
-    runner: GraphRunner,
-    ranges: dict[str, QParams],
-    backend: str | None,
-    built: Built,
-    entries: Entries,
-    *,
-    further: bool,
-) -> nn.Module:
-    """Put the integers of one program of a captured module in place.
-
-    Args:
-        further: whether the module's first program is in place.
-
-    Returns:
-        the model; another one where it was a layer itself.
-    """
-    fused, root = runner.fused, runner.root
-    by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
-    emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
-    shapes = SymbolicShapes(fused.graph)
-    context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
-    shown: Entries = {} if further else entries  # the layers are those of the first program
-    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
-    note_floats(fused, shown, path)
-    steps = fused.steps
-    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
-    remove_folded(fused, root, layers, sites)
-    if not further:
-        del root._modules[RESERVED]
-        del root.__dict__["forward"]
-    if is_lone_dynamic(runner):
-        return model
-    if "" in layers:
-        if further:
-            return model
-        carry(root, layers[""])
-        return replace_module(model, root, layers[""])
-    for name, layer in layers.items():
-        if not name.startswith("/"):
-            carry(built.originals[path, name], layer)
-            replace_module(root, built.originals[path, name], layer)
-    numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
-    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
-    keep_graph(program_runner, fused.graph)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
-    program_runner.eval()
-    for name, layer in layers.items():
-        if name.startswith("/"):
-            program_runner.layers[name[1:]] = layer
-    planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
-    assembled.program.schedule = planned
-    if planned.regions or planned.reasons:
-        name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
-        entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
-    if further:
-        first = root._modules.get(RESERVED)
-        if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
-            first.others.append(program_runner)
-        return model
-    root._modules[RESERVED] = program_runner
-    root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
-    add_parts(root, fused, context, sites, program_runner)
-    return model
 
 
 def _called(model: nn.Module, programs: dict[str, GraphRunner]) -> set[nn.Module]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,11 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
+        for value in vars(module).values():
+            if type(value) is OrderedDict and not value and not vars(value):
+                memo[id(value)] = (
+                    OrderedDict()
+                )  # a dozen tables of hooks a module, on which a deep copy spends most of its time
         for value in _held(vars(module)):
             memo[id(value)] = value.detach().clone()
     _begin_by_hand(model, memo)
@@ -50,6 +56,8 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             recurrent = isinstance(module, (nn.RNNBase, nn.RNNCellBase)) or is_recurrent_layer(module)
             if recurrent and not training:
                 _unparametrize(module)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # a GPU wants them in one piece of memory, which a copy does not keep
     return copied
 
 
@@ -146,15 +154,15 @@ def _unparametrize(module: nn.Module) -> None:
 
 def _held(tree: Any) -> Iterator[Tensor]:
     """Tensors with a history in nested containers."""
-    if isinstance(tree, Tensor):
-        if tree.grad_fn is not None:
-            yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _held(value)
-    elif isinstance(tree, (list, tuple, set)):
-        for value in tree:
-            yield from _held(value)
+    rest, seen = [tree], set[int]()
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Tensor):
+            if value.grad_fn is not None:
+                yield value
+        elif isinstance(value, (dict, list, tuple, set)) and value and id(value) not in seen:
+            seen.add(id(value))  # one may hold itself
+            rest.extend(value.values() if isinstance(value, dict) else value)
 
 
 def _computed(module: nn.Module, hook: Any) -> Tensor:

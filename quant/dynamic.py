@@ -1,7 +1,7 @@
 """`quantize_dynamic`: int8 weights now, activation ranges at run time, no data and no capture.
 
-Everything is decided and checked (`dynamic_decisions.py`), and then built, before anything is replaced, so that an
-error changes nothing.
+Everything is decided and checked (`dynamic_decisions.py`) and then built before the first module is replaced, so an
+error leaves the model unchanged.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def quantize_dynamic(
 
 
 def _build(decisions: list[Decision], backend: str) -> None:
-    """Make every stand-in. Weights that were one tensor stay one."""
+    """Build every int8 module. Weights that were one tensor stay one."""
     owners: dict[int, Decision] = {}
     # Linears first: a tied embedding reads the Linear's weight, not the other way round.
     for decision in sorted(decisions, key=lambda decision: not isinstance(decision.module, nn.Linear)):
@@ -104,7 +104,7 @@ def _build(decisions: list[Decision], backend: str) -> None:
 
 
 def _make(decision: Decision, owners: dict[int, Decision]) -> QuantModule:
-    """The stand-in of one module; `owners` is who came first with a weight, by the weight's id."""
+    """The int8 module for one decision; `owners`: id of a weight -> the first decision with it."""
     module, qconfig = decision.module, decision.qconfig
     assert qconfig is not None
     base = base_type(module)
@@ -120,10 +120,10 @@ def _make(decision: Decision, owners: dict[int, Decision]) -> QuantModule:
 
 
 def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> QuantModule:
-    """What the maker of the class `base` makes of a module.
+    """The int8 module that the registered maker of class `base` builds for a module.
 
     Raises:
-        ValueError: it is no int8 module.
+        ValueError: the maker returned something else.
     """
     make = maker(base)
     assert make is not None
@@ -134,7 +134,7 @@ def stand_in(module: nn.Module, base: type[nn.Module], qconfig: QConfig) -> Quan
 
 
 def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
-    """The stand-in that shares the weight of `owner`'s, or None where the two cannot."""
+    """The int8 module that shares the weight of `owner`'s; None where the two cannot share it."""
     module, qconfig, first = decision.module, decision.qconfig, owner.replacement
     assert qconfig is not None
     assert owner.qconfig is not None
@@ -172,7 +172,7 @@ def _replace(model: nn.Module, decisions: list[Decision]) -> nn.Module:
 
 
 def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
-    """What became of each decision; what was quantised earlier stays as `before` tells it."""
+    """The report of the decisions; modules that were quantised earlier keep their entries of `before`."""
     entries = []
     counted: set[int] = set()
     earlier = {entry.name: entry for entry in before if entry.quantized}

@@ -1,4 +1,4 @@
-"""What `quantize_dynamic` will do with each module, decided before anything is built: settings, or why it stays float.
+"""The decisions of `quantize_dynamic` for each module, before anything is built: its settings, or why it stays float.
 
 A module is replaced where its type has an int8 layer (`nn/registry.py`) and its forward is that type's own.
 """
@@ -25,7 +25,7 @@ from quant.runtime.layers.quant_module import HALVES
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 PARAMETERS = ("weight", "bias", "in_proj_weight", "in_proj_bias")
-"""What the supported types call their parameters, but for recurrent ones."""
+"""Names of the parameters of supported types, except recurrent ones."""
 
 
 class NothingQuantized(ValueError):
@@ -34,7 +34,7 @@ class NothingQuantized(ValueError):
 
 @dataclass
 class Decision:
-    """What will become of one module, and why."""
+    """The decision for one module, and the reason."""
 
     module: nn.Module
     names: list[str]
@@ -46,12 +46,12 @@ class Decision:
 
     @property
     def where(self) -> str:
-        """The module as errors call it."""
+        """The module's name in errors."""
         return f"layer {self.names[0] or '(root)'!r} ({type(self.module).__name__})"
 
 
 def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
-    """Decide for every module; children of a module that is replaced go with it."""
+    """Decide for every module; children of a replaced module are not decided on."""
     decisions: dict[int, Decision] = {}
     inside: list[str] = []
     names: dict[int, list[str]] = {}
@@ -72,7 +72,7 @@ def decide(model: nn.Module, recipe: Recipe) -> list[Decision]:
 
 
 def _count(decisions: Iterable[Decision]) -> None:
-    """Note the bytes of each, a shared tensor once: at a module that stays float, for then all of it stays."""
+    """Set the bytes of each decision; a shared tensor counts once, at a module that stays float if there is one."""
     counted: set[int] = set()
     for decision in sorted(decisions, key=lambda decision: not decision.reason):
         parts = [decision.module] if decision.reason else decision.module.modules()
@@ -96,7 +96,7 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Recipe) -> str:
-    """'' for a module to quantise, else why it stays as it is."""
+    """The reason that a module stays float; '' for one to quantise."""
     if isinstance(module, QuantModule):
         return "already quantised"
     base = base_type(module)
@@ -125,7 +125,7 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
 
 
 def check_rules(model: nn.Module, recipe: Recipe, decisions: list[Decision]) -> None:
-    """Raise RecipeError for a rule that matches nothing, or nothing that can follow it."""
+    """Raise RecipeError for a rule that matches no module, or none that it can apply to."""
     modules = list(model.named_modules(remove_duplicate=False))
     missed = recipe.unmatched(modules)
     if missed:
@@ -140,7 +140,7 @@ def check_rules(model: nn.Module, recipe: Recipe, decisions: list[Decision]) -> 
 
 
 def _check_rule(rule: Rule, modules: list[tuple[str, nn.Module]], wholes: set[int]) -> None:
-    """A rule must reach a module that is decided on by itself, and one that quantises something that can be."""
+    """Check that a rule matches a module decided on by itself and, where it quantises, one that can be quantised."""
     hit = [(name, module) for name, module in modules if rule.matches(name, module)]
     name, module = hit[0]
     if not any(id(module) in wholes for _, module in hit):
@@ -158,14 +158,14 @@ def _supported_names() -> str:
 
 
 def check_something(decisions: list[Decision]) -> None:
-    """Raise NothingQuantized where every module stays as it is."""
+    """Raise NothingQuantized where every module stays float."""
     if any(decision.qconfig is not None for decision in decisions):
         return
     done = [decision.names[0] or "(root)" for decision in decisions if isinstance(decision.module, QuantModule)]
     if done:
         raise NothingQuantized(f"already quantised: {', '.join(done)}; no other module can be")
-    found = Counter(type(decision.module).__name__ for decision in decisions)
-    types = ", ".join(f"{name} ({count})" for name, count in found.items())
+    counts = Counter(type(decision.module).__name__ for decision in decisions)
+    types = ", ".join(f"{name} ({count})" for name, count in counts.items())
     reasons = sorted({decision.reason for decision in decisions if isinstance(decision.module, tuple(supported()))})
     why = f" Supported modules were left: {'; '.join(reasons)}." if reasons else ""
     raise NothingQuantized(
@@ -174,14 +174,14 @@ def check_something(decisions: list[Decision]) -> None:
 
 
 def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
-    """Raise TypeError, ValueError or RecipeError for weights that cannot be quantised, or not as the recipe asks."""
+    """Raise TypeError, ValueError or RecipeError for weights that cannot be quantised as the recipe asks."""
     for decision in decisions:
         if decision.qconfig is None:
             continue
         for name, tensor in decision.module.named_parameters():
             _check_tensor(f"{decision.where}: {name}", tensor)
         _, rule = _resolve(decision.module, decision.names, recipe)
-        asked = recipe.said(rule)
+        asked = recipe.rule_text(rule)
         if isinstance(decision.module, TABLES) and decision.qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(
                 f"{decision.where}: tables have 8 or 4 bits, {asked} asks for {decision.qconfig.weight_bits}"

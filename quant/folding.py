@@ -215,7 +215,7 @@ def depends_on_nothing(graph: Graph, source: Any) -> bool:
 class FunctionalNorm:
     """A call of F.batch_norm with tensors of the model, presented as a batch norm module.
 
-    It follows the mode of the calling module, as `training=self.training` does. A call that is told
+    It follows the mode of the calling module, as `training=self.training` does. A call with
     `training=False` in training mode too, or whose weight and bias are buffers, stays in eval mode.
     Where that module is a batch norm itself (timm's), momentum and the count of batches are read from it: in eval mode,
     in which models are captured, the call has other values.

@@ -1,4 +1,4 @@
-"""What a forward leaves on a model: the attributes that it changes, as they were before any data."""
+"""The state that forwards keep on a model: the attributes that they change, with their values before any data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quant.runtime.names import full_name, set_attribute
 from quant.runtime.programs import RESERVED
 
 State = dict[str, Any]
-"""Values by dotted name within the model; a submodule is itself, as observers are in it."""
+"""Dotted name in the model -> value; a submodule is not copied, since it contains observers."""
 
 
 class Absent(enum.Enum):
@@ -26,11 +26,12 @@ class Absent(enum.Enum):
 
 
 def note(state: State, module: nn.Module, path: str, names: Iterable[str]) -> None:
-    """Add what a forward changes of a module, as it is now, where it is not known yet.
+    """Add the present values of attributes that a forward changes, unless they are known.
 
     Args:
-        path: dotted name of the module in the model.
-        names: within the module.
+        state: the values are added here.
+        module, path: the module, and its dotted name in the model.
+        names: the attributes, by their names within the module.
     """
     for name in sorted(names):
         full = full_name(path, name)
@@ -42,7 +43,7 @@ def note(state: State, module: nn.Module, path: str, names: Iterable[str]) -> No
 
 
 def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
-    """Let a model have the state that was noted; a submodule that was put in place of another one goes first."""
+    """Restore the state of a model, replaced submodules first."""
     for path, value in sorted(state.items(), key=lambda one: not isinstance(one[1], nn.Module)):
         owner, _, name = path.rpartition(".")
         holder = model.get_submodule(owner)
@@ -56,9 +57,9 @@ def put_back(state: Mapping[str, Any], model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def keeping_children(model: nn.Module) -> Iterator[None]:
-    """Put back the modules that forwards take out of a model or put into it: a fresh model has not got so far.
+    """Restore submodules that forwards remove or add within the context.
 
-    What calls of another structure add stays: it is under the reserved name, and in what is there already.
+    Programs of further calls stay: they are under the reserved name, or inside modules that stay.
     """
     modules = [
         module
@@ -75,14 +76,14 @@ def keeping_children(model: nn.Module) -> Iterator[None]:
 
 
 def kept_by_islands(module: nn.Module, path: str, islands: Iterable[str]) -> Iterator[str]:
-    """Attributes of islands that may hold state: objects that their forward may change without setting anything.
+    """Attributes of islands that may hold state: objects that their forward may change without setting an attribute.
 
     Args:
-        path: dotted name of the module in the model.
-        islands: by dotted name in the model; those outside of the module are left out.
+        module, path: a module, and its dotted name in the model.
+        islands: by dotted name in the model; those outside of the module are ignored.
 
     Returns:
-        names within the module.
+        the attributes' names within the module.
     """
     for island in islands:
         if path and island != path and not island.startswith(f"{path}."):

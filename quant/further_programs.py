@@ -1,8 +1,8 @@
-"""Further programs of a captured module: for calls of another structure than those that were captured before.
+"""Further programs of a captured module, for calls whose structure differs from those captured before.
 
-A mask that is there or not, a cache that is empty or filled, another branch on a size: each such call is captured by
-itself, up to `MOST_PROGRAMS` of a module, when it comes. Values computed at the same place share observers,
-so that a layer has the same ranges in all programs.
+A mask or none, an empty or a filled cache, another branch on a size: each such call is captured when it first comes, up
+to `MOST_PROGRAMS` for a module. Values computed at the same place share observers, so that a layer has the same ranges
+in all programs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,41 @@ import torch
 from torch import nn
 
 from quant import forward_state
-from quant.called_alone import alone, layers_of, not_waiting, watch_parts
+from quant.called_alone import layers_of, watch_parts
 from quant.capture import capture_call
+from quant.capture.snapshot import Snapshot, holding
 from quant.capture.unlike_in_training import within
+from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
-from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.recipe import Recipe
 from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
+from quant.shared import add_shared
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
+from quant.waiting_forwards import not_waiting, waiting
 from quant.widening import refuse_another_way
 
 MakeRunner = Callable[[nn.Module, FusedGraph], GraphRunner]
-"""Makes the runner of a fused graph, for calibration or for training."""
+"""(captured module, its fused graph) -> the runner, for calibration or for training."""
 
 
 @dataclass
 class Extender:
-    """Makes one more program of a module for a call; the `extend` of a `GraphRunner`.
+    """Adds a program for a call to a captured module; the `extend` of a `GraphRunner`.
 
     Attributes:
-        recipe, islands, called, training: of the prepared model; new islands and calls are added.
-        state: what forwards change of the model, as it was before any data; what a new program changes is added.
-        make: makes the runner.
-        halves: of the tensors that are in a half type in the user's model, by name.
-        refused: by module, why calls of it have no program; they count among `MOST_PROGRAMS`, for each was a capture.
+        recipe, islands, called, training: those of the prepared model; new islands and calls are added.
+        state: the state that forwards keep (`forward_state.py`), before any data; that of new programs is added.
+        make: builds the runner.
+        halves: name of a tensor -> its half type in the user's model.
+        refused: module -> reasons that calls of it have no program. They count among `MOST_PROGRAMS`, since each was
+            captured.
+        rules: as for `fuse`.
     """
 
     recipe: Recipe
@@ -56,12 +62,13 @@ class Extender:
     make: MakeRunner
     halves: Mapping[str, torch.dtype] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
+    rules: int = RULES
 
     def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
-        """The runner of a program for this call, added to `first.others`; None where the module then is an island."""
+        """The runner of a program for this call, added to `first.others`; None where the module is an island for it."""
         root, path = first.root, first.graph.path
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
-            return None  # a program takes each argument by itself
+            return None  # a program's arguments do not share memory
         with _own_forwards(root):
             self._refuse_another_way(root, path, (args, kwargs))
             captured = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
@@ -72,24 +79,51 @@ class Extender:
         for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
             if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
-                self.install(module, fuse(graph, module, self.recipe, within(captured.unlike_in_training, name)))
+                inside = within(captured.unlike_in_training, name)
+                self.install(module, fuse(graph, module, self.recipe, inside, self.rules))
         self.islands.update({name: why for name, why in captured.islands.items() if name != path})
         if path not in captured.graphs:
             self.refused.setdefault(path, []).append(captured.islands.get(path, "it gives no graph"))
             return None
-        fused = fuse(captured.graphs[path], root, self.recipe, floats)
+        fused = fuse(captured.graphs[path], root, self.recipe, floats, self.rules)
         fused.shared = first.fused.shared
         added = self.add(first, fused)
         added.example = encode((args, kwargs))
         self._watch_parts(added)
         return added
 
-    def part(self, around: GraphRunner, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
-        """The runner of a part that is called alone (`called_alone.py`), now captured by itself; None where it cannot.
+    def inside(self, model: nn.Module, path: str, call: Arguments, before: Snapshot | None = None) -> list[GraphRunner]:
+        """Runners of the modules that an island calls in this call and that no program was made of before.
 
         Args:
-            around: of the module whose graph sees through it.
-            name: the part's within that module.
+            model: of which the island is a part.
+            path: the island's.
+            before: what it held before the call; None where that is no matter.
+        """
+        island, known = model.get_submodule(path), runners(model)
+        state: forward_state.State = {}  # what is noted on the model itself is put back with the rest
+        with holding(before, island), _own_forwards(island):
+            self._refuse_another_way(island, path, call)
+            captured = capture_call(island, path, call, self.islands, training=self.training, known=known)
+            forward_state.note(state, island, path, captured.state)
+        self.state.update({name: value for name, value in state.items() if name not in self.state})
+        self.called |= captured.called
+        self.islands.update(captured.islands)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        fused = {
+            name: fuse(graph, modules[name], self.recipe, within(captured.unlike_in_training, name))
+            for name, graph in captured.graphs.items()
+        }
+        one_form = add_shared({name: one.fused for name, one in known.items()}, fused, modules)
+        self.islands.update(one_form)
+        return [self.install(modules[name], one) for name, one in fused.items() if name not in one_form]
+
+    def part(self, around: GraphRunner, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
+        """Capture a part that is called by itself (`called_alone.py`); returns its runner, or None where that fails.
+
+        Args:
+            around: runs the module whose graph sees through the part.
+            name: the part's name within that module.
         """
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
         with _own_forwards(module):
@@ -99,7 +133,8 @@ class Extender:
             return None
         self.called |= captured.called
         self.islands.update(captured.islands)
-        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, _inside(name, around.fused)))
+        floats = _inside(name, around.fused)
+        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, floats, self.rules))
         added.alone, added.example = True, encode((args, kwargs))
         _share(around, added)
         _note_layers(around, added)
@@ -115,22 +150,26 @@ class Extender:
             watch_parts(runner, self.part)
 
     def add(self, first: GraphRunner, fused: FusedGraph) -> GraphRunner:
-        """One more program of the module of `first`, by its fused graph."""
-        added = self.make(first.root, fused)
+        """Add a program to the module of `first`, by its fused graph."""
+        added = self._runner(first.root, fused)
         added.train(first.training)
         _share(first, added)
         added.follow(first)
         first.others.append(added)
         return added
 
+    def _runner(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
+        with tensors_on(device_of(module)):
+            return self.make(module, fused)
+
     def install(self, module: nn.Module, fused: FusedGraph) -> GraphRunner:
-        """Let a module run a fused graph."""
-        runner = self.make(module, fused)
+        """Make a module run a fused graph."""
+        runner = self._runner(module, fused)
         runner.train(module.training)
-        waiting = alone(module)
-        runner.own_forward = module.__dict__.get("forward") if waiting is None else waiting.own_forward
+        waits = waiting(module)
+        runner.own_forward = module.__dict__.get("forward") if waits is None else waits.own_forward
         runner.extend = self
-        module._modules[RESERVED] = runner  # add_module would ask a `__getattr__` of the user's
+        module._modules[RESERVED] = runner  # add_module would call a `__getattr__` of the user's
         module.__dict__["forward"] = as_forward(runner.run, module, runner.own_forward)
         self._watch_parts(runner)
         return runner
@@ -138,7 +177,7 @@ class Extender:
 
 @contextlib.contextmanager
 def _own_forwards(root: nn.Module) -> Iterator[None]:
-    """Let the user's forwards run in place of captured ones, in a module and all that is in it."""
+    """Run the user's forwards within the context, in a module and all modules within it."""
     programs = list(runners(root).values())
     for runner in programs:
         del runner.root.__dict__["forward"]
@@ -158,7 +197,7 @@ def _inside(name: str, fused: FusedGraph) -> dict[str, str]:
 
 
 def _note_layers(around: GraphRunner, added: GraphRunner) -> None:
-    """Note the layers that a part's program and those around it both call, which have one bias and two inputs."""
+    """Note the layers called by both a part's program and the programs around it: they have one bias and two inputs."""
     programs = [*around.programs(), added]
     for one in programs:
         others = frozenset().union(*(layers_of(other) for other in programs if other.graph.path != one.graph.path))
@@ -168,7 +207,7 @@ def _note_layers(around: GraphRunner, added: GraphRunner) -> None:
 
 
 def _share(first: GraphRunner, added: GraphRunner) -> None:
-    """Let a new program's values be observed by those who observe the same places in the first ones."""
+    """Give a new program's values the observers of the same places in the earlier programs."""
     known: dict[Any, nn.Module] = {}
     for runner in first.programs():
         places = _places(runner.graph)
@@ -192,7 +231,7 @@ def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:
 
 
 def _places(graph: Graph) -> list[Any]:
-    """Of each node what tells it from the others of a module's programs: who calls what, and which such call it is."""
+    """For each node, a key of its place in all programs of a module: the caller, the callee, and the call's number."""
     counts: Counter[Any] = Counter()
     places = []
     for node in graph.nodes:

@@ -67,7 +67,7 @@ class Node:
         site: how many calls of the same module came before in this graph.
         meta: of the value, None where it is no tensor.
         other_shapes: of the value, in recordings of the same calls on other sizes.
-        frozen: whether it is told `training=False` in training mode too.
+        frozen: whether it has `training=False` in training mode too.
         writes: whether it changes an argument of the graph or a buffer of the module, and so is needed for that.
         number: of an input that is no tensor, int or float.
     """
@@ -188,9 +188,9 @@ def evaluate(node: Node, root: nn.Module, value: Callable[[int], Any]) -> Any:
         root: the captured module, of which paths speak.
         value: gives the value of a node by its index.
     """
-    found = call(node, root, *arguments_of(node, root, value))
+    result = call(node, root, *arguments_of(node, root, value))
     known = node.kind is Kind.MODULE and node.meta is not None
-    return check_tensor(found, node.target, root, node.index) if known else found
+    return check_tensor(result, node.target, root, node.index) if known else result
 
 
 def call(node: Node, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Static quantisation of models in bfloat16 and float16: float32 inside, the model's own types outside.
 
-int8 takes the place of the half type; what stays float beside it is faster and finer in float32 on CPUs, and ranges and
-training want float32. So the copy that is prepared is a float32 one, or parts of it are (`widening.py`), and two hooks
-of ours make inputs float32 and outputs what the user's model gives.
+int8 replaces the half type. Layers that stay float are faster and more precise in float32 on CPUs, and ranges and
+training need float32. So the prepared copy, or parts of it (`widening.py`), are float32, and two hooks convert inputs
+to float32 and outputs to the dtypes of the user's model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from quant.copying import copy_model
 from quant.report import own_tensors
 from quant.runtime.layers.quant_module import HALVES
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import leaves, map_leaves
 
 
 def half_of(model: nn.Module) -> torch.dtype | None:
-    """The half type that a model's parameters or buffers have, the first one's; None for a model without."""
+    """The half type of the first parameter or buffer that has one; None for a model without."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dtype in HALVES:
             return tensor.dtype
@@ -28,13 +29,13 @@ def half_of(model: nn.Module) -> torch.dtype | None:
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by every name they have, without lazy ones that nothing has initialised."""
+    """Parameters and buffers by all their names, without uninitialised lazy ones."""
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return ((name, tensor) for name, tensor in every if not nn.parameter.is_lazy(tensor))
 
 
 def halves_of(model: nn.Module) -> dict[str, torch.dtype]:
-    """The types of parameters and buffers in a half type, by name."""
+    """Name -> dtype, for parameters and buffers in a half type."""
     return {name: tensor.dtype for name, tensor in _named(model) if tensor.dtype in HALVES}
 
 
@@ -56,7 +57,7 @@ def sizes_before(model: nn.Module) -> dict[str, dict[int, int]]:
 
 
 def like(model: nn.Module, converted: nn.Module) -> nn.Module:
-    """The float model in the types that `converted` computes in: a copy that is float32 where that one is widened."""
+    """The float model in the dtypes of `converted`: a copy that is float32 where that one is widened."""
     if half_of(model) is None:
         return model
     hooks = {name: _own_outputs(part) for name, part in converted.named_modules() if _own_outputs(part)}
@@ -75,14 +76,23 @@ def _own_outputs(module: nn.Module) -> list[OwnOutputs]:
     return [hook for hook in module._forward_hooks.values() if isinstance(hook, OwnOutputs)]
 
 
+def note_half(model: nn.Module) -> None:
+    """Tell the runners of widened modules the type that the user's model has."""
+    for part in model.modules():
+        for hook in _own_outputs(part):
+            for runner in part.modules():
+                if isinstance(runner, ProgramRunner):
+                    runner.half_type = hook.half
+
+
 def hooks_of_others(module: nn.Module) -> bool:
-    """Whether a module has forward hooks beside those that cast."""
+    """Whether a module has forward hooks other than those that cast."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     return not all(isinstance(hook, (WideInputs, OwnOutputs)) for hook in hooks)
 
 
 def kinds_of(output: Any) -> list[torch.dtype | None]:
-    """The types of the tensors in an output, in order; None for what is no tensor."""
+    """The dtypes of an output's leaves, in order; None for one that is not a tensor."""
     return [leaf.dtype if isinstance(leaf, Tensor) else None for leaf in leaves(output)]
 
 
@@ -92,7 +102,7 @@ def widened(tree: Any) -> Any:
 
 
 def _dtype(tensor: Tensor) -> torch.dtype:
-    """The type of a tensor, by a question of ours that a capture does not take for the forward's."""
+    """The dtype of a tensor, read so that a capture does not record it as a read of the forward."""
     if torch.compiler.is_compiling():
         return tensor.dtype
     with torch._C.DisableTorchFunction():
@@ -107,7 +117,7 @@ def narrowed(tree: Any, half: torch.dtype) -> Any:
 
 
 def carry(old: nn.Module, new: nn.Module) -> None:
-    """Give the hooks of a widened model to what takes its place."""
+    """Transfer the hooks of a widened model to its replacement."""
     if _own_outputs(new):
         return
     for hook in old._forward_pre_hooks.values():
@@ -118,9 +128,9 @@ def carry(old: nn.Module, new: nn.Module) -> None:
 
 
 class WideInputs:
-    """A forward pre-hook that makes inputs of half types float32.
+    """A forward pre-hook that converts inputs of half types to float32.
 
-    It is on parts too, which a user may call alone.
+    Parts have it too, since a user may call them by themselves.
     """
 
     def __call__(
@@ -131,12 +141,12 @@ class WideInputs:
 
 
 class OwnOutputs:
-    """A forward hook that gives outputs the types that the user's model gives them.
+    """A forward hook that converts outputs to the dtypes that they have in the user's model.
 
     Attributes:
-        half: the model's type, for float outputs of a call that gives another number of them than the example did.
-        kinds: of each output of the example, in order; None for what is no tensor.
-        sizes: bytes of the user's tensors, by name.
+        half: the model's type, for float outputs of a call with another number of outputs than the example.
+        kinds: dtype of each output of the example, in order; None for one that is not a tensor.
+        sizes: name -> bytes of the user's tensor.
     """
 
     def __init__(self, half: torch.dtype, kinds: list[torch.dtype | None], sizes: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What calls of torch's a module makes, and whether they are the same in a half type and in float32."""
+"""Records the calls of torch that a module makes, and compares them in a half type and in float32."""
 
 from __future__ import annotations
 
@@ -30,48 +30,48 @@ from quant.runtime.layers.quant_module import HALVES
 from quant.runtime.trees import leaves
 
 SILENT = METADATA | OF_GRADIENTS | GIVES_BACK | functions("data", "detach")
-"""Calls that compute nothing: questions, and casts."""
+"""Calls that compute nothing: queries and casts."""
 READS = BRANCHES | functions(
     "item", "tolist", "numpy", "__array__", "__int__", "__float__", "__index__", "__contains__"
 )
-"""Calls by which a forward may decide by values, which the half type rounds."""
+"""Calls by which a forward may branch on values, which the half type rounds."""
 GUARDS = functions(
     "isinf", "isnan", "isfinite", "any", "all", "__bool__", "where", "neg", "clamp", "clip", "nan_to_num"
 ) | {operator.neg}  # fmt: skip
-"""Calls by which a forward keeps values from overflowing a half type."""
+"""Calls that keep values from overflowing a half type."""
 END: tuple[Any, tuple[Any, ...]] = (None, ())
-"""Where there is no further call."""
+"""Marks the end of the calls."""
 NEAR = 0.3
-"""Largest relative error of outputs where a forward decides by values: a token in a batch may have another expert."""
+"""Largest relative error of outputs where a forward branches on values: a token may be routed to another expert."""
 
-Said = tuple[Any, tuple[Any, ...]]
-"""A call of torch's: the function, and the constants that it was given."""
+TorchCall = tuple[Any, tuple[Any, ...]]
+"""A call of torch: the function, and the constants among its arguments."""
 PartCalls = dict[str, list[tuple[Arguments, list[torch.dtype | None]]]]
-"""By dotted name of a module what it was called with, and the types of what it gave."""
+"""Dotted name of a module -> its calls: the arguments, and the dtypes of its outputs."""
 
 
 @dataclass
 class Heard:
-    """What one call of a module did.
+    """The record of one call of a module.
 
     Attributes:
-        said: the calls of torch's that computed something, in order.
-        output: of the module.
-        calls: what modules in it were called with, and the types of what they gave, by dotted name, where it was asked.
+        computed: the calls of torch that compute something, in order.
+        output: the module's output.
+        calls: those of modules within it, where these were asked for.
     """
 
-    said: list[Said] = field(default_factory=list)
+    computed: list[TorchCall] = field(default_factory=list)
     output: Any = None
     calls: PartCalls = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[torch.dtype | None]:
-        """The types of the outputs; None for what is no tensor."""
+        """The dtypes of the outputs; None for one that is not a tensor."""
         return kinds_of(self.output)
 
 
 class Hearing(TorchFunctionMode):
-    """Notes which functions of torch's are called, and, told by watched modules, what modules are called with."""
+    """A function mode that notes the functions of torch that are called, and gets the calls of watched modules."""
 
     def __init__(self, root: nn.Module, most_calls: int) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class Hearing(TorchFunctionMode):
         self._names = {id(module): name for name, module in root.named_modules()}
 
     def on_copy(self, module: nn.Module) -> None:
-        """As of a recorder, which will see to it."""
+        """Nothing to do: a recorder will note it."""
 
     def on_call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a module's forward, and note with what."""
+        """Call a module's forward, and note the call."""
         known = self.heard.calls.setdefault(self._names.get(id(module), ""), [])
         if len(known) >= self._most_calls:
             return forward(*args, **kwargs)
-        with torch._C.DisableTorchFunction():  # our own copies are no calls of the model's
+        with torch._C.DisableTorchFunction():  # our own copies are not calls of the model
             call: Arguments = copied((args, kwargs))
         output = forward(*args, **kwargs)
         known.append((call, kinds_of(output)))
@@ -102,22 +102,22 @@ class Hearing(TorchFunctionMode):
         function = called_at(kind, target, given) or type(target)
         if function not in SILENT:
             settings = {key: value for key, value in settings.items() if key != "dtype"}
-            self.heard.said.append((function, tuple(map(_constant, leaves((given, settings))))))
+            self.heard.computed.append((function, tuple(map(_constant, leaves((given, settings))))))
         return func(*args, **kwargs)
 
 
 def _constant(leaf: Any) -> Any:
-    """What of an argument no cast changes: a constant itself, of anything else its class."""
+    """The part of an argument that no cast changes: a constant itself, the class of anything else."""
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
         return leaf
     return Tensor if isinstance(leaf, Tensor) else type(leaf)
 
 
 def hear(module: nn.Module, call: Arguments, *, most_calls: int = 0) -> Heard:
-    """Call a module, in eval mode and without the hooks of others; its state is put back.
+    """Record a call of a module, in eval mode and without the user's hooks; the module's state is restored.
 
     Args:
-        most_calls: of each module in it that are kept.
+        most_calls: number of calls to keep for each module within it.
     """
     args, kwargs = copied(call)
     hearing = Hearing(module, most_calls)
@@ -126,8 +126,8 @@ def hear(module: nn.Module, call: Arguments, *, most_calls: int = 0) -> Heard:
     return hearing.heard
 
 
-def same_calls(halves: Sequence[Said], wide: Sequence[Said]) -> bool | None:
-    """Whether a call in a half type and one in float32 do the same; None where they may differ by rounded values."""
+def same_calls(halves: Sequence[TorchCall], wide: Sequence[TorchCall]) -> bool | None:
+    """Whether a call in a half type and one in float32 are the same; None where they may differ by rounded values."""
     place, reads = 0, False
     for call in [*wide, END]:
         place += _overflow_guard(halves, place, call)
@@ -143,36 +143,36 @@ def _reads(function: Any) -> bool:
     return function in READS or is_sized_by_values(function)
 
 
-def _at(said: Sequence[Said], place: int) -> Said:
-    return said[place] if place < len(said) else END
+def _at(computed: Sequence[TorchCall], place: int) -> TorchCall:
+    return computed[place] if place < len(computed) else END
 
 
-def _same_call(one: Said, other: Said) -> bool:
+def _same_call(one: TorchCall, other: TorchCall) -> bool:
     return one[0] == other[0] and len(one[1]) == len(other[1]) and all(map(_same_constant, one[1], other[1]))
 
 
-def _overflow_guard(said: Sequence[Said], place: int, until: Said) -> int:
-    """How many calls before one do nothing but hold values to what a half type can hold, which float32 need not.
+def _overflow_guard(computed: Sequence[TorchCall], place: int, until: TorchCall) -> int:
+    """The number of calls from `place` to `until` that only clamp values to the range of a half type.
 
-    transformers clamps hidden states so in float16 (T5, Whisper).
+    transformers clamps hidden states in float16 (T5, Whisper), which float32 does not need.
     """
     numbers: list[float] = []
-    for count, call in enumerate(itertools.islice(said, place, None)):
+    for count, call in enumerate(itertools.islice(computed, place, None)):
         if _same_call(call, until):
             return count if numbers or not count else 0
         numbers += [one for one in call[1] if isinstance(one, (int, float))]
         if call[0] not in GUARDS or not all(map(_is_limit, numbers)):
             return 0
-    return len(said) - place if until is END and numbers else 0
+    return len(computed) - place if until is END and numbers else 0
 
 
 def _is_limit(number: float) -> bool:
-    """Whether a number is the largest of a half type, or a little less."""
+    """Whether a number is the largest of a half type, or slightly less."""
     return any(0.9 * torch.finfo(one).max <= abs(number) <= torch.finfo(one).max for one in HALVES)
 
 
 def _same_constant(one: Any, other: Any) -> bool:
-    """Whether two constants are equal, or the same number of what the types can hold (`torch.finfo(x.dtype).min`)."""
+    """Whether two constants are equal, or the same limit of their dtypes (`torch.finfo(x.dtype).min`)."""
     if type(one) is not type(other) or type(one) is not float:
         return bool(one == other)
     return one == other or (one != one and other != other) or any(_of_a_limit(one, other))
@@ -195,6 +195,6 @@ def _near_tensors(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     if not one.is_floating_point() or one.layout != torch.strided:
-        return True  # whole numbers may come out of near ties
+        return True  # integers may differ by near ties
     a, b = one.double().nan_to_num(), other.double().nan_to_num()
     return bool((a - b).norm() <= NEAR * a.norm())

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
+from quant.int8_classes import has_static_layer
 from quant.kernels.registry import ClassRegistry, described, full_name_of
 from quant.recurrent_layers import is_recurrent_class
 
@@ -50,7 +51,7 @@ def register_leaf(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def base_layer(module: nn.Module) -> type[nn.Module] | None:
-    """The class of torch.nn, or the registered recurrent class, whose computation the module has unchanged.
+    """The class of torch.nn, or the registered one with an int8 layer, whose computation the module has unchanged.
 
     None where there is none, or a subclass changes the computation.
     """
@@ -59,7 +60,7 @@ def base_layer(module: nn.Module) -> type[nn.Module] | None:
     if any(not hasattr(vars(module)[name], "watches") for name in replaced):
         return None  # forward, or a method that it calls, was replaced on the object
     for kind in type(module).__mro__:
-        if kind.__module__.startswith("torch.nn.modules") or is_recurrent_class(kind):
+        if kind.__module__.startswith("torch.nn.modules") or is_recurrent_class(kind) or has_static_layer(kind):
             return kind
         if kind.__module__ == parametrize.__name__:
             return None

@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
+from quant.copying import copy_model
+from quant.devices import device_of
 from quant.graph import Graph
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.ops.step import is_recurrent
-from quant.runtime.arguments import copied
+from quant.runtime.arguments import clone, rebuilt
 from quant.runtime.binding import bound_values
 from quant.runtime.instructions import Conversion
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
@@ -91,7 +94,8 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     Other layers that convert makes dynamic are not compared: they round their inputs by ranges of each call.
 
     Args:
-        prepared: calibrated, from `prepare`, or trained, from `prepare_qat`; run in eval mode, and left in its own.
+        prepared: calibrated, from `prepare`, or trained, from `prepare_qat`, on any device; run in eval mode, and left
+            in its own.
         converted: from `convert(prepared)`.
         batches: as for `quant.calibrate.run`.
 
@@ -104,12 +108,16 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
     if not units:
         raise ValueError("quant.parity: expected a model from quant.prepare and its conversion by quant.convert")
     check_batches(batches, "quant.parity")
+    if device_of(prepared) != torch.device("cpu"):
+        prepared = copy_model(prepared).cpu()
+        units = {path: runners(prepared)[path] for path in units}
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
     outside: set[str] = set()
     with torch.no_grad(), evaluating(prepared, converted), calls_of(converted, units) as calls:
         for batch in batches:
-            args, kwargs = copied(caller.arguments(batch))  # a forward may write into them
+            # Copies, which a forward may write into, where the integers are computed.
+            args, kwargs = rebuilt(caller.arguments(batch), lambda x: clone(x).cpu() if type(x) is Tensor else x)
             calls.clear()
             converted(*args, **kwargs)
             for path, runner in units.items():
@@ -135,7 +143,7 @@ def _converted(converted: nn.Module, path: str) -> bool:
         module = converted.get_submodule(path)
     except AttributeError:
         return False
-    return isinstance(module, (StaticLayer, StaticRecurrent, StaticCell)) or isinstance(
+    return isinstance(module, (StaticLayer, StaticQuantModule, StaticRecurrent, StaticCell)) or isinstance(
         child_of(module, RESERVED), ProgramRunner
     )
 
@@ -188,7 +196,7 @@ def _steps(path: str, runner: GraphRunner, unit: nn.Module, held: Held, computed
 def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: Any) -> Held:
     """The values of a captured module that is a single layer."""
     [step] = [step for step in runner.fused.steps if step.integer]
-    if not isinstance(layer, StaticLayer):
+    if not isinstance(layer, (StaticLayer, StaticQuantModule)):
         values = bound_values(runner.expected, runner.root, args, kwargs)
         result = layer(*args, **kwargs)
         read = step.inputs[0]

@@ -15,6 +15,7 @@ from torch import nn
 
 from quant import forward_state
 from quant.calibrate import CalibrationWarning
+from quant.called_later import LaterCalls
 from quant.capture import as_arguments, capture
 from quant.capture.recorded_modules import evaluating
 from quant.capture.unlike_in_training import REASONS
@@ -23,14 +24,14 @@ from quant.copying import copy_model
 from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
-from quant.fusion.fused_graph import FusedGraph, Slot
+from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
 from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import Observer, make_observer
 from quant.ops.step import Step
-from quant.recipe import Recipe, RecipeError
+from quant.recipe import Recipe, UnmatchedRules
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_attribute
@@ -109,7 +110,7 @@ def _check_model(model: nn.Module, verb: str) -> None:
 
 
 def _check_rules(model: nn.Module, recipe: Recipe) -> None:
-    """Raise RecipeError for a rule that no module follows; an attention's projections follow the attention's."""
+    """Raise UnmatchedRules for a rule that no module follows; an attention's projections follow the attention's."""
     modules = list(model.named_modules(remove_duplicate=False))
     parts = {
         id(part)
@@ -121,10 +122,11 @@ def _check_rules(model: nn.Module, recipe: Recipe) -> None:
     wholes = [(name, module) for name, module in modules if id(module) not in parts]
     unmatched = recipe.unmatched(wholes)
     if unmatched:
-        raise RecipeError(
+        raise UnmatchedRules(
             f"recipe: no module matches {'; '.join(map(str, unmatched))}; the model has "
             f"{[name for name, _ in wholes if name][:20]}"
-            + (", and each MultiheadAttention is quantised as a whole" if parts else "")
+            + (", and each MultiheadAttention is quantised as a whole" if parts else ""),
+            [rule.pattern for rule in unmatched],
         )
 
 
@@ -138,6 +140,7 @@ def planned(
     training: bool = False,
     examples: Sequence[Any] = (),
     islands: Mapping[str, str] | None = None,
+    rules: int = RULES,
 ) -> nn.Module:
     """A copy of `model` whose captured modules run their graphs; as `prepare`, for calibration or for training.
 
@@ -147,6 +150,7 @@ def planned(
         training: whether gradients will be taken through the graphs.
         examples: inputs of calls of other structures, as for `prepare`.
         islands: as for `capture`.
+        rules: as for `fuse`.
     """
     _check_model(model, verb)
     if not isinstance(recipe, Recipe):
@@ -168,16 +172,19 @@ def planned(
     _restore_parameters(prepared, model, captured.state)
     modules = dict(prepared.named_modules())
     floats = {path: unlike_in_training(captured.unlike_in_training, path) for path in captured.graphs}
-    fused_graphs = {path: fuse(graph, modules[path], recipe, floats[path]) for path, graph in captured.graphs.items()}
+    fused_graphs = {
+        path: fuse(graph, modules[path], recipe, floats[path], rules) for path, graph in captured.graphs.items()
+    }
     for path, reasons in one_range_each(fused_graphs, modules).items():
-        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons})
+        fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons}, rules)
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
     kept = forward_state.kept_by_islands(prepared, "", captured.islands)
     forward_state.note(state, prepared, "", {*captured.state, *kept})
-    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves)
+    extender = Extender(recipe, captured.islands, captured.called, state, training, make, halves, rules=rules)
     for path, fused in fused_graphs.items():
         extender.install(modules[path], fused)
+    LaterCalls(prepared, extender).watch()
     _add_examples(prepared, examples, state)
     refuse_nothing(prepared, captured.islands, verb)
     if captured.unlike_in_training:

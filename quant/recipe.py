@@ -1,7 +1,7 @@
-"""Who gets quantised how: settings of one layer, rules that hand them out, and the errors of rules that miss.
+"""Recipes: the settings of a layer, the rules that assign them to modules, and errors of rules that match nothing.
 
-Rules are plain data and are tried in order; the first that matches a module decides. Nothing here looks at weights
-or activations.
+Rules are plain data and are tried in order; the first that matches a module decides. Weights and activations are not
+looked at here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -31,15 +31,23 @@ STATIC_SETTINGS = (
 """Fields of a QConfig that layers with static ranges use, and dynamic ones do not have."""
 
 DYNAMIC_SETTINGS = ("per_row",)
-"""The other way round."""
+"""Fields of a QConfig that dynamic layers use, and static ones do not have."""
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot mean what it says: a rule that hits nothing, or asks for what does not exist."""
+    """A recipe cannot be applied: a rule matches nothing, or asks for something that does not exist."""
+
+
+class UnmatchedRules(RecipeError):
+    """Rules that match no module of a model, by their patterns."""
+
+    def __init__(self, message: str, patterns: Sequence[Pattern] = ()) -> None:
+        super().__init__(message)
+        self.patterns = patterns
 
 
 class Options(Mapping[str, float]):
-    """What an observer is told, by name: a mapping that cannot change, so that settings can be hashed."""
+    """The options of an observer by name: an immutable mapping, so that settings can be hashed."""
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self._values = dict(values or {})
@@ -65,10 +73,9 @@ NO_OPTIONS = Options()
 
 @dataclass(frozen=True, repr=False)
 class QConfig:
-    """How one layer is quantised. Plain data: comparable, and JSON through `to_dict` / `from_dict`.
+    """The settings of one layer. Plain data: comparable, and JSON through `to_dict` / `from_dict`.
 
-    "auto" leaves a choice to the phase. Whatever else is written is meant, and a phase that cannot do it raises
-    RecipeError.
+    "auto" leaves a choice to the phase. A phase that cannot do what any other value asks for raises RecipeError.
 
     Attributes:
         weight_bits: 2 to 8; stored as int8 with a narrower range (embeddings: 8 or 4, packed per row).
@@ -282,8 +289,8 @@ class Recipe:
                 return rule.qconfig, index
         return self.default, NO_RULE
 
-    def said(self, rule: int) -> str:
-        """How errors call the rule of that index, or the default."""
+    def rule_text(self, rule: int) -> str:
+        """A rule by its index, or the default, as errors name it."""
         return "the recipe's default" if rule == NO_RULE else f"rule {self.rules[rule]}"
 
     def unmatched(self, modules: Iterable[tuple[str, nn.Module]]) -> list[Rule]:

@@ -1,8 +1,7 @@
-"""A recipe held against what a phase can do: what it cannot use is refused, by the rule and the first layer at fault.
+"""Checks that a phase can use all settings of a recipe; errors name the rule and the first layer concerned.
 
-`check_observers` asks the recipe alone, before anything is captured; `check_settings` asks what became of each layer.
-A rule may cover layers of both kinds, static and dynamic, so a setting is refused where no layer of its rule can use
-it.
+`check_observers` checks the recipe alone, before capture; `check_settings` checks it against the outcome for each
+layer. A rule may match static and dynamic layers, so a setting is refused only where no layer of its rule can use it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.leaves import is_dynamic
 from quant.observers import AUTO, LEARNED, OBSERVERS, trains
-from quant.ops.step import is_recurrent
+from quant.ops.operator import Recurrent
+from quant.ops.registered import Registered
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
 from quant.runtime.names import attribute, full_name
 from quant.static.runner import runners
@@ -31,7 +31,7 @@ def check_observers(recipe: Recipe, verb: str, *, training: bool) -> None:
         training: whether ranges follow batches in training, or are chosen once from all of them.
     """
     for rule, qconfig in _configs(recipe):
-        asks = f"{verb}: {recipe.said(rule)} asks for"
+        asks = f"{verb}: {recipe.rule_text(rule)} asks for"
         kind = qconfig.activation_observer
         if training and kind != AUTO and not trains(kind):
             legal = ", ".join([AUTO, *filter(trains, [*OBSERVERS, *LEARNED])])
@@ -58,7 +58,7 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
     """
     decided = _decided(prepared, recipe, called)
     for rule, qconfig in _configs(recipe):
-        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.said(rule)} asks for"
+        layers, asks = decided.get(rule, _Layers()), f"{verb}: {recipe.rule_text(rule)} asks for"
         for setting in qconfig.changed():
             value = getattr(qconfig, setting)
             if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:
@@ -87,7 +87,7 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
 
 @dataclass
 class _Layers:
-    """The layers that one rule decides, by full name: `with_range` are those static ones whose output is integers."""
+    """The layers that one rule decides, by full name; `with_range`: the static ones with an integer output."""
 
     static: list[str] = field(default_factory=list)
     dynamic: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int,
 
 
 def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
-    """A range by hand must be that of all who write values with it."""
+    """Check that a range set by hand is the same for all layers whose outputs have it."""
     makers = {step.output: step for step in fused.steps}
     for slot in fused.slots.values():
         writers = [makers[value] for value in slot.observed]
@@ -141,12 +141,14 @@ def _check_shared(fused: FusedGraph, path: str, verb: str) -> None:
 
 
 def _check_recurrent(fused: FusedGraph, path: str, verb: str) -> None:
-    """Weights of recurrent layers have no learned scale."""
-    for step in filter(is_recurrent, fused.steps):
+    """Refuse learned scales for weights of recurrent and registered layers."""
+    for step in fused.steps:
+        if not isinstance(step.operator, (Recurrent, Registered)):
+            continue
         if step.qconfig is not None and step.qconfig.weight_observer in LEARNED:
             raise RecipeError(
                 f"{verb}: layer {full_name(path, step.name)!r}: weight_observer is {step.qconfig.weight_observer!r}, "
-                "and scales of recurrent weights are not learned; give it a weight_observer that follows the weight "
+                "and scales of recurrent and registered layers are not learned; give it one that follows the weight "
                 "('minmax')"
             )
 

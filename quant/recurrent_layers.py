@@ -1,11 +1,12 @@
-"""Which float layers are recurrent, of which kind, and how their parameters and sizes are read: torch's and others'.
+"""The registry of recurrent float layers, torch's and third parties', and access to their kinds, sizes and parameters.
 
-A class becomes known by `quant.nn.recurrent.register_recurrent`. What is asked of its modules is what torch.nn.LSTM and
+A class is registered by `quant.nn.recurrent.register_recurrent`. Its modules need what torch.nn.LSTM and
 torch.nn.LSTMCell have:
 
-- a sequence: called with (input, hx) it gives (y, h), or (y, (h, c)) for a kind with a cell state, in torch's layouts;
+- a sequence: called with (input, hx), it returns (y, h), or (y, (h, c)) for a kind with a cell state, in torch's
+layouts;
   parameters `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and with `_reverse` for the second direction;
-- a cell: called with (input, hx) it gives h, or (h, c); parameters `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`;
+- a cell: called with (input, hx), it returns h, or (h, c); parameters `weight_ih`, `weight_hh`, `bias_ih`, `bias_hh`;
 - both: attributes `input_size` and `hidden_size`; of a sequence those of `Sizes`, where they are not the defaults.
 """
 
@@ -29,8 +30,8 @@ class RecurrentClass:
     Attributes:
         float_class: the class itself.
         is_cell: whether a module of it is one step, and not a sequence.
-        kind: of one of its modules.
-        stand_in: makes the dynamic int8 layer of (module, qconfig).
+        kind: module -> its kind.
+        stand_in: (module, qconfig) -> the dynamic int8 layer.
     """
 
     float_class: type[nn.Module]
@@ -54,7 +55,7 @@ _OPTIONS = [one.name for one in fields(Sizes) if one.default is not MISSING]
 
 
 def _as_recurrent(float_class: type, value: Any) -> RecurrentClass:
-    """What was registered, as the description of that class."""
+    """A registered value as the description of its class."""
     if not isinstance(value, RecurrentClass) or value.float_class is not float_class:
         name = full_name_of(float_class)
         raise TypeError(f"recurrent layer {name}: expected a RecurrentClass of that class, got {described(value)}")
@@ -65,10 +66,10 @@ _CLASSES: ClassRegistry[RecurrentClass] = ClassRegistry("recurrent layer", "octe
 
 
 def add_class(one: RecurrentClass) -> None:
-    """Let modules of a class be recurrent layers.
+    """Register a class of recurrent layers.
 
-    A package that is installed needs no call: an entry point of the group "octet.recurrent", named as the float class
-    is in full, is the `RecurrentClass`.
+    An installed package needs no call: it provides an entry point of the group "octet.recurrent", with the float
+    class's full name, that names the `RecurrentClass`.
 
     Raises:
         ValueError: the class is registered as something else.
@@ -77,17 +78,17 @@ def add_class(one: RecurrentClass) -> None:
 
 
 def recurrent_class(one: type) -> RecurrentClass | None:
-    """What is registered of this very class; None where nothing is."""
+    """The entry of exactly this class; None where it has none."""
     return _CLASSES.get(one)
 
 
 def recurrent_classes() -> list[type[nn.Module]]:
-    """All float classes that are registered."""
+    """All registered float classes."""
     return list(_CLASSES)
 
 
 def is_recurrent_class(one: type) -> bool:
-    """Whether a class is registered itself, and not only one above it."""
+    """Whether exactly this class is registered, not only a base class."""
     return _CLASSES.get(one) is not None
 
 
@@ -151,7 +152,7 @@ def tensors_of(module: nn.Module, layer: int, reverse: bool) -> Tensors:
 
 
 def parameter_names(module: nn.Module) -> list[str]:
-    """What the parameters of a float recurrent layer are called."""
+    """The parameters' names of a float recurrent layer."""
     names = [one.name for one in fields(Tensors)]
     return [name + _suffix(module, *place) for place in directions_of(module) for name in names]
 

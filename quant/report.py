@@ -1,4 +1,4 @@
-"""What became of each module and why: the record that every conversion leaves on the model it returns."""
+"""The report that every conversion leaves on the model it returns: the outcome for each module, and the reason."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ REPORT_ATTRIBUTE = "_quant_report"
 
 @dataclass(frozen=True)
 class ReportEntry:
-    """One module.
+    """The outcome for one module.
 
     Attributes:
         name: dotted name in the user's model, '' for the root.
         type: class name of the user's module.
-        outcome: "int8", "int4", ... for what computes in integers, "float" for what stays.
-        detail: how (ranges, routes, backend) for the quantised, why for the float.
-        bytes_before, bytes_after: of the module's own parameters and buffers; its children not counted where they
-            have entries of their own, nor a shared tensor that an entry before it counts.
+        outcome: "int8", "int4", ... for a module that computes in integers, "float" for one that does not.
+        detail: for quantised modules the ranges, routes and backend; for float ones the reason.
+        bytes_before, bytes_after: bytes of the module's own parameters and buffers, without children that have
+            entries and without shared tensors that an earlier entry counts.
     """
 
     name: str
@@ -48,11 +48,11 @@ def is_quantized(outcome: str) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion did, module by module. Printable, iterable, and JSON through `to_dict`.
+    """The report of a conversion, module by module. Printable, iterable, and JSON through `to_dict`.
 
     Attributes:
         entries: one per module.
-        float_bytes: of all parameters and buffers of the model that no quantised module holds; they stay as they are.
+        float_bytes: bytes of the parameters and buffers that no quantised module holds.
     """
 
     entries: tuple[ReportEntry, ...]
@@ -163,22 +163,22 @@ def own_tensors(module: nn.Module) -> dict[int, int]:
 
 
 def bytes_of(tensors: Mapping[int, int], counted: set[int]) -> int:
-    """The sum of `own_tensors`, but for those that were counted before; these are counted now."""
+    """The sum of `own_tensors` that are not in `counted`, to which they are added."""
     size = sum(tensors[one] for one in tensors.keys() - counted)
     counted.update(tensors)
     return size
 
 
 def attach_report(model: nn.Module, report: Report) -> None:
-    """Leave `report` on `model`, where `summary` finds it; plain data, so deepcopy and pickle keep it."""
+    """Store `report` on `model`, for `summary`; it is plain data, which deepcopy and pickle keep."""
     setattr(model, REPORT_ATTRIBUTE, report)
 
 
 def summary(model: nn.Module) -> Report:
-    """What became of each module of a quantised model, and why.
+    """The report of a quantised model: the outcome for each module, and the reason.
 
-    Of a model that was put together from quantised and other parts, each part has its own record; a module with
-    parameters that nothing has quantised is listed as float.
+    In a model assembled from quantised and other parts, each part has its own report; other modules with parameters
+    are listed as float.
 
     Raises:
         TypeError: `model` is not a module.
@@ -221,7 +221,7 @@ def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEnt
 
 
 def _replaced(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Names of the modules that the user has put into converted ones (`runtime/user_replacements.py`)."""
+    """Names of modules that the user has replaced in converted ones (`runtime/user_replacements.py`)."""
     replaced: set[str] = set()
     for path, module in modules.items():
         origin = getattr(child_of(module, "_quant"), "origin", None)

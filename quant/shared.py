@@ -1,4 +1,4 @@
-"""Layers that several captured units call: units are fused apart, and what a layer has once must suit all of them.
+"""Layers that several captured modules call: what a layer has only once must fit all of them.
 
 An int8 Linear or convolution has input and output ranges per call, so it can be shared. It has one bias, which is not
 corrected by the mean of one call; training would learn two scales for its weight, which is refused; and a recurrent
@@ -76,6 +76,27 @@ def note_shared(graphs: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]
             )
     for path, layers in shared_layers(graphs, roots, lambda step: isinstance(step.operator, Weighted)).items():
         graphs[path].shared = frozenset(layers)
+
+
+def add_shared(
+    known: Mapping[str, FusedGraph], new: Mapping[str, FusedGraph], roots: Mapping[str, nn.Module]
+) -> dict[str, str]:
+    """Set `FusedGraph.shared` where new units call layers that other units call too.
+
+    Returns:
+        the new units that cannot be, by path, and why: they call a layer that can have its integers in one unit alone.
+    """
+    graphs = {**known, **new}
+    reasons = {
+        path: next(iter(layers.values())) for path, layers in one_range_each(graphs, roots).items() if path in new
+    }
+    for path, layers in shared_layers(graphs, roots, _learns).items():
+        if path in new and layers:
+            reasons.setdefault(path, f"{next(iter(layers))} learns the scale of its weight in another captured module")
+    graphs = {path: fused for path, fused in graphs.items() if path not in reasons}
+    for path, layers in shared_layers(graphs, roots, lambda step: isinstance(step.operator, Weighted)).items():
+        graphs[path].shared = frozenset({*graphs[path].shared, *layers})
+    return reasons
 
 
 def _learns(step: Step) -> bool:

@@ -12,7 +12,8 @@ from quant.convert import NotCalibrated
 from quant.dynamic_decisions import NothingQuantized
 from quant.error_parts import Histogram, StepError
 from quant.kernels import BackendUnavailable
-from quant.observers import NoDataSeen
+from quant.kernels.tuning import Tuned, Tuning
+from quant.observers import NoDataSeen, ScaleCollapsed
 from quant.parity import Parity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
@@ -39,7 +40,10 @@ __all__ = [
     "Report",
     "ReportEntry",
     "Row",
+    "ScaleCollapsed",
     "StepError",
     "StepParity",
+    "Tuned",
+    "Tuning",
     "UncapturedCall",
 ]

@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Uncompiled(nn.Module):
-    """Stands where a compiled child stood, under the same names, and calls the module that was compiled."""
+    """Replaces a compiled child under the same names, and calls the module that was compiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class Uncompiled(nn.Module):
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is what `torch.compile(module)` gives."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")  # to import the compiler takes a second
+    """Whether a module is the result of `torch.compile(module)`."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # importing the compiler takes a second
     return frames is not None and isinstance(module, frames.OptimizedModule)
 
 
 def stand_in_of(module: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-    """An `Uncompiled` for a compiled module, and the state that it is to have a copy of."""
+    """An `Uncompiled` for a compiled module, and the state of which it gets a copy."""
     stand_in = Uncompiled()
     own = {key: value for key, value in vars(module).items() if key in vars(stand_in)}
     return stand_in, {**own, "training": module.training}

@@ -1,9 +1,8 @@
-"""Whether a model in a half type does the same in float32, or which parts of it do: those are made float32.
+"""Converts a model in a half type to float32, or those parts of it that compute the same in float32.
 
-A forward may go by the dtypes that it finds: return another thing, scale by another number, refuse a type. A float32
-copy of it would go the other way without a word. So the calls of torch's functions that it makes are heard in both
-types (`heard_calls.py`); where they differ, the largest parts that do the same in both are float32, and what is around
-them stays as it is.
+A forward may branch on dtypes: return another result, scale by another number, refuse a type. A float32 copy would
+silently take the other branch. So its calls of torch are recorded in both types (`heard_calls.py`). Where they differ,
+the largest parts with the same calls in both become float32, and the modules around them stay as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from quant.runtime.arguments import Arguments
 from quant.runtime.names import full_name
 
 MOST_CALLS = 4
-"""Of one part, that are tried."""
+"""Most calls of one part that are compared."""
 
 
 @torch.no_grad()
@@ -32,11 +31,11 @@ def widen(model: nn.Module, calls: Sequence[Arguments]) -> bool:
 
     Args:
         model: a copy of the user's.
-        calls: examples, which tell the types of the outputs.
+        calls: example calls, which determine the dtypes of the outputs.
 
-    Returns:
-        whether the whole model was. Not where the forward itself goes by dtypes, or from one type to another, between
-        layers of both: there the parts are that can be.
+        Returns:
+            whether the whole model became float32. Where its forward branches on dtypes, or casts between layers of
+            different types, only parts do.
     """
     half = half_of(model)
     if half is None:
@@ -56,11 +55,11 @@ def widen(model: nn.Module, calls: Sequence[Arguments]) -> bool:
 
 @torch.no_grad()
 def refuse_another_way(module: nn.Module, path: str, call: Arguments, halves: Mapping[str, torch.dtype]) -> None:
-    """Raise ValueError for a call in which a widened module does something else than the user's.
+    """Raise ValueError for a call in which a widened module computes something else than the user's.
 
     Args:
         path: its dotted name, for the error.
-        halves: of its tensors that are in a half type in the user's model, by their names in it.
+        halves: name of a tensor within it -> its half type in the user's model.
     """
     if not halves:
         return
@@ -68,10 +67,10 @@ def refuse_another_way(module: nn.Module, path: str, call: Arguments, halves: Ma
     _narrow(own, halves)
     try:
         _, heard = _heard_in_own_type(own, call, half)
-        found = hear(module, call)
+        recorded = hear(module, call)
     except Exception:  # the user's, who will see it; or some of the caller's tensors were not in the half type
         return
-    if not _are_the_same(heard, found):
+    if not _are_the_same(heard, recorded):
         raise ValueError(
             f"{path or type(module).__name__}: a call that came after the examples does something else in {half} than "
             "in float32, in which the model is prepared; give such a call to quant.prepare, or prepare_qat, as one of "
@@ -80,7 +79,7 @@ def refuse_another_way(module: nn.Module, path: str, call: Arguments, halves: Ma
 
 
 def _narrow(model: nn.Module, halves: Mapping[str, torch.dtype]) -> None:
-    """Give a copy of a widened module, or of one in it, its own types again."""
+    """Convert a copy of a widened module, or of one within it, back to its own dtypes."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in halves:
             tensor.data = tensor.data.to(halves[name])
@@ -99,7 +98,7 @@ def _heard_in_own_type(module: nn.Module, call: Arguments, half: torch.dtype) ->
 
 
 def _does_the_same(module: nn.Module, calls: Sequence[Arguments], heard: Sequence[Heard], *, wide: bool = True) -> bool:
-    """Whether a module does what was heard of the user's; in float32, or else in the types that its inputs have."""
+    """Whether a module makes the calls recorded of the user's; in float32, or else in the dtypes of its inputs."""
     return all(
         _one_the_same(module, widened(call) if wide else call, known) for call, known in zip(calls, heard, strict=True)
     )
@@ -107,34 +106,34 @@ def _does_the_same(module: nn.Module, calls: Sequence[Arguments], heard: Sequenc
 
 def _one_the_same(module: nn.Module, call: Arguments, known: Heard) -> bool:
     try:
-        found = hear(module, call)
+        recorded = hear(module, call)
     except Exception:  # torch's, of other dtypes in one call, or the user's, who expects the half type
         return False
-    return _are_the_same(known, found)
+    return _are_the_same(known, recorded)
 
 
 def _are_the_same(own: Heard, wide: Heard) -> bool:
-    same = same_calls(own.said, wide.said)
+    same = same_calls(own.computed, wide.computed)
     return near(own.output, wide.output) if same is None else same
 
 
 def _calls_of(heard: Iterable[Heard]) -> PartCalls:
-    found: PartCalls = {}
+    calls_by_name: PartCalls = {}
     for one in heard:
         for name, calls in one.calls.items():
-            found.setdefault(name, []).extend(calls)
-    return found
+            calls_by_name.setdefault(name, []).extend(calls)
+    return calls_by_name
 
 
 def _parts(module: nn.Module, path: str, calls: PartCalls, half: torch.dtype) -> Iterator[tuple[str, Any]]:
-    """The largest parts that do the same in float32, by dotted name, with the types of their outputs."""
+    """Dotted names of the largest parts that compute the same in float32 -> the dtypes of their outputs."""
     for name, child in module.named_children():
         inner = full_name(path, name)
         own = calls.get(inner, [])[:MOST_CALLS]
         if half_of(child) is None or isinstance(child, torch.jit.ScriptModule):
             continue
-        given, kinds = [call for call, _ in own], [found for _, found in own]
-        alike = all(found == kinds[0] for found in kinds)
+        given, kinds = [call for call, _ in own], [dtypes for _, dtypes in own]
+        alike = all(dtypes == kinds[0] for dtypes in kinds)
         heard = [hear(child, call) for call in given]
         if own and alike and _does_the_same(copy.deepcopy(child).float(), given, heard):
             yield inner, kinds[0]
@@ -150,7 +149,7 @@ def _widen_parts(model: nn.Module, parts: dict[str, Any], half: torch.dtype) -> 
 
 
 def _is_tied(model: nn.Module, part: nn.Module) -> bool:
-    """Whether a part has parameters that modules outside of it have too, which would be float32 there."""
+    """Whether a part shares parameters with modules outside of it, in which they would become float32 too."""
     inside = {id(module) for module in part.modules()}
     tensors = {id(one) for one in (*part.parameters(), *part.buffers())}
     others = (module for module in model.modules() if id(module) not in inside)
@@ -160,7 +159,7 @@ def _is_tied(model: nn.Module, part: nn.Module) -> bool:
 
 
 def _put_hooks(module: nn.Module, half: torch.dtype, kinds: list[torch.dtype | None]) -> None:
-    """Make a module float32, and give it the hooks that keep its own types outside."""
+    """Convert a module to float32, with hooks that keep its own dtypes outside."""
     sizes = sizes_of(module)
     module.float()
     for part in module.modules():

@@ -13,8 +13,7 @@ from quant.kernels import dispatch
 from quant.kernels.recurrent import kind as recurrent_kinds
 from quant.observers import registry as observers
 
-from quant import leaves, recurrent_layers
-from quant.nn import registry as layers
+from quant import int8_classes, leaves, recurrent_layers
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def torchvision_loads() -> None:
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries only grow, so a test that adds to them has copies."""
     by_name = (dispatch._BACKENDS, observers._REGISTRY, recurrent_kinds._KINDS)
-    by_class = (leaves._REGISTERED, layers._LAYERS, recurrent_layers._CLASSES)
+    by_class = (leaves._REGISTERED, int8_classes.LAYERS, recurrent_layers._CLASSES)
     for registry in (*by_name, *by_class):
         monkeypatch.setattr(registry, "_known", dict(registry._known))
     monkeypatch.setattr(dispatch, "_usable", dict(dispatch._usable))

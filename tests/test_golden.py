@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,16 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from .golden.child import digest
+from .golden.differences import DIFFERENCES, headings, judge
+from .golden.hashing import digest
 from .golden.run import Side, distance, report, run
+from .golden.suite import SuiteSide, judge_places, report_suite
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.skipif(
+SLOW = pytest.mark.skipif(
     bool({os.environ.get("OCTET_FAST_TESTS"), os.environ.get("QUANT_EXTENSION")} & {"1", "none"}),
     reason="OCTET_FAST_TESTS=1 or QUANT_EXTENSION=none: processes that convert networks are slow",
 )
+
+
+@SLOW
 def test_a_checkout_equals_itself() -> None:
     command = [sys.executable, str(ROOT / "tests/golden/run.py"), "--against", str(ROOT), "--count", "25"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -47,6 +53,78 @@ def test_a_package_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "quant/__init__.py").write_text("raise ImportError('nothing here')")
     with pytest.raises(RuntimeError, match="nothing here"):
         run(tmp_path, ["blocks-0", "blocks-1"], 1)
+
+
+SUITE = ["--suite", "tests/quant/test_older_files.py"]
+
+
+@SLOW
+def test_the_models_of_a_test_file_equal_themselves(tmp_path: Path) -> None:
+    """The second run has no process to start: its results are kept."""
+    command = [sys.executable, str(ROOT / "tests/golden/run.py"), "--against", str(ROOT), "--results", "kept.jsonl"]
+    for _ in range(2):
+        shown = subprocess.run([*command, *SUITE], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert "outputs and weights equal, 0 differ for documented reasons, 0 unexplained" in shown.stdout
+        assert "tests that failed here: 0" in shown.stdout
+        kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+        assert len(kept) == 2
+        assert kept[0] == kept[1]
+        assert any(" load #1 weights" in place for place in kept[0]["hashes"])
+
+
+NAMES = {name: one for one in DIFFERENCES for name in one.names}
+DOCUMENTED = next(name for name in NAMES if "::" in name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_documented_difference_has_a_decision(name: str) -> None:
+    assert NAMES[name].decision in headings(ROOT)
+    file, _, function = name.partition("::")
+    assert f"def {function}(" in (ROOT / file).read_text() if function else file.rpartition("-")[2].isdigit()
+
+
+def test_a_difference_is_expected_where_one_side_has_its_decision() -> None:
+    decision, place = NAMES[DOCUMENTED].decision, f"{DOCUMENTED}[a] load #0 weights"
+    assert list(judge([place], [decision], [], lambda _: False).documented) == [place]
+    assert judge([place], [decision], [decision], lambda _: True).unexplained == [place]
+    assert judge([f"{place}::other"], [decision], [], lambda _: False).documented
+    assert judge([f"{DOCUMENTED}_too #0 weights"], [decision], [], lambda _: False).unexplained
+
+
+def test_a_documented_difference_that_is_not_met_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    decision = NAMES[DOCUMENTED].decision
+    missed = judge([], [decision], [], DOCUMENTED.__eq__)
+    assert missed.not_met == [DOCUMENTED]
+    assert missed.failed
+    assert judge([], [decision], [], lambda _: False).not_met == [], "it was not compared"
+    missed.show()
+    assert f"no difference was met:\n    {DOCUMENTED}" in capsys.readouterr().out
+
+
+def test_a_difference_of_the_suite_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    file = "tests/quant/test_one.py"
+    one = SuiteSide(
+        {f"{file}::test_a": "passed", f"{file}::test_b": "failed"}, {f"{file}::test_a #0 outputs": "0" * 32}
+    )
+    other = SuiteSide({f"{file}::test_a": "passed"}, {f"{file}::test_a #0 outputs": "1" * 32})
+    lone = SuiteSide({"tests/quant/test_two.py::test_c": "collected"}, {})
+
+    def compared(here: SuiteSide, there: SuiteSide) -> tuple[int, str]:
+        verdict = judge_places(here, there, (ROOT, ROOT), [file])
+        return report_suite(here, there, verdict), capsys.readouterr().out
+
+    status, shown = compared(one, one)
+    assert status == 0
+    assert "1 outputs and weights equal, 0 differ for documented reasons, 0 unexplained" in shown
+    status, shown = compared(one, other)
+    assert status == 1
+    assert f"unexplained:\n    {file}::test_a #0 outputs" in shown
+    assert f"tests here alone: 1\n    {file}::test_b" in shown
+    assert f"tests that failed here: 1\n    {file}::test_b" in shown
+    status, shown = compared(one, lone)
+    assert status == 1, "nothing was compared"
+    assert "tests there alone: 1\n    tests/quant/test_two.py: all of its 1 tests" in shown
 
 
 def test_any_bit_is_in_the_hash() -> None:

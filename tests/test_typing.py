@@ -53,6 +53,8 @@ def worst(comparison: quant.types.Comparison) -> quant.types.StepError:
 
 
 assert_type(quant.kernels.available(), dict[str, str])
+assert_type(quant.kernels.autotune(q, torch.zeros(1, 2)), quant.types.Tuning)
+assert_type([entry.backend for entry in quant.kernels.autotune(q, torch.zeros(1, 2))], list[str])
 with quant.kernels.use("reference"):
     q(torch.zeros(1, 2))
 

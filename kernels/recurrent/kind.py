@@ -1,4 +1,4 @@
-"""What is known of a kind of recurrent layer, and the registry of all kinds by their names."""
+"""The description of a kind of recurrent layer, and the registry of kinds by name."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class RecurrentKind:
         return find, (self.name,)
 
     def input_bias(self, bias_ih: Tensor | None, bias_hh: Tensor | None) -> Tensor | None:
-        """What is added to the input projection."""
+        """The bias to add to the input projection."""
         if not self.sums_biases or bias_hh is None:
             return bias_ih
         return bias_hh if bias_ih is None else bias_ih + bias_hh
 
 
 def _as_kind(name: str, value: Any) -> RecurrentKind:
-    """What was registered, as a kind of that name."""
+    """A registered value as a kind of that name."""
     if not isinstance(value, RecurrentKind) or value.name != name:
         raise TypeError(f"recurrent kind {name!r}: expected a RecurrentKind of that name, got {described(value)}")
     return value
@@ -82,10 +82,10 @@ def register(kind: RecurrentKind) -> RecurrentKind:
 
 
 def find(name: str) -> RecurrentKind:
-    """The kind of a name.
+    """The kind with this name.
 
     Raises:
-        ValueError: there is none; the message has the names there are.
+        ValueError: there is no such kind; the message lists the names.
     """
     try:
         return _KINDS[name]
@@ -97,5 +97,5 @@ def find(name: str) -> RecurrentKind:
 
 
 def kinds() -> tuple[RecurrentKind, ...]:
-    """All kinds that are registered."""
+    """All registered kinds."""
     return tuple(_KINDS.values())

@@ -1,6 +1,7 @@
-"""Quantised models as files: `saving.py` writes them and `loading.py` reads them; `file.py` is the file.
+"""Quantised models as files: `saving.py` writes them, `loading.py` reads them, `file.py` has the format.
 
-Static conversions are built from their programs (`load_programs.py`), or made again by `rebuild.py`.
+A static conversion is built from the programs in its file (`load_programs.py`), or else by converting the float model
+again with the ranges in it (`rebuild.py`).
 """
 
 from quant.artefact.file import ArtefactError

@@ -1,7 +1,7 @@
-"""The file of a quantised model: tensors in safetensors, a JSON manifest in its header, and a checksum of each.
+"""The file format of quantised models: tensors in safetensors, a JSON manifest in the header, and checksums of both.
 
-Here is what any such file has; what the manifest says of a model is `artefact.py`'s. A file is written whole or not at
-all, and read whole or refused.
+The manifest's entries about the model are those of `saving.py`. A file is written whole or not at all, and read whole
+or refused.
 """
 
 from __future__ import annotations
@@ -20,27 +20,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SCHEMA = 3
-"""Version of the manifest; a reader refuses what is newer than itself.
-
-2 added static conversions and a digest, 3 their programs.
-"""
+"""Version of the manifest; a reader refuses newer ones. 2 added static conversions and a digest, 3 their programs."""
 
 TABLE = "_quant_table/"
-"""Begins the names of look-up tables, which are tensors of the file and of no module's."""
+"""Prefix of the names of lookup tables, which belong to no module."""
 
 CONSTANT = "_quant_constant/"
-"""Begins the names of the constants that programs name; likewise."""
+"""Prefix of the names of the programs' constants, which belong to no module."""
 
 MANIFEST = "octet"
-"""Where a safetensors file has the manifest, in its metadata."""
+"""The key of the manifest in the metadata of a safetensors file."""
 
 
 class ArtefactError(ValueError):
-    """A file that is not an artefact, is damaged, or does not fit the model; nothing was loaded."""
+    """A file cannot be written or loaded: it is not one of `quant.save`, is damaged, or does not fit the model."""
 
 
 def write(path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
-    """Write tensors, each once, and the manifest; what is at `path` is replaced when all is written."""
+    """Write tensors, each once, and the manifest; a file at `path` is replaced when everything is written."""
     tensors, same = _distinct(state)
     whole = {
         **manifest,
@@ -53,7 +50,7 @@ def write(path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) 
     try:
         text = json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)
         partial.touch()
-        mode = partial.stat().st_mode  # what the user's umask says; safetensors makes files for their owner alone
+        mode = partial.stat().st_mode  # by the user's umask; safetensors creates files that only their owner can read
         save_file(tensors, partial, metadata={MANIFEST: text})
         partial.chmod(mode)
         os.replace(partial, path)
@@ -65,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The manifest and the tensors, under all their names.
 
     Raises:
-        ArtefactError: the file is truncated, altered, foreign or newer.
+        ArtefactError: the file is truncated, altered, not from `quant.save`, or of a newer version.
         OSError: it cannot be read.
     """
     try:
@@ -84,7 +81,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path} has a damaged manifest: {error}") from error
     if schema > SCHEMA:
-        raise ArtefactError(f"{path} has manifest version {schema}, this library reads up to {SCHEMA}: upgrade it")
+        raise ArtefactError(
+            f"{path} was written by {writer(manifest)} with manifest version {schema}, this library reads up to "
+            f"{SCHEMA}: upgrade it"
+        )
     if schema > 1 and manifest.get("digest") != _digest(manifest):
         raise ArtefactError(f"{path} was altered or damaged: its manifest does not match its checksum")
     wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
@@ -103,7 +103,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _distinct(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor once, contiguous, and the names that share another's (tied weights)."""
+    """Each tensor once, contiguous; and for tied tensors, their name -> the name under which it is stored."""
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     seen: dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], str] = {}
@@ -124,6 +124,11 @@ def _checksum(tensor: Tensor) -> str:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def writer(manifest: Mapping[str, Any]) -> str:
+    """The version of this library that wrote a file, for errors."""
+    return f"octet-quant {manifest.get('versions', {}).get('octet-quant', 'of an unknown version')}"
 
 
 def _version(package: str) -> str:

@@ -1,7 +1,7 @@
-"""A static conversion built from the programs of a file: nothing is captured, planned or converted.
+"""Builds a static conversion from the programs in a file, without capture, planning or conversion.
 
-The float model becomes the converted one: int8 layers under its names, a runner for each captured module, and away with
-what a conversion takes away. Its code is the user's own; only its weights are not read.
+The float model becomes the converted one: int8 layers replace its layers, each captured module gets a runner, and
+tensors that a conversion removes are removed. The model's code is used, its weights are not read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from quant.artefact.program_document import (
     read_layers,
     read_units,
 )
-from quant.half_precision import OwnOutputs, WideInputs
+from quant.half_precision import OwnOutputs, WideInputs, note_half
+from quant.int8_classes import LAYERS, static_layer
 from quant.kernels import ACTIVATION_U8, QParams
+from quant.kernels.registry import full_name_of
+from quant.leaves import base_layer
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
+from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, is_cell, kind_of, sizes_of
 from quant.runtime.as_forward import as_forward
 from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Tensors
+from quant.runtime.layers.sites import RANGES
 from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.part import Part
@@ -38,12 +43,13 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.runtime.shown_programs import show_programs
 from quant.runtime.state import keep_ranges
-from quant.runtime.tree_reader import TextError, UnknownClass
+from quant.runtime.text_scanner import TextError, UnknownClass
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.examples import CannotRebuild
 from quant.static.kept_graph import keep_graph
 from quant.static.named_parts import check_names, check_paths
+from quant.static.registered_layers import placed, registered_layer
 from quant.static.removed_tensors import remove_parametrizations, remove_tensor
 
 BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
@@ -104,7 +110,7 @@ class _Builder:
     def build(self, description: Mapping[str, Any]) -> nn.Module:
         """The converted model."""
         self.model.eval()
-        self._place_modules()
+        self._place_modules(description["layers"])
         for unit in self.units:
             self._install(unit)
         for one, layer in zip(self.layers, self.int8, strict=True):  # of functional calls, in the runners
@@ -125,8 +131,11 @@ class _Builder:
         show_programs(self.model)
         return self.model
 
-    def _place_modules(self) -> None:
+    def _place_modules(self, settings: Mapping[str, Any]) -> None:
         """Put int8 layers in the places of the user's, and what a batch norm in a weight leaves in its place."""
+        for entry in self.document.get("registered", ()):  # files of before have none
+            name = entry["names"][0]
+            self._place(entry["names"], self._registered(self.model.get_submodule(name), entry, settings))
         for entry in self.document["recurrent"]:
             name = entry["names"][0]
             self._place(entry["names"], _recurrent(self.model.get_submodule(name), name, self.tensors))
@@ -138,6 +147,28 @@ class _Builder:
         for entry in self.document["norms"]:
             self._place(entry["names"], FoldedNorm(self.int8[entry["layer"]]))
 
+    def _registered(self, module: nn.Module, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
+        """The int8 form of a module by what is registered for its class here; its own numbers are loaded later."""
+        name = entry["names"][0]
+        kind = base_layer(module)
+        known = None if kind is None else static_layer(kind)
+        make = None if kind is None else LAYERS.get(kind)
+        if known is None or make is None or known.__name__ != entry["class"]:
+            raise TextError(
+                f"it holds an int8 {entry['class']} for {name or '(root)'!r}, and {full_name_of(type(module))} has "
+                f"{'no such layer' if known is None else full_name_of(known)} here; import what registers it "
+                "(quant.nn.register_int8)"
+            )
+        [qconfig] = {one: QConfig.from_dict(settings[one]) for one in entry["names"] if one in settings}.values()
+        layer = placed(registered_layer(module, qconfig, make), module, name, self.backend)
+        for key in RANGES:
+            setattr(layer, key, self.tensors[full_name(name, key)])
+        layer.own = entry["own"]
+        layer.derive()
+        if type(layer.own) is not int or not 0 <= layer.own < layer.sites:
+            raise TextError(f"layer {name!r}: its numbers do not fit each other")
+        return layer
+
     def _place(self, names: Iterable[str], module: nn.Module) -> None:
         for name in names:
             if not name:
@@ -146,11 +177,11 @@ class _Builder:
             parent, _, child = name.rpartition(".")
             holder = self.model.get_submodule(parent)
             if child not in holder._modules and not isinstance(holder, nn.ModuleDict):
-                raise TextError(f"{name} is no module of the model")
+                raise TextError(f"{name} is not a module of the model")
             holder._modules[child] = module
 
     def _install(self, unit: UnitDocument) -> None:
-        """Let a captured module run its programs, and its parts theirs."""
+        """Give a captured module the runner of its programs, and its parts their forwards."""
         root = self.model.get_submodule(unit.path)
         own = root.__dict__.pop("forward", None)
         runners = [self._runner(root, one) for one in unit.runners]
@@ -171,7 +202,7 @@ class _Builder:
         return runner.eval()
 
     def _complete(self, unit: UnitDocument) -> None:
-        """Hold programs against the modules that they name, now that all are in their places."""
+        """Check that the modules named by programs exist, once all are in their places."""
         root = self.model.get_submodule(unit.path)
         first = root._modules[RESERVED]
         assert isinstance(first, ProgramRunner)
@@ -185,7 +216,7 @@ class _Builder:
 
 
 def _in_runner(name: str) -> bool:
-    """Whether a module's name leads through a runner: it belongs to a functional call."""
+    """Whether a module belongs to a functional call: its name leads through a runner."""
     return RESERVED in name.split(".")
 
 
@@ -204,7 +235,7 @@ def _layer(one: LayerDocument, tensors: Mapping[str, Tensor], backend: str | Non
 
 
 def _check_layer(name: str, layer: StaticLayer) -> None:
-    """Refuse a layer whose numbers do not fit each other."""
+    """Refuse a layer whose tensors and settings do not fit each other."""
     sites, (out,) = (len(layer.clamps),), layer.weight_scale.shape
     per_channel = [layer.weight_scale, layer.bias, layer.fold_gain, layer.fold_shift]
     per_site = [layer.input_scale, layer.input_zero_point, layer.output_scale, layer.output_zero_point]
@@ -212,11 +243,11 @@ def _check_layer(name: str, layer: StaticLayer) -> None:
     widths = [len(value) for value in layer.product.settings.values() if isinstance(value, (list, tuple))]
     spatial = all(width == layer.q_weight.dim() - 2 for width in widths)
     if not all(shapes) or not spatial or layer.q_weight.dtype != torch.int8 or not 0 <= layer.own < sites[0]:
-        raise TextError(f"layer {name!r}: its numbers do not fit each other")
+        raise TextError(f"layer {name!r}: its tensors and settings do not fit each other")
 
 
 def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The int8 form of a float recurrent layer, which tells its kind and its sizes."""
+    """The int8 form of a float recurrent layer, which determines kind and sizes."""
     kind, sizes, cell = kind_of(module), sizes_of(module), is_cell(module)
     places = ["direction"] if cell else [f"directions.{place}" for place in range(len(directions_of(module)))]
     directions = [_direction(full_name(name, place), tensors) for place in places]
@@ -234,7 +265,7 @@ def _direction(name: str, tensors: Mapping[str, Tensor]) -> Int8Tensors:
 
 
 def _ranges(name: str, tensors: Mapping[str, Tensor]) -> list[QParams]:
-    """The ranges whose scales and zero points stand under a name; none where there are none."""
+    """The ranges with these names in the file; an empty list where it has none."""
     scales, points = (tensors.get(f"{name}_{one}") for one in ("scale", "zero_point"))
     if scales is None or points is None:
         return []
@@ -243,14 +274,15 @@ def _ranges(name: str, tensors: Mapping[str, Tensor]) -> list[QParams]:
 
 
 def _give_halves(model: nn.Module, entry: Mapping[str, Any]) -> None:
-    """Let a model that computes in float32 take and give the half type that the user's has."""
+    """Let a model that computes in float32 take and return the half type of the user's."""
 
     def dtype(name: str) -> torch.dtype:
-        found = getattr(torch, name, None)
-        if not isinstance(found, torch.dtype):
-            raise TextError(f"{name!r} is no dtype")
-        return found
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TextError(f"{name!r} is not a dtype")
+        return dtype
 
     kinds = [None if name is None else dtype(name) for name in entry["kinds"]]
     model.register_forward_pre_hook(WideInputs(), with_kwargs=True)
     model.register_forward_hook(OwnOutputs(dtype(entry["half"]), kinds, {}))
+    note_half(model)

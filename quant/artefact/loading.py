@@ -1,8 +1,8 @@
-"""`load`: a quantised model from a file of `save` and the float model, whose code is the structure.
+"""`load`: build a quantised model from a file of `save` and the float model, whose code gives the structure.
 
-A static conversion is built from the programs of its file where the float model is the one that was converted, by all
-that its forward could decide by (`static/fingerprint.py`): nothing is captured then. Else, and for files of versions
-that wrote no programs, the model is captured again and its calls are compared with the file's (`rebuild.py`).
+Where the float model is unchanged in everything that its forward may depend on (`static/fingerprint.py`), a static
+conversion is built from the programs in the file and nothing is captured. Otherwise, and for files of versions without
+programs, the model is captured again and its calls are compared with those in the file (`rebuild.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read
+from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read, writer
 from quant.artefact.load_programs import build
 from quant.artefact.program_document import VERSION
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
+from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
@@ -30,8 +31,9 @@ from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.state import without_ranges
-from quant.runtime.tree_reader import UnknownClass
+from quant.runtime.text_scanner import UnknownClass
 from quant.static.examples import CannotRebuild
 from quant.static.fingerprint import fingerprint
 
@@ -48,17 +50,17 @@ def load(
     """Read a quantised model: a copy of the float `model` with the int8 modules of the file in place.
 
     Args:
-        path: what `save` wrote.
+        path: a file that `save` wrote.
         model: the float model that was quantised, of the same structure; its weights are not read and may be random.
-        example_inputs: as for `quant.prepare`, of a static conversion that has to be captured again: its file is of a
-            version without programs, something of them has no text, or code of the model was changed since. Needed only
-            where those that it was made with have no JSON form, or decide by their values what the model computes.
-        examples: calls of further programs, likewise; needed only for those with objects (a cache), which a file does
-            not hold. The error says which program wants one, and what its calls are.
+        example_inputs: as for `quant.prepare`, for a static conversion that has to be captured again: the file is of a
+            version without programs, a program has no text, or the model's code has changed. Needed only where the
+            inputs given to `prepare` have no JSON form, or where the model branches on their values.
+        examples: calls of further programs, likewise; needed only for calls with objects (a cache), which a file does
+            not hold. The error names the program that needs one, and describes its calls.
         backend: a name of `quant.kernels.available()`; None takes the one that the model was quantised for, if any.
 
     Raises:
-        ArtefactError: the file is truncated, altered, foreign or newer, or does not fit `model`.
+        ArtefactError: the file is truncated, altered, not from `save`, of a newer version, or does not fit `model`.
         OSError: the file cannot be read.
     """
     if not isinstance(model, nn.Module):
@@ -77,12 +79,14 @@ def load(
             result = _with_static(result, source, example_inputs, examples)
         result = _rebuild(result, manifest["modules"], tensors)
     except CannotRebuild as error:
-        raise ArtefactError(f"{path} does not fit the model: {error}") from error
+        raise ArtefactError(f"{path} does not fit the model: {error} (written by {writer(manifest)})") from error
     leave_fast_paths(result)
     _fill(result, tensors, path)
     for module in result.modules():
         if backend is not None and isinstance(module, QuantModule):
             module.backend = backend
+        if isinstance(module, ProgramRunner):
+            module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
     return result
 
@@ -99,7 +103,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
 
 
 def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Load the tensors, each of them and nothing else, as the shapes and types that they are."""
+    """Load the tensors into the model; names, shapes and dtypes must be the model's."""
     name = type(result).__name__
     tensors = {**_added_since(result, tensors), **tensors}
     wanted, there = set(without_ranges(result.state_dict())), set(tensors)
@@ -112,7 +116,7 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
     for key, own in without_ranges(result.state_dict()).items():
         if own.dtype != tensors[key].dtype:
             raise ArtefactError(f"{path} does not fit {name}: {key} is {own.dtype}, in the file {tensors[key].dtype}")
-    # With the versions of the model's own modules: without, some take it for a state of long ago.
+    # The versions of the model's own modules stay: without them some take it for an old state.
     state = result.state_dict()
     state.update(tensors)
     try:
@@ -122,27 +126,29 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
 
 
 def _added_since(result: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that files of older versions do not have, as they were understood then."""
+    """Neutral values of tensors that files of older versions do not have."""
     layers = {name: module for name, module in result.named_modules() if isinstance(module, StaticLayer)}
     added = {f"{name}.{key}": value for name, layer in layers.items() for key, value in layer.unknown_fold().items()}
     return {} if added.keys() & tensors.keys() else added
 
 
 def _taken(tensors: dict[str, Tensor], begin: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names; they are no module's."""
+    """Remove the tensors whose names begin with `begin`; returns them by the rest of their names."""
     return {name.removeprefix(begin): tensors.pop(name) for name in list(tensors) if name.startswith(begin)}
 
 
 class _Source:
-    """What a file has of one static conversion.
+    """The contents of a file for one static conversion.
 
     Attributes:
         name: of the part of the model that was converted, '' for the whole.
-        description, document: `static/description.py`, and `program_document.py` or why there are no programs.
-        tables, constants: the first by the names of units and steps, the others by their numbers.
-        tensors: of the converted part, by their names in it.
-        modules: names of the int8 modules in it that stand for one of the user's.
-        backend: instead of the file's.
+        description: as of `static/description.py`.
+        document: as of `program_document.py`; or the reason that there are no programs.
+        tables: lookup tables, by the names of units and steps.
+        constants: those of the programs, in order.
+        tensors: those of the converted part, by their names in it.
+        modules: names of the outermost int8 modules in it.
+        backend: replaces the file's; None keeps it.
     """
 
     def __init__(
@@ -165,10 +171,13 @@ class _Source:
         self.modules = list(_inside(manifest["modules"], prefix))
 
     def built(self, part: nn.Module) -> nn.Module | None:
-        """The converted model by its programs; None where there are none for this float model."""
+        """The model built from its programs; None where the file has none for this float model."""
         if self.document.get("version") != VERSION:
             return None
-        if self.document.get("half") is not None:
+        half = self.document.get("half")
+        if half is not None:
+            if str(half_of(part)) != f"torch.{half['half']}":
+                return None  # the outputs have the types of the model that is given
             part = copy_model(part).float()
         expected = self.description.get("fingerprint")
         if not expected or fingerprint(part) != expected:
@@ -176,18 +185,18 @@ class _Source:
         _forget_weights(part, self.modules)
         try:
             return build(part, self.description, self.document, self.constants, self.tensors, self.backend)
-        except UnknownClass:  # it was saved by a script that had the class under another module's name
+        except UnknownClass:  # the script that saved it had the class in a module of another name
             return None
 
 
 def _inside(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What has a name with this beginning, by the rest of its name."""
+    """The entries whose names begin with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 @torch.no_grad()
 def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
-    """Ones for the weights that the file has in int8: those of a model that was made without values may be NaN."""
+    """Fill the float weights that int8 ones replace with 1: a model initialised without values may hold NaN."""
     for name in names:
         for parameter in _submodule(model, name).parameters():
             if parameter.is_floating_point():
@@ -195,11 +204,11 @@ def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
-    """Put a converted model in place of a float one that the file names."""
+    """Replace a float part that the file names by its static conversion."""
     part = _submodule(model, source.name)
     rebuilt = source.built(part)
     if rebuilt is None:
-        from quant.artefact.rebuild import rebuild  # which imports all that captures and converts
+        from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without
 
         rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
     if not source.name:
@@ -217,13 +226,13 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Put an int8 module, of the file's shapes and settings, in place of each float one that the file names."""
+    """Replace each float module that the file names by an int8 one of the file's shapes and settings."""
     rebuilt: dict[int, QuantModule] = {}
     for name, entry in modules.items():
         old = _submodule(model, name)
         new = rebuilt.get(id(old))
         if new is None and isinstance(old, QuantModule) and type(old).__name__ == entry["class"]:
-            new = rebuilt[id(old)] = old  # a static conversion made it
+            new = rebuilt[id(old)] = old  # already int8, by a static conversion
             _restore(new, name, entry["inner"], tensors)
         if new is None:
             source = settled(old)
@@ -239,7 +248,7 @@ def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str,
 
 
 def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> QuantModule:
-    """An int8 module of the entry's class, made from the float one; its numbers do not matter yet."""
+    """An int8 module of the entry's class for the float one; its values are loaded later."""
     kind, settings = entry["class"], entry["inner"][""]
     prefix = f"{name}." if name else ""
     if kind == TiedEmbedding.__name__ and isinstance(old, nn.Embedding):
@@ -256,7 +265,7 @@ def _stand_in(name: str, old: nn.Module, entry: Mapping[str, Any], tensors: Mapp
 
 
 def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The settings and int8 tensors of the file, whatever shapes the stand-in had: two terms have twice the columns."""
+    """Set the file's settings and int8 tensors; shapes may differ, since two terms have twice the columns."""
     for path, settings in inner.items():
         module = new.get_submodule(path)
         for key, value in settings.items():

@@ -1,8 +1,8 @@
-"""What a file has of a static conversion's programs, and how it is read: nothing of it is believed unchecked.
+"""The document of a static conversion's programs in a file, and how it is read and checked.
 
-`document` is plain JSON: of each captured module the programs with their schedules and graphs as texts, and those of
-its parts; of each int8 layer its names, its product and its clamps. Texts name functions of an allow-list, and classes
-of the float model's own packages. Tensors that texts name are constants, numbered in the file.
+A document is plain JSON. For each captured module it has the programs, with their schedules and graphs as texts, and
+those of its parts; for each int8 layer its names, product and clamps. A text may name functions of an allow-list and
+classes of the float model's own packages. Tensors are constants, numbered in the file.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from quant.runtime.program import Program
 from quant.runtime.program_reader import parse
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
 from quant.runtime.schedule_text import parse_schedule
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.static.graph_text import parse_graph
 from quant.static.kept_graph import GraphText
 
 VERSION = 1
-"""Of a document; a model with another one is captured again."""
+"""Version of a document; a model with another version is captured again."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunnerDocument:
-    """A program, and what goes with it (`ProgramRunner`).
+    """A program, and the further attributes of its `ProgramRunner`.
 
     Attributes:
-        floats: the float calls that its steps of integers stand for.
+        floats: the float calls that its integer steps stand for, as a program.
         int8: paths of the modules that are int8 layers.
     """
 
@@ -50,7 +50,7 @@ class RunnerDocument:
 
 @dataclass(frozen=True)
 class UnitDocument:
-    """The programs of a captured module, and of its parts by their paths; or why a part has none."""
+    """The programs of a captured module, and path of a part -> its program, or the reason that it has none."""
 
     path: str
     runners: list[RunnerDocument]
@@ -59,7 +59,7 @@ class UnitDocument:
 
 @dataclass(frozen=True)
 class LayerDocument:
-    """An int8 layer: all its names, the settings of what it multiplies, and per place the ends of its activation."""
+    """An int8 layer: all its names, its product, and its clamp at each site."""
 
     names: list[str]
     product: Product
@@ -69,32 +69,32 @@ class LayerDocument:
 
 
 def packages_of(model: nn.Module) -> frozenset[str]:
-    """The packages that the classes of a model's modules come from."""
+    """The packages of the classes of a model's modules, except torch."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     return frozenset(kind.__module__.partition(".")[0] for kind in kinds) - {"torch", "builtins"}
 
 
 def laid_out(constants: list[Tensor], orders: Mapping[str, list[int]]) -> list[Tensor]:
-    """Constants in the order of memory that they had: the sums of some kernels depend on it."""
-    found = list(constants)
+    """Constants with the memory order that they had when saved: the sums of some kernels depend on it."""
+    result = list(constants)
     for place, order in orders.items():
         back = sorted(range(len(order)), key=order.__getitem__)
-        found[int(place)] = found[int(place)].permute(order).contiguous().permute(back)
-    return found
+        result[int(place)] = result[int(place)].permute(order).contiguous().permute(back)
+    return result
 
 
 def read_units(document: Mapping[str, Any], constants: list[Tensor], packages: Collection[str]) -> list[UnitDocument]:
     """The captured modules of a document.
 
     Raises:
-        TextError: a text is none, or names what it may not name; with the line.
-        TypeError, ValueError, KeyError: it is no such document.
+        TextError: a text is not valid, or names something that it may not; the message names the line.
+        TypeError, ValueError, KeyError: the document does not have this form.
     """
 
     def program(entry: Mapping[str, Any]) -> Program:
-        found = parse(entry["program"], constants, packages)
-        found.schedule = parse_schedule(entry["schedule"], found, constants)
-        return found
+        result = parse(entry["program"], constants, packages)
+        result.schedule = parse_schedule(entry["schedule"], result, constants)
+        return result
 
     def runner(entry: Mapping[str, Any]) -> RunnerDocument:
         return RunnerDocument(
@@ -121,7 +121,7 @@ def read_units(document: Mapping[str, Any], constants: list[Tensor], packages: C
 
 
 def check_graphs(document: Mapping[str, Any], constants: list[Tensor], packages: Collection[str]) -> None:
-    """Read the graphs of a document too, which loading leaves until somebody wants one.
+    """Check that the graphs of a document can be read; loading reads them only when one is asked for.
 
     Raises:
         TextError: one cannot be read.
@@ -135,7 +135,7 @@ def read_layers(document: Mapping[str, Any]) -> list[LayerDocument]:
     """The int8 layers of a document.
 
     Raises:
-        TextError, TypeError, ValueError, KeyError: it is no such document.
+        TextError, TypeError, ValueError, KeyError: the document does not have this form.
     """
     return [
         LayerDocument(
@@ -150,7 +150,7 @@ def read_layers(document: Mapping[str, Any]) -> list[LayerDocument]:
 
 
 def product_document(product: Product) -> dict[str, Any]:
-    """What an int8 layer multiplies, as JSON."""
+    """The product of an int8 layer as JSON."""
     settings = {item.name: getattr(product, item.name) for item in fields(product)}
     plain = {name: list(value) if isinstance(value, (list, tuple)) else value for name, value in settings.items()}
     before = product.pad_before
@@ -162,10 +162,10 @@ def _product(entry: Mapping[str, Any]) -> Product:
     settings = {name: value for name, value in entry.items() if name not in ("kind", "pad_before")}
     kind = kinds.get(entry["kind"])
     if kind is None:
-        raise TextError(f"{entry['kind']!r} is no product of an int8 layer that is known here")
+        raise TextError(f"{entry['kind']!r} is not a product of an int8 layer known to this version")
     for value in settings.values():
         if not all(type(one) is int for one in (value if isinstance(value, list) else [value])):
-            raise TextError(f"{value!r} is no setting of a {kind.name} layer")
+            raise TextError(f"{value!r} is not a setting of a {kind.name} layer")
     before = entry["pad_before"]
     if before is not None:
         widths, mode = before
@@ -188,14 +188,14 @@ def _backend(entry: Mapping[str, Any]) -> str | None:
 
 
 def _range(scale: str, point: int) -> tuple[float, int]:
-    found = float(scale)
-    if not (math.isfinite(found) and found > 0) or not 0 <= _of(int, point) <= 255:
-        raise TextError(f"{scale} and {point} are no scale and zero point of uint8")
-    return found, point
+    value = float(scale)
+    if not (math.isfinite(value) and value > 0) or not 0 <= _of(int, point) <= 255:
+        raise TextError(f"{scale} and {point} are not a scale and zero point of uint8")
+    return value, point
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a file can hold a constant."""
+    """Whether a file can hold a tensor as a constant."""
     strided = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
     return type(tensor) is Tensor and strided and tensor.dtype in DTYPES
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact.rebuild_programs import match_programs
+from quant.capture.called import AloneReason
 from quant.convert import convert
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
 from quant.prepare import make_runner, planned, slot_observer
-from quant.recipe import QConfig, Recipe
-from quant.runtime.names import has_attribute, has_submodule
+from quant.recipe import QConfig, Recipe, UnmatchedRules
+from quant.runtime.names import has_attribute
 from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners
 from quant.static.dynamic_fallback import without_runner
@@ -111,13 +112,6 @@ def _fitting(
 def _prepared(
     model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
 ) -> nn.Module:
-    absent = [name for name in description["layers"] if name and not has_submodule(model, name.partition("@")[0])]
-    if absent:
-        own = [name for name, _ in model.named_children()]
-        raise CannotRebuild(
-            f"the int8 model has the layers {', '.join(absent[:8])}, which {type(model).__name__} does not have; its "
-            f"children are {', '.join(own[:8]) or 'none'}. Give the float model that was converted"
-        )
     # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
     anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
     layers = {
@@ -127,12 +121,21 @@ def _prepared(
     try:
         recipe = Recipe(layers, default=None)
         # Some are islands in training alone, or by the values of the inputs that the model was captured with.
-        islands = description.get("islands", {})
-        prepared = planned(model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands)
+        islands = {name: AloneReason.read(why) for name, why in description.get("islands", {}).items()}
+        prepared = planned(
+            model, example_inputs, recipe, make_runner, "quant.load", examples=examples, islands=islands,
+            rules=description.get("rules", 1),
+        )  # fmt: skip
+    except UnmatchedRules as error:
+        absent = [name for name in description["layers"] if glob.escape(name) in error.patterns]
+        own = [name for name, _ in model.named_children()]
+        raise CannotRebuild(
+            f"the int8 model has the layers {', '.join(absent[:8])}, which {type(model).__name__} does not have; its "
+            f"children are {', '.join(own[:8]) or 'none'}. Give the float model that was converted"
+        ) from error
     except Exception as error:  # the user's forward runs here, and may raise anything on another's inputs
         raise CannotRebuild(f"{type(model).__name__} does not fit the description: {error}") from error
     match_programs(prepared, description)
-    _follow(prepared, description.get("rules", 1))
     _leave_dynamic(prepared, description.get("dynamic", {}))
     _leave_norms(prepared, description.get("norms", {}))
     _check_units(model, all_runners(prepared), description)
@@ -158,16 +161,8 @@ def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) ->
             _fuse_again(runner, info.recipe, norms[path])
 
 
-def _follow(prepared: nn.Module, rules: int) -> None:
-    """Fuse by the rules that the described model was fused by."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
-    for runner in all_runners(prepared).values():
-        if runner.fused.rules != rules:
-            _fuse_again(runner, info.recipe, {}, rules)
-
-
-def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None) -> None:
-    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats, rules)
+def _fuse_again(runner: GraphRunner, recipe: Recipe, floats: Mapping[str, str]) -> None:
+    fused = fuse_again(runner.fused, without_runner(runner.root), recipe, floats)
     runner.use(fused, {name: slot_observer(slot) for name, slot in fused.slots.items()})
 
 

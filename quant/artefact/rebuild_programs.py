@@ -1,4 +1,4 @@
-"""The programs of a model that is loaded: made again, and put in the order in which its description has them."""
+"""Captures the programs of a loaded model again, and puts them in the order of its description."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from torch import nn
 
-from quant.called_alone import alone
 from quant.static.examples import CannotRebuild, decode
 from quant.static.runner import GraphRunner, keep_programs, runners
 from quant.static.signature import guards, same_call, signature
+from quant.waiting_forwards import waiting
 
 
 def match_programs(prepared: nn.Module, description: Mapping[str, Any]) -> None:
     """Give each captured module the programs of the description, by their calls, and no others.
 
     Args:
-        prepared: with the programs of the example inputs, and of further examples that somebody gave.
-        description: of a conversion; calls that it has an example of are captured here.
+        prepared: has the programs of the example inputs and of the examples given by the user.
+        description: that of a conversion; calls for which it has an example are captured here.
 
     Raises:
-        CannotRebuild: nothing has shown the calls of some program.
+        CannotRebuild: neither the file nor the user has an example for the calls of a program.
     """
     wanted: dict[str, list[str]] = {}
     for name in (*description["calls"], *description.get("further", {})):
@@ -37,14 +37,14 @@ def match_programs(prepared: nn.Module, description: Mapping[str, Any]) -> None:
 
 
 def _add_parts(prepared: nn.Module, examples: Mapping[str, Any]) -> None:
-    """The programs of parts that were called alone, by examples of their calls."""
+    """Add the programs of parts that were called by themselves, from examples of their calls."""
     for path, example in examples.items():
-        waiting = alone(prepared.get_submodule(path))
-        if waiting is None:
+        forward = waiting(prepared.get_submodule(path))
+        if forward is None:
             continue
         if example is None:
             raise CannotRebuild(f"{path} was called by itself with objects that a file cannot hold")
-        waiting.add_program(*decode(example))
+        forward.add_program(*decode(example))
 
 
 def _place(name: str) -> int:
@@ -71,7 +71,7 @@ def _has_calls(runner: GraphRunner, name: str, description: Mapping[str, Any]) -
 
 
 def _captured(first: GraphRunner, name: str, description: Mapping[str, Any]) -> GraphRunner:
-    """The program of a call that the description has an example of."""
+    """The program of a call for which the description has an example."""
     unit, further = name.partition("@")[0] or "(root)", description.get("further", {})
     example = further.get(name)
     if example is None and name not in further:
@@ -86,5 +86,5 @@ def _captured(first: GraphRunner, name: str, description: Mapping[str, Any]) -> 
     args, kwargs = decode(example)
     added = None if first.extend is None else first.extend(first, args, kwargs)
     if added is None:
-        raise CannotRebuild(f"program {_place(name)} of {unit}: none can be made for the calls that it was made for")
+        raise CannotRebuild(f"program {_place(name)} of {unit}: its calls cannot be captured any more")
     return added

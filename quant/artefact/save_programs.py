@@ -1,7 +1,8 @@
-"""The programs of a converted model as a document for its file (`program_document.py`).
+"""Writes the programs of a converted model as a document for its file (`program_document.py`).
 
-A model of which something has no text is captured again when it is loaded: constants and objects that no file holds,
-functions outside of the allow-list, classes of packages that the model's modules do not come from.
+Some programs have no text: those with a constant or object that a file cannot hold, a function outside of the
+allow-list, or a class of a package that none of the model's modules is from. Such a model is captured again when it is
+loaded.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quant.artefact.program_document import (
 )
 from quant.half_precision import OwnOutputs
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import child_of
 from quant.runtime.part import Part
@@ -32,9 +34,8 @@ from quant.runtime.program_text import text_without_constants
 from quant.runtime.programs import RESERVED
 from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule_text import schedule_text
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
-from quant.runtime.user_replacements import ProgramOrigin
 from quant.static.description import DESCRIPTION
 from quant.static.graph_text import graph_text
 from quant.static.kept_graph import graph_of
@@ -42,17 +43,17 @@ from quant.static.named_parts import check_names
 
 
 class NoText(ValueError):
-    """A model of which something has no text; the message says what."""
+    """A program of the model has no text; the message says why."""
 
 
 def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
-    """The document of a model from `convert`, and the constants that its texts name by their places.
+    """The document of a model from `convert`, and the constants that its texts name `$0`, `$1`, ...
 
     Raises:
-        NoText: the model cannot be built from one; with the reason.
+        NoText: the model cannot be built from a document; the message says why.
     """
     if not model.__dict__[DESCRIPTION].get("fingerprint"):
-        raise NoText("its float model holds an object that cannot be looked into")
+        raise NoText("its float model holds an object that cannot be inspected")
     writer, names = Writer(), _names(model)
     layers = {id(module): place for place, module in enumerate(_of_class(model, StaticLayer))}
     document = {
@@ -60,12 +61,13 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
         "half": _half(model),
         "layers": [_layer(one, names) for one in _of_class(model, StaticLayer)],
         "norms": [_norm(one, names, layers) for one in _of_class(model, FoldedNorm)],
+        "registered": [_registered(one, names) for one in _of_class(model, StaticQuantModule) if one.sites],
         "recurrent": [{"names": names[id(one)]} for one in _of_class(model, (StaticRecurrent, StaticCell))],
         "units": [_unit(name, first, writer) for name, first in _units(model)],
     }
     constants = writer.constants
     if not all(map(is_plain, constants)):
-        raise NoText("a constant of its forward is a tensor that no file holds")
+        raise NoText("a constant of its forward is a tensor that a file cannot hold")
     document["orders"] = {str(place): _order(one) for place, one in enumerate(constants) if not one.is_contiguous()}
     try:
         for read in (read_units, check_graphs):
@@ -79,7 +81,7 @@ def write_programs(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def _check_names(first: ProgramRunner) -> None:
-    """Hold programs against the modules that they name, as loading does."""
+    """Check that the modules named by programs exist, as loading does."""
     for runner in first.programs():
         check_names(runner.program, runner)
     for part in _parts(first):
@@ -107,7 +109,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, ProgramRunner]]:
 
 
 def _half(model: nn.Module) -> dict[str, Any] | None:
-    """The types that a model in a half type gives its outputs."""
+    """The half type of a model and of its outputs; None for a model in float32."""
 
     def name(dtype: torch.dtype | None) -> str | None:
         return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -124,6 +126,10 @@ def _layer(layer: StaticLayer, names: Mapping[int, list[str]]) -> dict[str, Any]
         "own": layer.own,
         "backend": layer.backend,
     }
+
+
+def _registered(layer: StaticQuantModule, names: Mapping[int, list[str]]) -> dict[str, Any]:
+    return {"names": names[id(layer)], "class": type(layer).__name__, "own": layer.own}
 
 
 def _norm(norm: FoldedNorm, names: Mapping[int, list[str]], layers: Mapping[int, int]) -> dict[str, Any]:
@@ -150,8 +156,8 @@ def _parts(first: ProgramRunner) -> Iterator[Part]:
 
 def _runner(runner: ProgramRunner, writer: Writer) -> dict[str, Any]:
     origin, restored = runner.origin, runner.weights
-    if not isinstance(origin, ProgramOrigin) or not isinstance(restored, WeightsToRestore):
-        raise NoText(f"{runner.expected.path or 'the model'} has a program that was not made by quant.convert")
+    if origin is None or not isinstance(restored, WeightsToRestore):
+        raise NoText(f"{runner.expected.path or 'the model'} has a program that is not from quant.convert")
     return {
         **_program(runner.program, writer),
         "ranges": [[value, repr(scale), zero_point] for value, (scale, zero_point) in sorted(runner.ranges.items())],
@@ -175,5 +181,5 @@ def _part(part: Part, writer: Writer) -> dict[str, Any]:
 
 
 def _order(tensor: Tensor) -> list[int]:
-    """The dimensions in the order of memory, the widest step first."""
+    """The dimensions in the order of memory, the largest stride first."""
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])

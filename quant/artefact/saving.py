@@ -1,9 +1,8 @@
-"""`save`: a quantised model as one safetensors file with a JSON manifest in its header. No pickle.
+"""`save`: write a quantised model as one safetensors file with a JSON manifest in its header, without pickle.
 
-The file holds what the int8 modules hold (plain int8 and float32 tensors) and every other tensor of the model. The
-manifest says which float module each dynamically quantised one stands for, and of a static conversion the programs
-(`program_document.py`), the ranges and the calls (`static/description.py`). Nothing packed for a CPU is saved, so what
-was quantised on one machine loads on another.
+The file holds all tensors of the model, those of int8 modules as plain int8 and float32. The manifest has the class and
+settings of each dynamically quantised module, and for a static conversion its programs (`program_document.py`), ranges
+and calls (`static/description.py`). Weights packed for a CPU are not saved, so a file loads on any machine.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from quant.runtime.state import without_ranges
 from quant.static.description import DESCRIPTION, describe, tables
 
 _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
-"""Attributes of int8 modules that the float module does not tell."""
+"""Attributes of int8 modules that the float module does not determine."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a quantised model to `path`; the file appears only when it is whole.
 
     Raises:
-        ArtefactError: the model holds nothing quantised, is a part of a converted model or still being calibrated, or
-            has more in its state_dict than tensors.
+        ArtefactError: the model has no int8 module, is a part of a converted model, is still being calibrated, or has
+            values in its state_dict that are not tensors.
     """
     modules = _int8_modules(model)
     static = _static_models(model)
@@ -54,7 +53,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _programs(static: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Per static conversion its programs, or why they are not in the file; and the constants that they name."""
+    """For each static conversion, the document of its programs or the reason that it has none; and their constants."""
     documents: dict[str, Any] = {}
     constants: dict[str, Tensor] = {}
     for name, part in static.items():
@@ -68,13 +67,13 @@ def _programs(static: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str
 
 
 def _is_prepared(module: nn.Module) -> bool:
-    """Whether a captured module runs its graph in float still."""
+    """Whether a captured module is prepared and not converted."""
     runner = child_of(module, RESERVED)
     return isinstance(runner, Programs) and not isinstance(runner, ProgramRunner)
 
 
 def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
-    """The int8 modules that stand for a module of the user's, by name; their inner ones go with them."""
+    """The outermost int8 modules, by name."""
     modules: dict[str, QuantModule] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, QuantModule) and not any(name.startswith(f"{outer}.") or not outer for outer in modules):
@@ -83,7 +82,7 @@ def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
 
 
 def _static_models(model: nn.Module) -> dict[str, nn.Module]:
-    """What `convert` made, by name: the model itself, or parts that the user put in a model."""
+    """The results of `convert` in a model, by name: the model itself, or parts that the user put into it."""
     if any(_is_prepared(module) for module in model.modules()):
         raise ArtefactError(f"{type(model).__name__} is prepared and not yet int8; call quant.convert first")
     models = {name: module for name, module in model.named_modules() if DESCRIPTION in module.__dict__}
@@ -109,7 +108,7 @@ def _static_models(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """All that a loaded model needs to have the same numbers."""
+    """All tensors of the file, except the programs' constants."""
     state = without_ranges(model.state_dict())
     odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if odd:

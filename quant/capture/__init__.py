@@ -1,13 +1,13 @@
-"""Capture: run a model on example inputs, keep what it called as a graph, and hold the graph against the model.
+"""Capture: run a model on example inputs, record its calls as a graph, and prove the graph against the model.
 
-A module whose forward cannot be kept (it branches on a tensor's values, leaves torch and comes back, ...) becomes an
-island: one opaque call in its parent's graph, and the modules that it calls are captured each by itself. Decisions by
-sizes are kept together with a guard that checks them at every run. No hook of the user's runs during capture.
+A module whose forward cannot be a graph (it branches on a tensor's values, leaves torch and comes back, ...) becomes an
+island: one opaque call in its parent's graph, and each module that it calls is captured by itself. A branch on a size
+is recorded with a guard that checks the size at every run. The user's hooks do not run during capture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,12 @@ class Capture:
     """The graphs and islands of a model.
 
     Attributes:
-        graphs: by dotted name, the modules that are captured each in one graph; '' where the whole model is.
-        islands: by dotted name, why a module is none of a graph's.
-        called: dotted names of every module that ran.
+        graphs: dotted name of a captured module -> its graph; '' is the whole model.
+        islands: dotted name of an island -> the reason that it is one.
+        called: dotted names of all modules that ran.
         state: dotted names of the attributes, buffers and submodules that some forward changed.
-        unlike_in_training: by dotted name, why ranges from training do not serve a layer in eval mode.
+        unlike_in_training: dotted name of a layer -> the reason that ranges from training do not fit it in eval mode.
+        known: dotted names of modules that are captured already, and not again.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Capture:
     called: set[str] = field(default_factory=set)
     state: set[str] = field(default_factory=set)
     unlike_in_training: dict[str, str] = field(default_factory=dict)
+    known: Collection[str] = ()
 
 
 def capture(
@@ -50,10 +52,10 @@ def capture(
     """Capture `model` on one set of inputs.
 
     Args:
-        model: left as it is; run in eval mode, without gradients.
+        model: run in eval mode, without gradients, and restored afterwards.
         example_inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-        training: whether the graph is to be trained: it then has to have the backward of every function.
-        islands: what is known to be none of a graph's, by dotted name, and why.
+        training: whether the graph is to be trained, so that every function needs its backward.
+        islands: dotted name of a known island -> the reason.
 
     Raises:
         TypeError: forward does not take these arguments.
@@ -67,15 +69,24 @@ def capture(
     return captured
 
 
-def capture_call(module: nn.Module, path: str, call: Arguments, islands: dict[str, str], *, training: bool) -> Capture:
+def capture_call(
+    module: nn.Module,
+    path: str,
+    call: Arguments,
+    islands: Mapping[str, str],
+    *,
+    training: bool,
+    known: Collection[str] = (),
+) -> Capture:
     """Capture another call of a module of a model that was captured before.
 
     Args:
         path: dotted name of the module in that model.
-        islands: why modules of the model are none of a graph's, by dotted name.
+        islands: dotted name of a known island -> the reason.
         training: as for `capture`.
+        known: dotted names of modules in it that are captured already, as which an island may call them.
     """
-    captured = Capture(islands=dict(islands))
+    captured = Capture(islands=dict(islands), known=known)
     refuse_read_once(module, path, bind(module, *call))
     with watching(module) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, captured, training)
@@ -111,7 +122,7 @@ def _capture_unit(
 
 
 def _capture_children(watched: Watched, recorder: Recorder, island: str, captured: Capture, training: bool) -> None:
-    """Capture the modules that an island calls."""
+    """Capture each module that an island calls."""
     parent = recorder.inside.calls[island]
     forward = parent.module.__dict__["forward"]
     for child in parent.children:
@@ -121,8 +132,8 @@ def _capture_children(watched: Watched, recorder: Recorder, island: str, capture
 
 
 def _capture_child(watched: Watched, recorder: Recorder, path: str, captured: Capture, training: bool) -> None:
-    """Capture a module that an island calls, or, where its calls do not look alike, the modules that it calls."""
-    if path in captured.graphs or path not in recorder.inside.calls:
+    """Capture a module that an island calls; where it cannot have a graph, the modules that it calls."""
+    if path in captured.graphs or path in captured.known or path not in recorder.inside.calls:
         return
     call = recorder.inside.calls[path]
     if watched.has_hooks_in(call.module):

@@ -1,9 +1,9 @@
-"""What capture goes through in the place of torch's attention layers, whose own forward no graph can show.
+"""Forwards that capture records in place of those of torch's attention layers, which a graph cannot represent.
 
-`nn.MultiheadAttention` hands everything to one function and chooses between kernels by flags. `multihead` computes
-the same by plain calls of the parameters, so that the projections are linear layers as any others; `attend` and
-`attention_weights` (`quant/runtime/calls.py`) stay one call each. Torch's encoders and decoders look into their masks,
-only to find out whether they are causal.
+`nn.MultiheadAttention` passes everything to one function, which chooses a kernel by flags. `multihead` computes the
+same by plain calls on the parameters, so that its projections are ordinary linear layers; `attend` and
+`attention_weights` (`quant/runtime/calls.py`) stay one call each. Torch's encoders and decoders read the values of
+their masks, only to see whether they are causal.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from quant.leaves import base_layer, is_attention
 from quant.runtime.calls import attend, attention_weights
 
 HINTS: dict[type[nn.Module] | None, str] = {nn.TransformerEncoder: "is_causal", nn.TransformerDecoder: "tgt_is_causal"}
-"""Arguments that say whether a mask is causal, which changes no result; None makes torch compare the mask's values."""
+"""Arguments that say whether a mask is causal. They change no result, but None makes torch read the mask's values."""
 
 
 def forward_of(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """What capture goes through when `module`, whose own forward is `forward`, is called."""
+    """The forward that capture records for `module`, whose own forward is `forward`."""
     if isinstance(module, nn.MultiheadAttention) and is_attention(module):
         return partial(multihead, module)
     return partial(_unlooking, module, forward) if base_layer(module) in HINTS else forward
 
 
 def stop_nesting(module: nn.Module) -> None:
-    """Let torch's encoders compute on ordinary tensors, whatever the mask: to choose, they look into it."""
+    """Keep torch's encoders from using nested tensors, a choice for which they read the mask's values."""
     if base_layer(module) in HINTS:
         module.__dict__["use_nested_tensor"] = False
 
 
 def _unlooking(module: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """An encoder's or decoder's forward without looks into masks."""
+    """An encoder's or decoder's forward, without reading the values of masks."""
     bound = inspect.signature(forward).bind(*args, **kwargs)
     bound.apply_defaults()
     hint = HINTS[base_layer(module)]
@@ -57,7 +57,7 @@ def multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The arguments, shapes and results of torch.nn.MultiheadAttention, for modules that `is_attention` takes."""
+    """The forward of torch.nn.MultiheadAttention by plain calls, for modules that `is_attention` accepts."""
     if is_causal and attn_mask is None:
         raise ValueError("is_causal is a hint about attn_mask, which must be given too")
     # Not dim(), which each run would check beside the plan: a call of other ranks fails in permute or unflatten.
@@ -65,7 +65,7 @@ def multihead(
     length_first = not (batched and module.batch_first)
     projected = _projected(module, query, key, value)
     q, k, v = (_heads(one if batched else one.unsqueeze(1), length_first) for one in projected)
-    # As torch does: where the kernel knows what causal means, the mask that is said to be it is not read.
+    # As torch does: where the kernel has a causal form, a mask declared causal is not read.
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(module, attn_mask, key_padding_mask, batched, q.dtype)
     y = attend(q, k, v, mask, is_causal=causal, dropout=module.dropout, training=module.training)
@@ -78,7 +78,7 @@ def multihead(
 
 
 def _projected(module: nn.MultiheadAttention, *inputs: Tensor) -> list[Tensor]:
-    """Query, key and value, (..., heads, head_dim) each. Neighbours that are one tensor are one product."""
+    """Query, key and value, (..., heads, head_dim) each. Neighbouring inputs that are one tensor are one product."""
     size, shape = module.embed_dim, (module.num_heads, module.head_dim)
     bias: Any = module.in_proj_bias
     if not module._qkv_same_embed_dim:
@@ -104,7 +104,7 @@ def _heads(x: Tensor, length_first: bool) -> Tensor:
 def _mask(
     module: nn.MultiheadAttention, attn_mask: Tensor | None, padding: Tensor | None, batched: bool, dtype: torch.dtype
 ) -> Tensor | None:
-    """What is added to the scores, with dimensions that go with (batch, heads, length, keys)."""
+    """The mask to add to the scores, broadcastable to (batch, heads, length, keys)."""
     if padding is not None:
         padding = _additive(padding if batched else padding.unsqueeze(0), dtype).unflatten(1, (1, 1, -1))
     if attn_mask is None:
@@ -116,7 +116,7 @@ def _mask(
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask forbids where it is true."""
+    """A mask as numbers to add: -inf where a boolean mask is true."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
     return mask if mask.dtype == dtype else mask.to(dtype)

@@ -1,4 +1,4 @@
-"""The results of a call, each tensor and number of which is a value of its own."""
+"""Notes calls with their results; each tensor and number in a result is a value of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quant.runtime.trees import Ref
 
 
 class CallResults:
-    """Notes calls with what they gave."""
+    """Notes calls and their results on a tape."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -32,10 +32,14 @@ class CallResults:
         sized_by_values: bool = False,
         hold: Callable[[], None] | None = None,
     ) -> Any:
-        """Note a call with its results, each part of which is a value of its own.
+        """Note a call with its result; returns what the forward gets for it.
 
         Args:
-            hold: what else is noted of the call, before anything is read of its value.
+            node: the call.
+            value: its result.
+            follows: the strongest source of its arguments (`tape.py`).
+            sized_by_values: whether the sizes of the result depend on values.
+            hold: notes more of the call, before any part of its result.
         """
         if isinstance(value, Tensor):
             if id(value) in self.tape.where or id(value) in self.tape.attributes:
@@ -54,7 +58,7 @@ class CallResults:
         return self._parts(value, index, node.owner, follows, sized_by_values)
 
     def _same_tensor(self, node: Node, value: Tensor, follows: int, sized_by_values: bool) -> Tensor:
-        """A call that gave its tensor back as it is."""
+        """Note a call that returned one of its arguments."""
         older = self.tape.where.get(id(value))
         if older is None:  # a parameter or buffer, which is read anew at every run
             self.tape.typed = self.tape.typed or self.tape.follows_from((node.args[1:], node.kwargs)) == GIVEN
@@ -64,7 +68,7 @@ class CallResults:
         return value
 
     def _hold_count(self, node: Node, count: int, sized_by_values: bool) -> None:
-        """The forward goes on with so many parts, which follows from a size."""
+        """Guard the number of parts of a result, which depends on a size."""
         if sized_by_values:
             self.tape.problem(node.owner, "counts by a tensor's values")
         length = Node(len(self.tape.nodes), Kind.FUNCTION, len, (Ref(node.index),), owner=node.owner)
@@ -73,7 +77,7 @@ class CallResults:
     def _parts(
         self, value: Any, index: int, owner: str, follows: int, sized_by_values: bool, around: tuple[int, ...] = ()
     ) -> Any:
-        """`value`, the value of node `index`, with its tensors and numbers known as parts of it."""
+        """The result of node `index`, with its tensors and numbers noted as parts of it."""
         inside = (*around, id(value))
 
         def part(item: Any, function: Callable[..., Any], key: Any) -> Any:

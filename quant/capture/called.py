@@ -1,7 +1,7 @@
-"""The modules that islands call, with what: each of them is captured by itself afterwards, where it can be.
+"""Notes the modules that islands call, and their arguments, so that each can be captured by itself afterwards.
 
-An island may call its layers in threads of its own; whatever thread calls a module that is watched does so for the
-forward that is recorded, since the model is a copy that nobody else has.
+An island may call its layers in threads of its own. The model is a private copy, so a call in any thread belongs to the
+recorded forward.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -17,25 +18,38 @@ from torch import nn
 
 from quant.capture.places import States
 from quant.capture.places import alike as found_alike
+from quant.capture.random_draws import torch_state
 from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import foreign, is_transformed, read_once
 from quant.leaves import is_leaf
 from quant.runtime.arguments import Arguments, alike, copied, copied_together, share_memory, tensors_in
 
-OTHER_PARAMETERS = "it is called with parameters that are not its own"
-VARIES = "it is called with different arguments each time"
+
+class AloneReason(str, Enum):
+    """Why a module that an island calls has no graph of its own, as its calls show; reports and files have the text."""
+
+    OTHER_PARAMETERS = "it is called with parameters that are not its own"
+    VARIES = "it is called with different arguments each time"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def read(cls, text: str) -> str:
+        """The member with a text, as a file has it; other texts as they are."""
+        return next((one for one in cls if one.value == text), text)
 
 
 @dataclass
 class Called:
-    """A module as an island called it.
+    """A module that an island called.
 
     Attributes:
-        example: the arguments of its first call, or of the first in which some lie over one memory, copied.
-        reason: why no graph of its own can stand for its calls; '' where one can.
-        output, chance: what it gave for them, and torch's random state before; None of an island's own call.
+        example: a copy of the arguments of its first call, or of the first in which some share memory.
+        reason: the reason that it cannot have a graph of its own; '' where it can.
+        output, chance: its output in that call, and torch's random state before it; None for the island itself.
         reached: the objects outside of the model that it used in its first call.
-        children: dotted names of the modules that it called in turn.
+        children: dotted names of the modules that it called.
     """
 
     module: nn.Module
@@ -48,10 +62,10 @@ class Called:
 
 
 class IslandCalls:
-    """What is called while modules run as they are, in any thread.
+    """The calls of modules while an island runs, in any thread.
 
     Attributes:
-        calls: by dotted name, every module that was called.
+        calls: dotted name -> module that was called.
     """
 
     def __init__(self, before: Snapshot, reached: Callable[[], States]) -> None:
@@ -64,12 +78,12 @@ class IslandCalls:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this is another thread than the one that records."""
+        """Whether this is a thread other than the one that records."""
         return threading.get_ident() != self._thread
 
     @property
     def running(self) -> str | None:
-        """The innermost module that runs as it is and calls others, as this thread sees it."""
+        """The innermost module running in an island, as seen by this thread."""
         own = self._stack()
         return own[-1] if own else self._running[-1] if self._running else None
 
@@ -82,7 +96,7 @@ class IslandCalls:
         return running
 
     def note(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call of a module by the one that is running, which may be itself (`super().forward`)."""
+        """Note a call of a module by the running one, which may be the module itself (`super().forward`)."""
         parent = self.running
         with self._lock:
             if parent is not None and parent != path and path not in self.calls[parent].children:
@@ -90,21 +104,21 @@ class IslandCalls:
             known = self.calls.get(path)
             reason, reached = _why_alone(module, (args, kwargs)), self._reached()
             if not reason and self._before.are_swapped(module):
-                reason = OTHER_PARAMETERS
+                reason = AloneReason.OTHER_PARAMETERS
             if known is None:
                 example: Arguments = ((), {}) if reason else copied_together((args, kwargs))
-                chance = torch.get_rng_state()
+                chance = torch_state()
                 self.calls[path] = Called(module, example, reason, chance=chance, reached=reached)
             elif not known.reason:
                 same = alike(module, known.example, (args, kwargs)) and found_alike(known.reached, reached)
-                known.reason = reason or ("" if same else VARIES)
+                known.reason = reason or ("" if same else AloneReason.VARIES)
                 shows = share_memory(tensors_in(known.example)) or not share_memory(tensors_in((args, kwargs)))
                 if not (known.reason or shows):  # what it may write is seen in another argument, which is to be known
                     known.example, known.output = copied_together((args, kwargs)), None
-                    known.chance = torch.get_rng_state()
+                    known.chance = torch_state()
 
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that an island begins: what its last call called counts, not what earlier ones did."""
+        """Note that an island starts; the calls of its earlier runs are forgotten."""
         with self._lock:
             if path not in self.calls:
                 self.note(path, module, args, kwargs)
@@ -112,7 +126,7 @@ class IslandCalls:
 
     @contextmanager
     def within(self, path: str) -> Iterator[None]:
-        """Let calls of this thread be the module's."""
+        """Attribute calls of this thread to the module `path`."""
         stack = self._stack()
         stack.append(path)
         try:
@@ -123,7 +137,7 @@ class IslandCalls:
     def call(
         self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module as it is, and note it."""
+        """Call a module's own forward, and note the call."""
         if path == self.running:
             return forward(*args, **kwargs)
         self.note(path, module, args, kwargs)
@@ -136,7 +150,7 @@ class IslandCalls:
 
 
 def _why_alone(module: nn.Module, call: Arguments) -> str:
-    """Why no graph can stand for a module's call; '' where one can."""
+    """The reason that a graph cannot represent a module's call; '' where it can."""
     once, tensors = read_once(call), tensors_in(call)
     if once:
         return f"it is called with a {once}, which can be read once"

@@ -1,7 +1,7 @@
-"""How a call of torch's stands in a graph, and which functions of torch give no values, sizes, or random ones.
+"""The node that a call of torch becomes, and tables of torch's functions that return metadata, sizes or random values.
 
-The tables hold the functions, methods and attributes themselves: a function of someone else's with the name of one of
-torch's is another function.
+The tables hold the functions, methods and attributes themselves, so a user's function with the name of one of torch's
+is not taken for it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NAMESPACES = (torch, torch._C._VariableFunctions, Tensor, F, nn.init)
 
 
 def functions(*names: str) -> frozenset[Any]:
-    """What torch has under some names: functions, and methods and attributes of tensors.
+    """The functions of torch, and the methods and attributes of tensors, that have one of these names.
 
-    Names that this version of torch does not have are none.
+    Names that this version of torch does not have are skipped.
     """
     return frozenset(getattr(place, name) for place in _NAMESPACES for name in names if hasattr(place, name))
 
@@ -37,32 +37,32 @@ METADATA = functions(
     "has_names", "is_shared", "is_tensor", "is_storage", "result_type", "promote_types", "can_cast",
     "get_default_dtype",
 )  # fmt: skip
-"""Attributes and calls that no values of the same kind change, and texts for people: used as they are."""
+"""Attributes and calls whose result is a constant of the kind of tensor, or a text for people; not recorded."""
 
 OF_MEMORY = functions("storage_offset", "_is_view", "_base")
-"""Those of `METADATA` about where a tensor lies, which of an argument its caller may change from call to call."""
+"""Those of METADATA about a tensor's memory, which may differ between calls where the tensor is an argument."""
 
 OF_GRADIENTS = functions(
     "requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "retain_grad", "register_hook", "requires_grad_",
     "register_post_accumulate_grad_hook",
 )  # fmt: skip
-"""Attributes and calls about the gradients of a tensor: captures and converted models have none, training has."""
+"""Attributes and calls about a tensor's gradients, which training has and a capture does not."""
 
 GIVES_BACK = functions(
     "contiguous", "to", "float", "double", "half", "bfloat16", "bool", "int", "long", "short", "char", "byte", "type",
     "type_as", "cpu", "flatten", "ravel", "real", "conj", "resolve_conj", "resolve_neg", "positive", "__pos__",
     "atleast_1d", "atleast_2d", "atleast_3d", "as_tensor", "asarray",
 )  # fmt: skip
-"""Calls that give their tensor itself where it is of the wanted kind, and one of the same values where it is not."""
+"""Calls that return their tensor itself where it is of the wanted kind already, else a converted copy."""
 
 SIZES = functions("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__")
-"""Attributes and calls whose result follows from the sizes of a tensor."""
+"""Attributes and calls whose result depends on the sizes of a tensor."""
 
 COUNTED = functions(
     "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
     "meshgrid", "broadcast_tensors",
 )  # fmt: skip
-"""Calls whose number of results follows from a size."""
+"""Calls whose number of results depends on a size."""
 
 RANDOM = functions(
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like", "randn_like",
@@ -70,19 +70,19 @@ RANDOM = functions(
     "log_normal_", "dropout", "alpha_dropout", "feature_dropout", "rrelu", "empty", "empty_like", "new_empty",
     "empty_strided",
 )  # fmt: skip
-"""Calls whose values follow from nothing that they are given."""
+"""Calls whose values do not depend on their arguments."""
 
 SIZED_BY_VALUES = functions(
     "nonzero", "argwhere", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "bincount",
     "histc", "repeat_interleave", "combinations", "to_sparse", "coalesce", "indices", "one_hot",
 )  # fmt: skip
-"""Calls whose number of results follows from values."""
+"""Calls whose number of results depends on values."""
 
 UNTAGGED = {"torchvision::nms"}
-"""Operators whose number of results follows from values, although torch's tag does not say so."""
+"""Operators whose number of results depends on values, although torch does not tag them so."""
 
 ASKS_DTYPE = functions("dtype", "is_floating_point", "is_complex", "type")
-"""Attributes and calls whose result is a dtype or follows from one."""
+"""Attributes and calls whose result is a dtype or depends on one."""
 
 BRANCHES = functions("__bool__", "is_nonzero", "equal", "allclose")
 """Calls whose result a forward branches on."""
@@ -93,23 +93,23 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     Tensor.add: operator.add, Tensor.sub: operator.sub, Tensor.mul: operator.mul, Tensor.div: operator.truediv,
     Tensor.matmul: operator.matmul, Tensor.neg: operator.neg, Tensor.__getitem__: operator.getitem,
 }  # fmt: skip
-"""Methods behind Python's operators, as the operators."""
+"""Method of a tensor -> the operator of Python's that it implements."""
 
 REFLECTED: dict[Any, Callable[..., Any]] = {
     Tensor.__radd__: operator.add, Tensor.__rsub__: operator.sub, Tensor.__rmul__: operator.mul,
     Tensor.__rdiv__: operator.truediv, Tensor.__rtruediv__: operator.truediv, Tensor.__rmatmul__: operator.matmul,
     Tensor.__rpow__: operator.pow, Tensor.__rfloordiv__: operator.floordiv, Tensor.__rmod__: operator.mod,
 }  # fmt: skip
-"""The same with their operands in the other order."""
+"""The same for reflected methods, whose operands are swapped."""
 
 
 def canonical(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Kind, Any, tuple[Any, ...], dict[str, Any]]:
-    """Kind, target, args and kwargs of the node that a call of torch's becomes.
+    """Kind, target, args and kwargs of the node that a call of torch becomes.
 
-    A function mode is told of the C function or the descriptor of `Tensor`. In a graph an operator is Python's
-    (`operator.add`), another method is its name, and an attribute is `getattr`.
+    A function mode gets the C function or the descriptor of `Tensor`. In a graph an operator is Python's
+    (`operator.add`), another method is its name, and an attribute is a call of `getattr`.
     """
     if isinstance(function, MethodWrapperType) and function == getattr(function.__self__, "__get__", None):
         return Kind.FUNCTION, getattr, (args[0], attribute_name(function)), {}
@@ -125,19 +125,19 @@ def canonical(
 
 
 def attribute_name(getter: Any) -> str:
-    """The attribute behind `Tensor.shape.__get__` and its like."""
+    """The attribute's name of a getter such as `Tensor.shape.__get__`."""
     return str(getattr(getattr(getter, "__self__", None), "__name__", "")) or str(
         getattr(getattr(getattr(getter, "__self__", None), "fget", None), "__name__", "")
     )
 
 
 def called(node: Node) -> Any:
-    """What a node of a graph calls or reads, as `functions` gives it; None for a module."""
+    """The function, method or attribute that a node calls or reads, as in `functions`; None for a module."""
     return called_at(node.kind, node.target, node.args)
 
 
 def called_at(kind: Kind, target: Any, args: tuple[Any, ...]) -> Any:
-    """The same of a node that is not built yet."""
+    """The same by the fields of a node."""
     if kind is Kind.METHOD:
         return getattr(Tensor, target, None)
     if target is getattr:
@@ -146,7 +146,7 @@ def called_at(kind: Kind, target: Any, args: tuple[Any, ...]) -> Any:
 
 
 def is_sized_by_values(target: Any) -> bool:
-    """Whether the sizes of a call's result follow from values, by torch's tables or by the tag of an operator."""
+    """Whether the sizes of a call's result depend on values, by the tables here or by the tag of an operator."""
     if isinstance(target, OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
         tagged = any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)
@@ -155,7 +155,7 @@ def is_sized_by_values(target: Any) -> bool:
 
 
 def says_it_writes(kind: Kind, target: Any, kwargs: dict[str, Any], module: nn.Module | None = None) -> bool:
-    """Whether a call changes its first argument, and gives it back, by its name or its settings."""
+    """Whether a call changes its first argument and returns it, by its name or its settings."""
     if kind is Kind.MODULE:
         return bool(getattr(module, "inplace", False))
     name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -1,4 +1,4 @@
-"""Where two recordings of a module are not the same calls, and which module is at fault for it."""
+"""Compares two recordings of a module: the first difference in their calls, and the module that causes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problem_of(one: Recorder, other: Recorder) -> tuple[str, str] | None:
 
 
 def decides_otherwise(one: Recorder, other: Recorder) -> bool:
-    """Whether the first difference is a decision by a size, which a guard of the graph sees."""
+    """Whether the first difference is a branch on a size, which a guard of the graph checks."""
     place = _first_other_call(one, other)
     if place is None or place >= min(len(one.nodes), len(other.nodes)):
         return False
@@ -37,7 +37,7 @@ def decides_otherwise(one: Recorder, other: Recorder) -> bool:
 
 
 def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
-    """The module at fault for the first difference that is none of values, and what it does."""
+    """The module that causes the first difference other than in values, and the reason; None without a difference."""
     for (_, owner, a), (_, _, b) in zip(one.foreign, other.foreign, strict=False):
         if a is not b:
             return owner, "reads a tensor that was created outside of torch, or where no calls are recorded"
@@ -57,9 +57,9 @@ def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:
 
 
 def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
-    """The module that makes two recordings part at a call of `owner`: who was called with other things only follows."""
+    """The module that causes a difference at a call of `owner`, which may only have got other arguments."""
     caller = ""
-    for span in reversed(one.spans):  # noted when they end: callers come first
+    for span in reversed(one.spans):  # spans are noted when they end, so callers come first
         inside = span.start <= place <= span.end and f"{owner}.".startswith(f"{span.path}.")
         same_calls = (
             counterpart
@@ -75,7 +75,7 @@ def _at_fault(one: Recorder, other: Recorder, owner: str, place: int) -> str:
 
 
 def _without_repeated(one: Any, other: Any) -> Any:
-    """The first output without the constants that it wrote on the module: a second call finds them there already."""
+    """The first recording's output without the constants written on the module, which a second call finds there."""
     if type(one) is not Result:
         return one
     again = {write.target for write in other.writes} if type(other) is Result else set()
@@ -92,7 +92,7 @@ def _is_constant(tree: Any) -> bool:
 
 
 def needs_alike(one: Recorder, other: Recorder) -> bool:
-    """Whether two recordings differ in nothing but calls whose values nobody reads."""
+    """Whether two recordings differ at most in calls whose values are not read."""
     if len(one.foreign) != len(other.foreign) or any(
         a[2] is not b[2] for a, b in zip(one.foreign, other.foreign, strict=True)
     ):
@@ -104,7 +104,7 @@ def needs_alike(one: Recorder, other: Recorder) -> bool:
 
 
 def _numbered(recorder: Recorder) -> list[tuple[Any, Any]]:
-    """What is called with what, of the calls that are needed, numbered among themselves; the output is the last."""
+    """The needed calls with their arguments, renumbered; the output comes last."""
     places = {index: place for place, index in enumerate(_needed(recorder))}
 
     def renumbered(tree: Any) -> Any:
@@ -120,7 +120,7 @@ def _needed(recorder: Recorder) -> list[int]:
 
 
 def _writer(one: Result, other: Result) -> str:
-    """The module whose attribute is written otherwise in another call."""
+    """The module with an attribute that the two calls write differently."""
     targets = {write.target: write for write in other.writes if isinstance(write.target, str)}
     for write in one.writes:
         if isinstance(write.target, str):
@@ -131,7 +131,7 @@ def _writer(one: Result, other: Result) -> str:
 
 
 def _first_other_call(one: Recorder, other: Recorder) -> int | None:
-    """The first place where two recordings are not the same call."""
+    """The first node at which two recordings have different calls."""
     for place, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=False)):
         same_call = a.kind == b.kind and a.owner == b.owner and (a.target is b.target or a.target == b.target)
         if not same_call or not _alike((a.args, a.kwargs), (b.args, b.kwargs)):
@@ -156,7 +156,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _keys(tree: Any) -> Iterator[Any]:
-    """The keys of the dicts in a tree that are texts or numbers, in order."""
+    """The string and number keys of the dicts in a tree, in order."""
     if isinstance(tree, Mapping):
         yield from (key for key in tree if isinstance(key, (str, int, float)))
         parts: Any = tree.values()

@@ -1,7 +1,7 @@
-"""What the code of a forward names, and that of the helpers that it calls: what Python can be asked before it runs.
+"""Inspects the code of a forward and of its helpers before it runs: the names they use, and certain operations.
 
-Its helpers are the functions of the same file that it names, and the module's own methods. What lies deeper is not
-found, and code of Python's own, of torch and of numpy is not looked into.
+Helpers are the functions of the same file that it names, and the module's own methods. Deeper calls are not followed,
+and the code of Python's library, torch and numpy is not inspected.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import nn
 
 ASKS_CLASS = {"isinstance", "issubclass", "type", "__class__"}
 TEXTS = frozenset({"hex", "oct", "bin", "chr", "dumps"})
-"""Functions that make a text of an int."""
+"""Functions that format an int as text."""
 INT_IN_TEXT = re.compile(r"%[-+ #0]*[0-9*]*(\.[0-9*]+)?[diouxXc]")
 PERCENT = {("BINARY_OP", "%"), ("BINARY_OP", "%="), ("BINARY_MODULO", ""), ("INPLACE_MODULO", "")}
 FOREIGN = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"}
-"""Packages whose code is not looked into."""
+"""Packages whose code is not inspected."""
 
 
 def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Module) -> bool:
-    """Whether a forward names a class of a child's, and something that asks for classes: an int8 layer has another."""
+    """Whether a forward checks for a class of the child's, which an int8 layer would not pass."""
     function = function_of(forward)
     if function is None:
         return False
@@ -42,7 +42,7 @@ def looks_at_class(module: nn.Module, forward: Callable[..., Any], child: nn.Mod
 
 
 def named_in(root: nn.Module, attributes: Collection[str]) -> str:
-    """The first of some attributes that the code of a forward in a module names; '' where none does."""
+    """The first of `attributes` that the code of a forward within `root` names; '' where none does."""
     for module in root.modules() if attributes else ():
         for one in own_functions(module, module.forward):
             texts = {constant for constant in one.__code__.co_consts if isinstance(constant, str)}  # of getattr
@@ -53,13 +53,13 @@ def named_in(root: nn.Module, attributes: Collection[str]) -> str:
 
 
 def asks_for_gradients(root: nn.Module) -> bool:
-    """Whether the code of a forward in a module asks if gradients are taken."""
+    """Whether the code of a forward within `root` calls `is_grad_enabled`."""
     functions = (one for module in root.modules() for one in own_functions(module, module.forward))
     return any("is_grad_enabled" in names_in(one.__code__) for one in functions)
 
 
 def writes_texts(module: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a forward makes texts of ints in C, where one that takes notes is not asked: `'%d' % n`, `hex(n)`."""
+    """Whether a forward formats ints in C (`'%d' % n`, `hex(n)`), which a RecordedInt does not notice."""
     return any(_writes_texts(one.__code__) for one in own_functions(module, forward))
 
 
@@ -70,7 +70,7 @@ def _writes_texts(code: types.CodeType) -> bool:
 
 
 def _formats_ints(code: types.CodeType) -> bool:
-    """Whether code has a text for `%` with a place for an int, and a `%` that is not on the way to an error."""
+    """Whether code has a `%` format with a place for an int, other than in the message of an error."""
     if not any(isinstance(constant, str) and INT_IN_TEXT.search(constant) for constant in code.co_consts):
         return False
     raised = False
@@ -85,7 +85,7 @@ def _formats_ints(code: types.CodeType) -> bool:
 
 
 def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.FunctionType]:
-    """A module's forward and its helpers, where they are the user's or a library's and no code of torch's."""
+    """A module's forward and its helpers; empty where the forward is of torch or another FOREIGN package."""
     function = function_of(forward)
     if function is None or (function.__module__ or "").partition(".")[0] in FOREIGN:
         return []
@@ -94,7 +94,7 @@ def own_functions(module: nn.Module, forward: Callable[..., Any]) -> list[types.
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names that code and the functions in it look up."""
+    """The global names and attributes that code, and functions inside it, look up."""
     inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
@@ -104,7 +104,7 @@ def own_classes(kind: type) -> Iterator[type]:
 
 
 def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """The functions of the same file that a function names, and the module's methods."""
+    """The functions of the same file, and the methods of the module, that a function names."""
     for name in names_in(function.__code__):
         of_class = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), None)
         own = vars(module).get(name, of_class)
@@ -115,8 +115,8 @@ def _helpers(module: nn.Module, function: types.FunctionType) -> Iterator[types.
 
 
 def function_of(value: Any) -> types.FunctionType | None:
-    """The Python function in a method, a partial function or a wrapper."""
-    if value is None or isinstance(value, (types.ModuleType, str, int)):  # what most names stand for
+    """The Python function inside a method, partial or wrapper; None where there is none."""
+    if value is None or isinstance(value, (types.ModuleType, str, int)):  # the most frequent kinds
         return None
     try:
         value = inspect.unwrap(value)

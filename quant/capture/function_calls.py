@@ -1,4 +1,4 @@
-"""Calls of torch's functions, methods and attributes, as a function mode is told of them."""
+"""Notes the calls of torch's functions, methods and attributes that a function mode intercepts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from quant.runtime.trees import Attr, Ref, leaves
 
 
 class FunctionCalls:
-    """Notes calls of torch's on a tape.
+    """Notes calls of torch on a tape.
 
     Args:
         training: whether the graph is to be trained.
-        until: the code below whose frame the forward runs.
+        until: the code object below whose frame the forward runs.
     """
 
     def __init__(self, tape: Tape, results: CallResults, writes: Writes, *, training: bool, until: CodeType) -> None:
@@ -54,11 +54,12 @@ class FunctionCalls:
     def note(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, known: Any
     ) -> Any:
-        """Note one call, and give what the forward gets for it.
+        """Note one call; returns what the forward gets for it.
 
         Args:
-            value: what the call gave.
-            known: the tensors among its arguments, with their versions before it.
+            func, args, kwargs: the call, as a function mode gets it.
+            value: its result.
+            known: the tensors among its arguments, with their versions before the call.
         """
         kind, target, args, kwargs = canonical(func, args, kwargs)
         function = called_at(kind, target, args)
@@ -101,13 +102,13 @@ class FunctionCalls:
         static = not self.tape.is_sized_by_values(places)
         if not isinstance(value, tuple):
             is_length = called(node) in LENGTH
-            if is_length:  # `len` makes a number of its own of whatever it is given
+            if is_length:  # `len` returns a plain int
                 node.kind, node.target, node.args = Kind.METHOD, "size", (places[0][0], 0)
             number = recorded(int(value), self.tape, self.tape.append(node, value, follows), static)
             if is_length:
                 self.tape.hold(number, "counts by")
             return self.tape.held_for_texts(number)
-        self.tape.ranked = self.tape.ranked or follows == GIVEN  # how many sizes there are is not noted
+        self.tape.ranked = self.tape.ranked or follows == GIVEN  # the number of sizes itself is not noted
         index = self.tape.append(node, value, follows)
         items = []
         for place, size in enumerate(value):
@@ -116,7 +117,7 @@ class FunctionCalls:
         return self.tape.held_for_texts(type(value)(items))
 
     def _read(self, function: Any, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
-        """A call that gives something that is no tensor: values leave torch, unless they are the same in every call."""
+        """A call whose result is not a tensor: its values leave torch, unless they are the same in every call."""
         if follows == CONSTANT:
             return value
         stored = [leaf for leaf in leaves(places) if isinstance(leaf, Attr)]

@@ -1,9 +1,9 @@
-"""What an island gives and leaves, as its caller depends on it.
+"""Guards the outputs of islands, and notes the state that islands keep.
 
-Tensors and numbers that it gives are values of the graph. Its caller may go on by anything else in them, so the form of
-the rest (`runtime/forms.py`) is held by a guard; what can be changed, or has no text, only the caller's own forward can
-handle. A guard that fails lets another program run the call from its beginning, and with it the island once more: after
-one that keeps something of its calls no guard may stand.
+Tensors and numbers in an island's output are values of the graph. The caller may branch on everything else in it, so a
+guard compares its form (`runtime/forms.py`). An output with mutable objects, or without a form, makes the caller an
+island too. When a guard fails, another program runs the call from its beginning, the island included. So no guard may
+follow an island that keeps state.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy
-import torch
 from torch import Tensor, nn
 
 from quant.capture.module_state import ModuleState
 from quant.capture.places import Checked
+from quant.capture.random_draws import torch_state
 from quant.capture.scripted import ScriptState
 from quant.capture.tape import CONSTANT, Tape
 from quant.graph import Kind, Node
@@ -28,20 +28,20 @@ from quant.runtime.trees import Ref, leaves
 
 
 class IslandResults:
-    """Holds what islands give, and notes which of them keep something of their calls."""
+    """Guards the outputs of islands, and notes which of them keep state."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.lasting: list[tuple[int, str]] = []
-        """The calls of islands that leave something behind: their nodes, and their names."""
+        """Calls of islands that keep state: node and name."""
 
     def hold(self, node: Node, name: str, value: Any) -> None:
-        """Hold an island's output, but for its tensors and numbers.
+        """Guard the form of an island's output.
 
         Args:
-            node: of the call.
-            name: the island's.
-            value: what it gave.
+            node: the call.
+            name: the island's dotted name.
+            value: its output.
         """
         for leaf in _own_leaves(self.tape.opened(value)):
             if isinstance(leaf, bool):
@@ -49,24 +49,24 @@ class IslandResults:
             elif not isinstance(leaf, Tensor) and not is_literal(leaf):
                 self.tape.problem(self.tape.owner, f"calls {name}, which gives a {type(leaf).__name__}")
         if isinstance(value, Tensor):
-            return  # which is looked at where it is called (`matching.check_tensor`)
+            return  # `matching.check_tensor` checks it when the island is called
         form = form_of(value)
         asked = Node(len(self.tape.nodes), Kind.FUNCTION, form_of, (Ref(node.index),), owner=self.tape.owner)
         self.tape.guard(Ref(self.tape.append(asked, form, CONSTANT)), form)
 
     def state_of(self, module: nn.Module, name: str) -> Any:
-        """What an island may change, before it runs: random numbers, and what modules in it hold."""
+        """The state that an island may change, before it runs: random generators, and the modules within it."""
         names = (full_name(name, inner) for inner, _ in module.named_modules())
         return _chance(), [self.tape.parts[one] for one in names if one in self.tape.parts]
 
     def note_state(self, node: Node, name: str, before: Any) -> None:
-        """Note what an island has changed, by `state_of` before it ran."""
+        """Note whether an island has changed its state; `before` is `state_of` before it ran."""
         chance, parts = before
         if chance != _chance() or not _are_as_before(parts):
             self.lasting.append((node.index, name))
 
     def refuse_later_guards(self) -> None:
-        """Find the modules that decide anything after an island that must not run twice."""
+        """Make islands of the modules that branch after an island with state, which must not run twice."""
         if not self.lasting or self.tape.root.training:
             return
         first, name = self.lasting[0]
@@ -76,7 +76,7 @@ class IslandResults:
 
 
 def _own_leaves(opened: Any) -> Iterator[Any]:
-    """The leaves of an output outside of objects: what is in those belongs to their form."""
+    """The leaves of an output, except those inside objects, which belong to the object's form."""
     if type(opened) is Instance:
         return
     if type(opened) in (tuple, list):
@@ -94,5 +94,6 @@ def _are_as_before(parts: list[ModuleState | ScriptState]) -> bool:
 
 
 def _chance() -> Any:
-    """What the generators of random numbers of this process are at, but for those that are somebody's own."""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(numpy.random.get_state(legacy=False))
+    """The states of the global random generators of torch, Python and numpy."""
+    torch_states = [state.numpy().tobytes() for state in torch_state()]
+    return torch_states, random.getstate(), repr(numpy.random.get_state(legacy=False))

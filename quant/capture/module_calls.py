@@ -1,4 +1,4 @@
-"""Calls of modules, as the watched ones tell of them: layers, islands, and containers that are seen through."""
+"""Notes the calls of watched modules: layers, islands, and containers that are seen through."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from quant.runtime.objects import Given, containers, content
 from quant.runtime.trees import leaves
 
 Modes = list[tuple[str, nn.Module, bool]]
-"""Modules by their names, with their modes."""
+"""Dotted name -> whether the module is in training mode."""
 
 
 class ModuleCalls:
     """Notes calls of modules on a tape.
 
     Args:
-        mode: the function mode that records, which islands run without.
+        mode: the function mode that records; islands run without it.
     """
 
     def __init__(self, tape: Tape, results: CallResults, writes: Writes, mode: TorchFunctionMode) -> None:
@@ -46,7 +46,7 @@ class ModuleCalls:
         self._set_modes: set[str] = set()
 
     def on_copy(self, module: nn.Module) -> None:
-        """A forward copies a module: its copy would be of the int8 layer, whatever is then changed in it."""
+        """A forward copies a module: note it, since after conversion the copy would be of an int8 layer."""
         name = self.tape.names.get(id(module))
         if name is not None and not self.tape.inside.is_elsewhere:
             self.tape.problem(self.tape.owner, f"copies {name or 'itself'}")
@@ -55,7 +55,7 @@ class ModuleCalls:
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What happens instead of a submodule's forward."""
+        """Run a submodule in place of its forward, and note the call."""
         name = self.tape.names.get(id(module))
         if self.tape.inside.is_elsewhere:
             return self._call_elsewhere(module, name, forward, args, kwargs)
@@ -64,11 +64,13 @@ class ModuleCalls:
         )
         if self.tape.is_recording and not _is_torch_layer(module):
             self.charge_chance()
-        self.tape.outside.enter(module, forward)
+        with self.tape.switched(False):  # what is asked of a tensor in a global is asked by us
+            self.tape.outside.enter(module, forward)
         try:
             return self._call(module, name, forward, args, kwargs)
         finally:
-            label = self.tape.outside.leave()
+            with self.tape.switched(False):
+                label = self.tape.outside.leave()
             if label and seen_through:
                 self.tape.problem(str(name), f"changes '{label}', which is outside of the model")
 
@@ -120,20 +122,20 @@ class ModuleCalls:
         return output
 
     def hold_modes(self, name: str, modes: Modes) -> None:
-        """A forward that sets the mode of its parts has to run for it; they keep it after the call."""
+        """Make an island of a forward that sets the mode of its parts, which they keep after the call."""
         changed = self._modes_set_since(name, modes)
         if changed:
             self.tape.problem(name, f"sets the training mode of {changed[0]}")
 
     def _modes_set_since(self, name: str, modes: Modes) -> list[str]:
-        """The parts of a module whose mode is another than it was, but for those that are known to set it."""
+        """The parts of a module whose mode has changed, except those noted already."""
         changed = [full_name(name, path) for path, part, mode in modes if part.training != mode]
         new = [path for path in changed if path not in self._set_modes]
         self._set_modes.update(new)
         return new
 
     def call_leaf(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """A layer is one call."""
+        """Call a layer, which is one node."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         real_args, real_kwargs = plain_numbers((args, kwargs))
         if not name:
@@ -142,7 +144,7 @@ class ModuleCalls:
         return self._results(node, module, value, known, args, kwargs)
 
     def _call_island(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """A module that runs as it is; what it calls is noted."""
+        """Call an island, which is one node, and note the modules that it calls."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         objects: dict[int, tuple[Any, Given]] = {}
         containers((args, kwargs), Given(""), objects, lambda leaf: isinstance(leaf, Tensor))
@@ -177,21 +179,21 @@ class ModuleCalls:
     def _results(
         self, node: Node, module: nn.Module, value: Any, known: Any, args: Any, kwargs: Any, holds: str = ""
     ) -> Any:
-        """The results of a call; `holds` is the name of an island, whose caller may depend on all that it gives."""
+        """Note the results of a call; `holds` is the name of an island, whose output is guarded."""
         if not _is_torch_layer(module):
             self._chance.was_drawn_from()  # by a module that runs as it is, and draws again whenever it runs
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
         places = (node.args, node.kwargs)
         if changed:
-            said = says_it_writes(Kind.MODULE, node.target, kwargs, module)
+            in_place = says_it_writes(Kind.MODULE, node.target, kwargs, module)
             arguments = args or tuple(kwargs.values())
-            return self.writes.written(node, value, changed, arguments, GIVEN, said)
+            return self.writes.written(node, value, changed, arguments, GIVEN, in_place)
         by_values = self.tape.is_sized_by_values(places)
         hold = (lambda: self.island_results.hold(node, holds, value)) if holds else None
         return self.results.note(node, value, GIVEN, sized_by_values=by_values, hold=hold)
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """Run a module as it is, without this mode, noting what it calls and with what."""
+        """Run a module's own forward without the recording mode, noting the modules that it calls."""
         self.tape.called.add(path)
         self.tape.inside.enter(path, module, args, kwargs)
         with self.tape.inside.within(path), self.tape.switched(False), out_of_sight(self.mode):
@@ -209,7 +211,7 @@ class ModuleCalls:
 
     @contextlib.contextmanager
     def noting_errors(self, name: str) -> Iterator[None]:
-        """Note whose forward an error comes from: a module is asked for it before those that it is in."""
+        """Note the innermost module whose forward raises an error."""
         try:
             yield
         except Exception as error:
@@ -218,16 +220,16 @@ class ModuleCalls:
             raise
 
     def charge_chance(self) -> None:
-        """The module that runs is the one that drew the random numbers since the last call of a submodule."""
+        """Attribute the random numbers drawn since the last call of a submodule to the running module."""
         if self._chance.was_drawn_from():
             self.tape.problem(self.tape.owner, "draws random numbers outside of torch")
 
 
 def _is_torch_layer(module: nn.Module) -> bool:
-    """Whether a call of the module runs no code but torch's, which draws from torch's generators alone."""
+    """Whether a call of the module runs torch's code only, which draws from torch's generators only."""
     return type(module).__module__.startswith("torch.nn.modules.") and is_leaf(module)
 
 
 def modes_of(root: nn.Module) -> Modes:
-    """Which modules in a module are in training mode."""
+    """The modes of all modules within `root`."""
     return [(path, module, module.training) for path, module in root.named_modules()]

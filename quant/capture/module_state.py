@@ -1,8 +1,7 @@
-"""What one module holds at one moment: compared with what it holds later, and put back."""
+"""The state of one module at one moment, to compare with a later one and to restore."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -18,42 +17,43 @@ from quant.capture.random_draws import GENERATORS
 from quant.capture.sameness import all_same, flat
 from quant.runtime.arguments import copyable
 from quant.runtime.objects import OPAQUE, attributes_of
+from quant.runtime.programs import RESERVED
 
 STORES = ("_parameters", "_buffers", "_modules")
 CLASS = "__class__"
 """The attribute by which an object changes its class."""
 OURS = {"forward", "training"}
-"""Attributes that a capture sets itself: they are put back, and are no change of the model's."""
+"""Attributes that capture itself sets; restoring them is not a change of the model."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"forward"}
-"""Attributes that all modules have: a dozen tables of hooks among them, nearly always empty."""
+"""Attributes of every module, among them a dozen tables of hooks, nearly always empty."""
 VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
-"""Classes of what cannot be changed."""
+"""Classes of immutable values."""
 EMPTY = frozenset({list, dict, set, OrderedDict})
-"""Containers that have nothing to be kept while they are empty."""
+"""Containers with no state to keep while they are empty."""
 
 
 @dataclass(frozen=True)
 class ChangedClass:
-    """The class that a module has now, which is not the one it had."""
+    """A module's new class, where it has changed."""
 
     kind: type
 
 
 class Items:
-    """What a list, dict or set held, by its class and item by item."""
+    """The class and items of a list, dict or set."""
 
     def __init__(self, value: Any) -> None:
         self.kind, self.items = type(value), flat(items_of_container(value))
 
     def same(self, other: Any) -> bool:
-        """Whether nothing was put in place of them."""
+        """Whether the class and all items are the same."""
         return isinstance(other, Items) and self.kind is other.kind and all_same(self.items, other.items)
 
 
 class TensorState:
-    """A tensor of a module's: its memory, its version, and, of all but parameters, its values.
+    """The state of a module's tensor: its memory and version and, except for parameters, its values.
 
-    Copies of all weights would be too much.
+    Copies of all weights would cost too much.
     """
 
     def __init__(self, tensor: Tensor, values: Tensor | None) -> None:
@@ -73,12 +73,12 @@ class TensorState:
 
 
 class ModuleState:
-    """One module: its attributes, parameters, buffers and submodules, and what those hold that can be written to.
+    """The state of one module: its attributes, parameters, buffers and submodules, and mutable values in attributes.
 
     Attributes:
-        tensors: that it holds, by name: parameters and buffers first.
-        generators: of random numbers, that are attributes.
-        held: what was at places in its attributes, by the attribute's name.
+        tensors: its tensors by name, parameters and buffers first.
+        generators: random generators among its attributes.
+        held: attribute's name -> states of the places in it.
     """
 
     def __init__(self, module: nn.Module, places: Places) -> None:
@@ -96,7 +96,7 @@ class ModuleState:
         self.generators: list[Any] = []
         # Most attributes are plain values and empty tables of hooks: this is asked of them first.
         for key, value in {**self.own, **self.stores["_buffers"]}.items():
-            if type(value) in VALUES or key in STORES or key == "forward":
+            if type(value) in VALUES or key in STORES or key == "forward" or key.startswith(RESERVED):
                 continue
             if type(value) in EMPTY and not value:
                 self._empty.append((key, value))
@@ -115,7 +115,7 @@ class ModuleState:
         self.tensors = stored_tensors(module)
 
     def is_as_before(self, checked: Checked) -> bool:
-        """Whether nothing of the module's was changed since."""
+        """Whether the module has not changed since."""
         return (
             not self._iterators
             and self._holds_the_same()
@@ -138,15 +138,15 @@ class ModuleState:
         )
 
     def has_own_parameters(self) -> bool:
-        """Whether its parameters and buffers are those it had: `torch.func.functional_call` puts others there."""
+        """Whether its parameters and buffers are the same objects; `torch.func.functional_call` replaces them."""
         own = vars(self.module)
         held = {**self.stores["_parameters"], **self.stores["_buffers"]}
         return all(value is held.get(name) for key in STORES[:2] for name, value in own[key].items())
 
     def replaced(self) -> dict[str, tuple[Any, Any]]:
-        """What was put in place of attributes, parameters, buffers and submodules: by name, what was there and is now.
+        """The attributes, parameters, buffers and submodules that were replaced: name -> (before, now).
 
-        Of lists, dicts and sets the `Items`; MISSING where nothing is.
+        Lists, dicts and sets are `Items`; MISSING stands for no value.
         """
         containers = {key: Items(self.own[key]) for key in self._items}
         same_items = all(one.same(containers[key]) for key, one in self._items.items())
@@ -168,7 +168,7 @@ class ModuleState:
         return changes
 
     def put_back(self, checked: Checked) -> set[str]:
-        """Make the module hold what it held; gives the names of the attributes and tensors that had changed."""
+        """Restore the module; returns the names of the attributes and tensors that had changed."""
         if self.is_as_before(checked):
             return set()
         own = vars(self.module)
@@ -201,25 +201,25 @@ class ModuleState:
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The tensors that a module itself holds, by name: parameters and buffers first."""
+    """The tensors that a module itself holds, by name, parameters and buffers first."""
     own = vars(module)
     stores = (own.get("_parameters"), own.get("_buffers"), own)
     return [(key, one) for store in stores for key, one in (store or {}).items() if isinstance(one, Tensor)]
 
 
 def _flat(own: dict[str, Any], stores: dict[str, Any]) -> dict[str, Any]:
-    """What a forward may set on a module, by name."""
+    """The attributes, parameters, buffers and submodules of a module, by name."""
     attributes = {key: value for key, value in own.items() if key not in OURS and key not in STORES}
     return {**attributes, **stores["_parameters"], **stores["_buffers"], **stores["_modules"]}
 
 
 def _put_back(own: dict[str, Any], stores: dict[str, Any]) -> dict[str, Any]:
-    """What of a module can be another object after a call, by name; a parameter that is, is none of the model's."""
+    """The values of a module that a call may replace, by name; parameters are not among them."""
     return {**own, **stores["_buffers"], **stores["_modules"]}
 
 
 def _places_of(key: str, value: Any) -> list[Place]:
-    """The places in an attribute that can be written to, each once."""
+    """The mutable places in an attribute, each once."""
     if isinstance(value, (list, dict, set)):
         first = [Content(value, key)]
     else:
@@ -229,14 +229,14 @@ def _places_of(key: str, value: Any) -> list[Place]:
 
 
 def _own_objects(value: Any) -> list[Any]:
-    """An object that a module keeps state in, and the lists, dicts and queues right in it; not what lies deeper."""
+    """An object in which a module keeps state, and the lists, dicts and queues directly in it."""
     if isinstance(value, OPAQUE) or not (isinstance(value, deque) or hasattr(value, "__dict__")):
         return []
     return [value, *(part for part in attributes_of(value).values() if isinstance(part, (list, dict, deque)))]
 
 
 def _is_iterator(value: Any) -> bool:
-    """Whether a value is an iterator (no generator) whose place in what it goes through can be kept."""
+    """Whether a value is an iterator, other than a generator, whose position can be saved."""
     if isinstance(value, OPAQUE) or not (hasattr(value, "__next__") and hasattr(value, "__iter__")):
         return False
     return copyable(value)
@@ -247,9 +247,10 @@ def _has_version(tensor: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):  # sparse tensors, and lazy parameters
+    try:
         return tensor.data_ptr()
-    return 0
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse tensors, and lazy parameters
+        return 0
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

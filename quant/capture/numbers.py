@@ -1,11 +1,11 @@
-"""Numbers that follow from sizes or are given, while a model is recorded: real ints and floats that note their uses.
+"""Numbers that depend on sizes or are arguments, while a model is recorded: ints and floats that note their uses.
 
-They are subclasses of `int` and `float` that hold the value they had on the example inputs, so that whatever takes a
-number takes them: torch, C extensions, dictionaries. What Python lets a subclass see is noted: arithmetic becomes a
-call of the graph, and a comparison, a text or a bit operation a guard. What it does not (`range(n)`, an index into a
-list) uses the value, but for texts that C makes (`'%d' % n`), which the forward's code tells of; the recording of
-another size then differs, and that size is held fixed (`proof.py`). A quotient or remainder may be the same there; it
-is guarded where it may have been taken so (`Recorder.rounded`).
+They are subclasses of `int` and `float` with the value of the example inputs, so that torch, C extensions and
+dictionaries accept them. Uses that a subclass can intercept are noted: arithmetic becomes a call of the graph, and a
+comparison, text or bit operation becomes a guard. Other uses (`range(n)`, an index into a list) see the plain value;
+the recording of another size then differs, and that size is held fixed (`proof.py`). Texts formatted in C
+(`'%d' % n`) are detected in the forward's code (`forward_code.py`). A quotient or remainder may be the same for another
+size, so it is guarded where it may have been used unseen (`Tape.rounded`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RecordedInt(int):
     """An int of a recording.
 
     Attributes:
-        recorder: of the recording it belongs to.
-        index: the node it is the value of.
-        static: whether it follows from shapes and given numbers alone, so that a decision by it can be guarded.
+        recorder: the tape of the recording it belongs to.
+        index: the node whose value it is.
+        static: whether it depends on shapes and given numbers only, so that a branch on it can be guarded.
     """
 
     recorder: Tape
@@ -42,7 +42,7 @@ class RecordedInt(int):
 
 
 class RecordedFloat(float):
-    """A float of a recording; as `RecordedInt`."""
+    """A float of a recording, with the attributes of `RecordedInt`."""
 
     recorder: Tape
     index: int
@@ -58,7 +58,7 @@ COMPUTES = "computes in Python with"
 
 
 def recorded(value: Any, recorder: Tape, index: int, static: bool) -> Any:
-    """A number as the value of node `index`; a bool is itself, since nothing else can be one."""
+    """A number as the value of node `index`; a bool stays plain, since bool has no subclasses."""
     if type(value) is int or type(value) is RecordedInt:
         number: Any = int.__new__(RecordedInt, plain(value))
     elif type(value) is float or type(value) is RecordedFloat:
@@ -70,14 +70,14 @@ def recorded(value: Any, recorder: Tape, index: int, static: bool) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The number itself."""
+    """The plain number."""
     if type(value) is RecordedInt:
         return int.__int__(value)
     return float.__float__(value) if type(value) is RecordedFloat else value
 
 
 def plain_numbers(tree: Any) -> Any:
-    """Arguments with numbers in place of recorded ones; the same objects where none is there."""
+    """Arguments with plain numbers in place of recorded ones; the same object where there are none."""
     if any(type(leaf) in NUMBERS for leaf in leaves(tree)):
         return map_leaves(plain, tree)
     return tree
@@ -91,7 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _noted(function: Callable[..., Any], *operands: Any) -> Any:
-    """The result of an arithmetic function, noted by the recorder of its first recorded operand."""
+    """A function whose result is noted by the recorder of its first recorded operand."""
     value = function(*map(plain, operands))
     owner = next(one for one in operands if type(one) in NUMBERS)
     return owner.recorder.number(function, operands, value)
@@ -129,7 +129,7 @@ def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _held(what: str, function: Callable[..., Any], *operands: Any) -> Any:
-    """A result that cannot be followed: the numbers are held to their values."""
+    """A function whose result cannot be recorded, so that its operands are held to their values."""
     for one in operands:
         if type(one) in NUMBERS:
             one.recorder.decides(one, what)

@@ -1,9 +1,9 @@
-"""What forwards reach outside of their model: names and objects in globals, closures, defaults and classes.
+"""Detects writes of forwards outside of their model: to globals, closures, default arguments and classes.
 
-Python tells nobody of a write there. So what the code of a forward names is looked up before it runs, and compared when
-it has run: numbers, texts and tensors by their names, lists, dicts, sets, queues and plain objects by what they hold.
-Functions of the same file that it names, and its own methods, are searched too. Deeper objects are not seen, and
-neither is what lives in C: the second recording has to find that.
+Python gives no notice of such a write. So the values that a forward's code names are looked up before it runs and
+compared afterwards: numbers, strings and tensors by name; lists, dicts, sets, queues and plain objects by content.
+Functions of the same file that it names, and its own methods, are searched too. Deeper objects and state in C are not
+seen; the second recording has to show those.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ DESCRIPTORS = (property, classmethod, staticmethod, types.MemberDescriptorType)
 
 
 class Outside:
-    """The places that the forwards of one model reach.
+    """The places outside of a model that its forwards reach.
 
     Attributes:
-        first: of each place that was ever reached what was there then.
+        first: for each place ever reached, its state at that time.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Outside:
         self._frames: list[States] = []
 
     def enter(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        """A module's forward begins."""
+        """Note that a module's forward begins."""
         frame: States = {}
         if not type(module).__module__.startswith("torch."):
             for place in _reached(module, forward):
@@ -43,7 +43,7 @@ class Outside:
         self._frames.append(frame)
 
     def leave(self) -> str:
-        """The forward that began last has ended; gives the name of what it left changed, '' for nothing."""
+        """Note that the forward begun last has ended; returns the name of a place that it changed, or ''."""
         label = ""
         for key, held in self._frames.pop().items():
             if not held.is_as_before():
@@ -54,7 +54,7 @@ class Outside:
         return label
 
     def reached(self) -> States:
-        """The objects that the forward begun last uses."""
+        """The objects that the forward begun last reaches."""
         return dict(self._frames[-1]) if self._frames else {}
 
 
@@ -77,7 +77,7 @@ def _reached(module: nn.Module, forward: Callable[..., Any]) -> Iterator[Place]:
 
 
 def _named(space: Any, name: str, value: Any, names: frozenset[str]) -> Iterator[Place]:
-    """The places behind a name: what it stands for, and, where that can be written to, what is in it."""
+    """The places behind a name: its value and, where that is mutable, the content of the value."""
     if isinstance(value, types.ModuleType):
         if value.__name__.partition(".")[0] not in FOREIGN:
             for inner in names & vars(value).keys():

@@ -59,7 +59,10 @@ class Proof:
         groups = [group for group in groups_of(recorder) if not held & {(one.place, one.dim) for one in group}]
         every = [limit for group in groups for limit in group]
         if recorder.is_threaded:
-            self._hold_sizes_of_threads(every)
+            # A size that a layer refuses is an error of its thread, and the forward may wait for what that thread
+            # would give without end.
+            self._first_taken()
+            self.limits = tuple(every)
             return
         if self._holds(other_values, every, VARY[:1]) or (self.problems and not every):
             return
@@ -71,26 +74,17 @@ class Proof:
             return
         # What differs by values is a module's own; what differs by one size alone is that size's.
         self.problems = {}
-        values: Variation = same_values
-        for change in (other_values, other_floats, same_values):
+        change, agrees = self._first_taken()
+        if agrees is not False:
+            self._hold_where_unlike(change, groups)
+
+    def _first_taken(self) -> tuple[Variation, bool | None]:
+        """The first change of values alone that the module takes, and whether its recording agrees (`_agrees`)."""
+        for change in (other_values, other_floats):
             agrees = self._agrees(change, [])
-            if agrees is False:
-                return
-            if agrees:
-                values = change
-                break
-        self._hold_where_unlike(values, groups)
-
-    def _hold_sizes_of_threads(self, sizes: list[Limit]) -> None:
-        """Try other values alone, where the forward calls modules in threads of its own.
-
-        A size that a layer refuses is an error of its thread, and the forward may wait for what that thread would give
-        without end.
-        """
-        for change in (other_values, other_floats, same_values):
-            if self._agrees(change, []) is not None:
-                break
-        self.limits = tuple(sizes)
+            if agrees is not None:
+                return change, agrees
+        return same_values, self._agrees(same_values, [])
 
     def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
         """Hold the sizes that change what is recorded."""
@@ -225,7 +219,7 @@ def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str
 
 
 def _seeded() -> Any:
-    return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Recording until the proof finds nothing wrong: what is at fault is an island in the next attempt."""
+"""Records a module until the proof succeeds; a module at fault is an island in the next attempt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quant.runtime.arguments import ONE_MEMORY, Arguments, copied, share_memory,
 from quant.runtime.names import full_name
 
 MOST_PASSES = 64
-"""Each pass makes at least one module an island or holds one size, and few models have that many to find."""
+"""Limit of attempts: each makes at least one module an island or holds one size, and few models need that many."""
 
 
 class CaptureError(RuntimeError):
-    """A model whose graph does not compute what the model computes, whatever is left out of it."""
+    """The graph does not compute what the model computes, and no island changes that."""
 
 
 def record(
@@ -33,15 +33,17 @@ def record(
     *,
     training: bool,
 ) -> Recorder:
-    """The recording of one call of a module, with all islands in it known, and proved.
+    """Record one call of a module and prove the recording.
 
     Args:
-        path: dotted name of the module.
-        islands: by dotted name, why a module runs as it is; those that are found are added.
+        watched: the model.
+        module, path: the module, and its dotted name in the model.
+        call: its arguments.
+        islands: dotted name -> the reason that a module is an island; new ones are added.
         training: as for `capture`.
 
     Raises:
-        CaptureError: the graph's numbers are not the module's, and no island makes them so.
+        CaptureError: the graph's results are not the module's, whichever modules are islands.
     """
     limits: tuple[Limit, ...] = ()
     for _ in range(MOST_PASSES):
@@ -73,7 +75,7 @@ def record(
         finally:
             watched.put_back(before)
         if new and not watched.has_run:
-            # A first call fills caches, torch's own too (jagged tensors): only what a second one shows is always so.
+            # The first call fills caches, torch's too (jagged tensors), so only the second one is representative.
             watched.has_run, limits = True, ()
             continue
         islands.update(new)
@@ -84,42 +86,42 @@ def record(
 
 
 def _unlike(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The modules that do something else in training, or with gradients, than in a recording that is proved.
+    """The modules that behave differently in training, or with gradients, than in a proved recording.
 
-    The first difference hides those after it. With its module as an island the call is recorded anew and held against
-    training again, two recordings for each, where a proof of what was found so far would take a dozen.
+    The first difference hides later ones. So its module becomes an island, and the call is recorded and compared with
+    training again: two recordings for each such module, where a proof in between would take a dozen.
     """
     compare = unlike_in_training if recorder.training else unlike_with_gradients
-    found: dict[str, str] = {}
+    unlike: dict[str, str] = {}
     one = recorder
     while True:
         new = {_answerable(one, name): reason for name, reason in compare(watched, one, call).items()}
         if one is not recorder:
             one.forget_values()
-        if not new or new.keys() <= found.keys():
-            return found
-        if recorder.training and not found:  # the first recording has the fewest islands, which hide their layers
+        if not new or new.keys() <= unlike.keys():
+            return unlike
+        if recorder.training and not unlike:  # the first recording has the fewest islands, which hide layers
             note_unlike_layers(watched, recorder, call)
-        found.update(new)
-        if recorder.path in found or not watched.has_run:
-            return found
-        islands = {**recorder.islands, **found}
+        unlike.update(new)
+        if recorder.path in unlike or not watched.has_run:
+            return unlike
+        islands = {**recorder.islands, **unlike}
         watched.put_back(recorder.before)
         one = Recorder(
             recorder.root, recorder.path, islands, recorder.limits, recorder.before, training=recorder.training
         )
         try:
             run(watched, one, call)
-        except Exception:  # the next attempt says of what module it is
-            return found
+        except Exception:  # the next attempt names the module
+            return unlike
         if not one.problems.keys() <= islands.keys():
-            return found
+            return unlike
 
 
 def _answerable(recorder: Recorder, name: str) -> str:
-    """The innermost module around what is at fault that can be made an island: one that is called, and is none yet.
+    """The innermost module around the one at fault that can become an island: it is called, and is not one yet.
 
-    A module may be only a holder of methods, or of an attribute that its parent's forward writes.
+    The module at fault may only hold methods, or an attribute that its parent's forward writes.
     """
     while name != recorder.path and (name not in recorder.called or name in recorder.islands):
         name = name.rpartition(".")[0]
@@ -127,18 +129,18 @@ def _answerable(recorder: Recorder, name: str) -> str:
 
 
 def _refuse_shared_memory(recorder: Recorder, call: Arguments) -> None:
-    """Arguments are recorded each by itself, so that a write to one is not seen in another that it is too."""
+    """Make an island of a module that writes to arguments sharing memory, since each is recorded by itself."""
     if any(node.writes for node in recorder.nodes) and share_memory(tensors_in(call)):
         recorder.problem("", ONE_MEMORY)
 
 
 def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The module whose forward raises an error because it is recorded; none where the error is the model's own.
+    """The module whose forward fails only when it is recorded; None where the error is the model's own.
 
-    Pickle, higher-order operators and transforms of torch refuse numbers that take notes, or a mode that looks on.
+    Pickle, higher-order operators and transforms of torch refuse recorded numbers, or an active function mode.
     """
     args, kwargs = copied(call[0]), copied(call[1])
-    recorder.root.__dict__["forward"](*args, **kwargs)  # the model's own error, without ours above it
+    recorder.root.__dict__["forward"](*args, **kwargs)  # the model's own error, not chained to ours
     if recorder.failed is None or recorder.failed[0] in recorder.islands:
         return {}
     name, error = recorder.failed
@@ -146,7 +148,7 @@ def _where_it_fails(recorder: Recorder, call: Arguments) -> dict[str, str]:
 
 
 def _undisturbed(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The module that does something else when it is recorded."""
+    """The module that behaves differently when it is recorded."""
     name = disturbed(watched, recorder, call)
     if name is None:
         return {}

@@ -1,4 +1,4 @@
-"""The generators of random numbers that a forward may draw from without torch knowing of it."""
+"""Random generators that a forward may draw from without torch noticing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 class Chance:
-    """The random numbers that Python and numpy draw: torch's own draws are calls of the graph, these are not.
+    """Watches the generators of Python and numpy, and those in attributes of modules.
 
-    Of generators that a module keeps as attributes too.
+    Draws from torch's own generators are calls of the graph; draws from these are not.
     """
 
     def __init__(self, generators: list[Any]) -> None:
@@ -20,7 +20,7 @@ class Chance:
         self._last = self._state()
 
     def was_drawn_from(self) -> bool:
-        """Whether numbers were drawn since this was asked last, or since the beginning."""
+        """Whether numbers were drawn since the last call of this method, or since the beginning."""
         before, self._last = self._last, self._state()
         return before != self._last
 
@@ -29,9 +29,23 @@ class Chance:
         return [random.getstate(), *map(generator_key, states)]
 
 
+def torch_state() -> list[torch.Tensor]:
+    """The states of torch's own generators: the CPU's, and those of the GPUs once they are in use."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+
+
+def set_torch_state(states: list[torch.Tensor]) -> None:
+    """Let torch's own generators draw from such states again."""
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
 def seed(number: int) -> None:
-    """Seed the generators of this process: what a forward reads of their seeds and states is no constant."""
+    """Seed the global generators, so that a forward which reads their seeds or states differs between recordings."""
     torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)
 
@@ -40,7 +54,7 @@ GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, t
 
 
 def generator_state(generator: Any) -> Any:
-    """What a generator will draw from."""
+    """The state of a generator."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, torch.Generator):
@@ -51,7 +65,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator(generator: Any, state: Any) -> None:
-    """Let a generator draw from such a state again."""
+    """Restore the state of a generator."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, numpy.random.Generator):
@@ -61,7 +75,7 @@ def set_generator(generator: Any, state: Any) -> None:
 
 
 def generator_key(state: Any) -> Any:
-    """A generator's state, which has arrays in it, as what can be compared."""
+    """A generator's state, which contains arrays, in a comparable form."""
     if isinstance(state, dict):
         return {name: generator_key(value) for name, value in state.items()}
     if isinstance(state, torch.Tensor):

@@ -1,7 +1,7 @@
-"""A model whose submodules tell a recorder when they are called, and whose state is put back afterwards.
+"""Watches a model: its submodules report their calls to a recorder, and its state is restored afterwards.
 
-Each module gets a forward of its own for the time of a capture; nothing of torch is changed, so that other models and
-other threads notice nothing.
+Each module gets another forward for the duration of a capture. Nothing in torch is changed, so other models and other
+threads are not affected.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 HOW_CALLED = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-"""Which hooks are called with what, by the same keys."""
+"""Dictionary of hooks -> the dictionaries with their options, which have the same keys."""
 OURS = (WideInputs, OwnOutputs)
-"""Hooks that only cast: they are recorded as calls."""
+"""Hooks of ours that only cast; they stay and are recorded as calls."""
 
 
 class Watched:
     """The modules of one model while they are watched.
 
     Attributes:
-        recorder: is told of every call, where there is one.
+        recorder: gets every call; None while nothing is recorded.
         changed: dotted names of the attributes, buffers and submodules that some forward changed.
-        has_run: whether the model has been called before, as far as its recordings know.
-        outside: what forwards reach outside of the model.
-        unlike_in_training: by dotted name, why ranges from training do not serve a layer in eval mode.
+        has_run: whether the model has run before in this capture.
+        outside: the places outside of the model that forwards reach.
+        unlike_in_training: dotted name of a layer -> the reason that ranges from training do not fit it in eval mode.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,23 +52,23 @@ class Watched:
         self._last: Snapshot | None = None
 
     def has_hooks_in(self, module: nn.Module) -> bool:
-        """Whether hooks that belong to the model are on modules inside of a module."""
+        """Whether hooks that belong to the model are registered on modules within `module`."""
         inside = [part for part in module.modules() if part is not module]
         hooks = (part.__dict__.get(name) or {} for part in inside for name in HOOKS)
-        return any(not isinstance(hook, OURS) for found in hooks for hook in found.values())
+        return any(not isinstance(hook, OURS) for registered in hooks for hook in registered.values())
 
     def snapshot(self) -> Snapshot:
-        """What the model holds now."""
+        """The current state of the model."""
         self._last = Snapshot(self.model, self.outside, self._last)
         return self._last
 
     def put_back(self, before: Snapshot) -> None:
-        """Let the model hold what it held, and note what had changed."""
+        """Restore the model, and note which attributes had changed."""
         self.changed |= before.put_back()
 
     @contextlib.contextmanager
     def telling(self, recorder: Recorder | Listener) -> Iterator[None]:
-        """Let calls go to a recorder or a listener."""
+        """Report calls to a recorder or listener."""
         before, self.recorder = self.recorder, recorder
         recorder.outside = self.outside
         try:
@@ -78,19 +78,20 @@ class Watched:
 
 
 class WatchedForward:
-    """What a module has as its forward while it is watched.
+    """The forward of a watched module.
 
-    Copies that the forward makes of a module get their own forward; whoever copies, and what is copied, runs as it is.
+    A copy that a forward makes of a module has the module's own forward; the module that copies and the copied one
+    become islands.
     """
 
     def __init__(self, watched: Watched, module: nn.Module, forward: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, forward)  # forwards are asked for their signatures
+        functools.update_wrapper(self, forward)  # libraries read the signature of forward
         self._watched, self._module, self._forward = watched, module, forward
-        if "forward" not in vars(module):  # what the class says is still so
+        if "forward" not in vars(module):  # the class's own forward is unchanged
             self.watches = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, told to the recorder."""
+        """Report the call to the recorder, which runs the module's forward."""
         recorder = self._watched.recorder
         if recorder is None:
             return self._forward(*args, **kwargs)
@@ -113,7 +114,7 @@ class WatchedForward:
 
 @contextlib.contextmanager
 def watching(model: nn.Module) -> Iterator[Watched]:
-    """Watch the modules of a model, in eval mode, without the user's hooks; all is put back."""
+    """Watch the modules of a model, in eval mode and without the user's hooks; everything is restored at the end."""
     watched = Watched(model)
     with evaluating(model), _keeping(model):
         for module in model.modules():
@@ -126,7 +127,7 @@ def watching(model: nn.Module) -> Iterator[Watched]:
 
 
 def _take_hooks(module: nn.Module, kind: type) -> None:
-    """Take away the user's hooks; those that cast and those that belong to the model's class stay."""
+    """Remove the user's hooks for the time of the context; hooks that cast or belong to the model's class stay."""
     kept: set[int] = set()
     for name in HOOKS:
         hooks = module.__dict__.get(name) or {}
@@ -141,14 +142,14 @@ def _take_hooks(module: nn.Module, kind: type) -> None:
 
 
 def _belongs_to_model(hooks: Any, kind: type) -> bool:
-    """Whether hooks are a part of what the model computes: torch's own, and those of the package that has its class.
+    """Whether hooks are part of the model's computation: those of torch, and of the package that defines its class.
 
-    torch computes weights in hooks (old weight norm, pruning); transformers collects hidden states in them. Of the
-    hooks of one store either all stay or none, which keeps their order.
+    torch computes weights in hooks (old weight norm, pruning); transformers collects hidden states in them. All hooks
+    of one dictionary stay, or none, which keeps their order.
     """
     package, dot, _ = kind.__module__.partition(".")
     modules = [getattr(hook, "__module__", None) or type(hook).__module__ for hook in hooks.values()]
-    # A hook that stands beside the model's class is somebody's who looks on; a library has a module for its own.
+    # A hook defined in the file of the model's class is the user's; a library defines its hooks in a module apart.
     return all(
         one.startswith("torch.nn.utils") or (dot and one.startswith(f"{package}.") and one != kind.__module__)
         for one in modules
@@ -157,7 +158,7 @@ def _belongs_to_model(hooks: Any, kind: type) -> bool:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """All modules in eval mode, and each in its own again afterwards."""
+    """Set all modules to eval mode, and restore each module's mode at the end."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -169,7 +170,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keeping(model: nn.Module) -> Iterator[None]:
-    """Put attributes, buffers and the state of random numbers back to what they were."""
+    """Restore attributes, buffers and random states at the end."""
     before = Snapshot(model, Outside())
     try:
         yield

@@ -1,9 +1,8 @@
-"""The recorder: runs a module on real tensors, and notes the calls that it makes as a graph.
+"""The recorder: runs a module on real tensors, and notes its calls as a graph.
 
-Tensors are the user's own; torch says what is called (`TorchFunctionMode`, `function_calls.py`), and each submodule
-what it is called with (`recorded_modules.py`, `module_calls.py`). What takes values out of torch is seen to do so, and
-the innermost module that does it is noted as an island; the run goes on, with the right values, to find all of them at
-once.
+A function mode of torch reports calls of torch (`TorchFunctionMode`, `function_calls.py`), and watched submodules
+report theirs (`recorded_modules.py`, `module_calls.py`). The innermost module that takes values out of torch is noted
+as an island; the run goes on with the right values, so that one run shows all such modules.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Recorder(Tape, TorchFunctionMode):
 
     Attributes:
         training: whether the graph is to be trained.
-        tensors: of the call, in the order of `tensors_in`; set by the caller where limits need them.
-        numbers: of the call, in the order of `scalars.with_numbers`.
-        arguments: of the call, by name.
-        expected: the same, nested, with Ref where a tensor or a number goes in.
+        tensors: those of the call, in the order of `tensors_in`; set by the caller where limits need them.
+        numbers: those of the call, in the order of `scalars.with_numbers`.
+        arguments: those of the call, by name.
+        expected: the arguments, nested, with a Ref in the place of each tensor and number.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
     """
@@ -72,7 +71,7 @@ class Recorder(Tape, TorchFunctionMode):
         self._modules = ModuleCalls(self, results, self._writes, self)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call the root, and note what it does."""
+        """Call the root and record the call."""
         args, kwargs = with_numbers(self.root, (args, kwargs), self._number_input)
         self._take_arguments(args, kwargs)
         for name, value in self.arguments.items():
@@ -96,12 +95,12 @@ class Recorder(Tape, TorchFunctionMode):
         return Recorder(self.root, self.path, self.islands, self.limits, before, training=training, keeps=keeps)
 
     def forget_values(self) -> None:
-        """Let go of all tensors of the call; with gradients each leads to all that came before it."""
+        """Release all tensors of the call; with gradients each keeps all earlier ones alive."""
         self.forget()
         self.result, self.tensors, self.arguments = None, [], {}
 
     def take_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-        """The tensors and numbers of a call, by the nodes that stand for them."""
+        """The tensors and numbers of a call, by their input nodes."""
         self._take_arguments(*with_numbers(self.root, (args, kwargs), self._number_input))
         return {node.index: self.value(node.index) for node in self.nodes}
 
@@ -116,12 +115,12 @@ class Recorder(Tape, TorchFunctionMode):
         if type(leaf) in NUMBERS:
             return Ref(leaf.index)
         if not isinstance(leaf, Tensor):
-            return kept(leaf)  # as it is now: the forward may change it
+            return kept(leaf)  # a copy: the forward may change the argument
         if id(leaf) in self.attributes:
             return self.place(leaf)
         if id(leaf) in self.where:
             return self.where[id(leaf)]
-        asked = named_in(self.root, leaf.__dict__.keys())  # torch, too, leaves marks on tensors that it has exported
+        asked = named_in(self.root, leaf.__dict__.keys())  # torch sets attributes on tensors that it has exported, too
         if asked:
             self.problem("", f"gets a tensor with an attribute '{asked}' of the caller's")
         self.inputs.append(leaf)
@@ -129,7 +128,7 @@ class Recorder(Tape, TorchFunctionMode):
         return Ref(index)
 
     def _number_input(self, name: str, value: Any) -> Any:
-        """A number that the caller gives, as an input of the graph, where it is not held to what it was."""
+        """Make a number of the caller's an input of the graph, unless it is held to its value."""
         self.numbers.append(value)
         if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
             return value
@@ -146,7 +145,7 @@ class Recorder(Tape, TorchFunctionMode):
             self.guard(Ref(index), tensor.shape[limit.dim])
 
     def graph(self) -> Graph:
-        """What was recorded, without what nobody needs."""
+        """The graph of the recording, without calls whose values are not needed."""
         asked = {"typed": self.typed, "ranked": self.ranked, "contiguous": self.contiguous}
         return remove_dead(Graph(self.path, self.nodes, self.expected, self.output, self.spans, **asked))
 
@@ -178,7 +177,7 @@ class Recorder(Tape, TorchFunctionMode):
             return func(*args, **kwargs)
         strangers = stand_ins(types, (args, kwargs))
         if strangers:
-            with self:  # what they make of the call is seen
+            with self:  # the calls that they make are recorded
                 return asked(strangers, func, types, args, kwargs)
         with self.switched(False):
             real_args, real_kwargs = plain_numbers((args, kwargs))
@@ -198,11 +197,11 @@ class Recorder(Tape, TorchFunctionMode):
     def on_call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What happens instead of a submodule's forward."""
+        """Run a submodule in place of its forward, and note the call."""
         return self._modules.on_call(module, forward, args, kwargs)
 
     def run_inside(self, path: str, module: nn.Module, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
-        """Run a module as it is, without this mode, noting what it calls and with what."""
+        """Run a module's own forward without this mode, noting the modules that it calls."""
         return self._modules.run_inside(path, module, args, kwargs, forward)
 
 

@@ -1,8 +1,8 @@
-"""Calls that give their own tensor back: `x.contiguous()` is x where x lies so already.
+"""Calls that return their argument itself: `x.contiguous()` is x where x is contiguous already.
 
-The forward gets what torch gave, so that `is` and `id` say what they say in the float model. The call is noted all the
-same, because other inputs may need it, and the tensor is known by the call from then on; by its older place again where
-the submodule that made the call has ended and did not return it.
+The forward gets torch's result, so that `is` and `id` answer as in the float model. The call is noted nevertheless,
+because other inputs may need it. From then on the tensor is known by the call, and by its older place again when the
+submodule that made the call has ended without returning it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from quant.runtime.trees import Ref
 
 
 class GivenBack:
-    """The tensors of one recording that a call gave back, with their places.
+    """The tensors of one recording that a call returned as they were, with their places.
 
     Attributes:
-        places: by identity of the tensor, the place by which the recorder knows it.
+        places: id of a tensor -> the place by which the tape knows it.
     """
 
     def __init__(self, places: dict[int, Any]) -> None:
@@ -30,11 +30,11 @@ class GivenBack:
         self._calls.append((tensor, older, newer))
 
     def holds(self, tensor: Any) -> bool:
-        """Whether some call gave a tensor back."""
+        """Whether some call returned a tensor as it was."""
         return any(one is tensor for one, _, _ in self._calls)
 
     def mark(self) -> Callable[[Iterable[Any]], None]:
-        """What ends a submodule's call that starts now, and takes the leaves that it returned."""
+        """A function to call with the returned leaves when the submodule's call that starts now has ended."""
         start = len(self._calls)
 
         def end(returned: Iterable[Any]) -> None:
@@ -42,6 +42,6 @@ class GivenBack:
             for tensor, older, newer in reversed(self._calls[start:]):
                 if self.places.get(id(tensor)) == newer and newer.index not in kept:
                     self.places[id(tensor)] = older
-            # What the caller writes to later is still known to be shared.
+            # Later writes of the caller still show that the tensor is shared.
 
         return end

@@ -1,4 +1,4 @@
-"""When something is still what it was: nothing was put in its place, whatever it holds."""
+"""Whether a value was replaced by another, whatever happened to its content."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether nothing was put in place of something: the same object, or an equal number or text."""
+    """Whether two values are the same object, or equal numbers or strings."""
     if one is other:
         return True
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -15,15 +15,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 def all_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether that holds for each of several things."""
+    """Whether `same` holds for all pairs."""
     return len(one) == len(other) and all(map(same, one, other))
 
 
 def same_content(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any]) -> bool:
-    """Whether nothing was put in place of something in an object, by what `objects.content` gave of it."""
+    """Whether no part of an object was replaced, for two results of `objects.content`."""
     return all(all_same(flat(a), flat(b)) for a, b in zip(one, other, strict=True))
 
 
 def flat(items: Any) -> tuple[Any, ...]:
-    """The items of a container, or the pairs of a dict, one after the other; none of what is no container."""
+    """The items of a container, or keys and values of a dict, in one list; empty for other values."""
     return tuple(items.items() if isinstance(items, dict) else items or ())

@@ -1,7 +1,7 @@
-"""The numbers that a caller gives, as inputs of a graph: a step counter, an offset, a scale.
+"""Numbers in a call's arguments as inputs of a graph: a step counter, an offset, a scale.
 
-They are recorded as sizes are (`numbers.py`): guarded where the forward decides by them, free where the calls only
-compute with them. One that the proof cannot vary, because the module refuses other values, is held to what it was.
+They are recorded as sizes are (`numbers.py`): guarded where the forward branches on them, free where calls only compute
+with them. A number that the proof cannot vary, because the module refuses other values, is held to its value.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import nn
 from quant.runtime.arguments import Arguments, signature_of
 
 NUMBER, ROUNDED = -1, -2
-"""Stand for the dimension in the `Limit` of a number that the caller gave, and of one that arithmetic rounded."""
+"""In place of the dimension in a `Limit`: of a number that the caller gave, and of one that arithmetic rounded."""
 
 MOST_NUMBERS = 16
-"""Of one call: what has more is a list of data, and stays a constant of its call."""
+"""Most numbers of a call that become inputs; where it has more, they are a list of data and stay constants."""
 
 LOSING = (operator.floordiv, operator.mod, math.ceil, math.floor, math.trunc, round)
 
@@ -38,7 +38,7 @@ class Limit:
 
 
 def loses(function: Callable[..., Any]) -> bool:
-    """Whether arithmetic gives the same for different numbers, so that another size need not show what it is for."""
+    """Whether arithmetic has the same result for different operands, so that another size may not show its use."""
     return function in LOSING
 
 

@@ -1,4 +1,4 @@
-"""The state of script modules, which Python's attributes do not show: what a forward wrote there is put back."""
+"""The state of script modules, which Python's attributes do not show, to compare and to restore."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from quant.runtime.trees import leaves, map_leaves
 
 
 class ScriptState:
-    """The buffers and other attributes of one script module: tensors, numbers, texts, and lists and dicts of them.
+    """The buffers and attributes of one script module: tensors, numbers, strings, and lists and dicts of them.
 
-    As a `ModuleState`, of which a script module has neither generators nor objects that others hold too.
+    It has the interface of `ModuleState`; a script module has no generators and no objects shared with others.
     """
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
@@ -27,16 +27,16 @@ class ScriptState:
         self._values: dict[str, tuple[Any, Any]] = {}
         concrete = module._concrete_type.get_attributes()
         for key in [key for key, (_, is_parameter) in concrete.items() if not is_parameter and key != "training"]:
-            with contextlib.suppress(RuntimeError):  # of a class that Python cannot hold
+            with contextlib.suppress(RuntimeError):  # of a class without a Python form
                 value = module._c.getattr(key)
                 self._values[key] = value, map_leaves(_kept, value)
 
     def is_as_before(self, checked: Checked) -> bool:
-        """Whether the module holds what it held."""
+        """Whether the module has not changed since."""
         return all(_same(self.module._c.getattr(key), kept) for key, (_, kept) in self._values.items())
 
     def put_back(self, checked: Checked) -> set[str]:
-        """Let the module hold what it held, and say by their names what had changed."""
+        """Restore the module; returns the names of the attributes and tensors that had changed."""
         changed = set()
         for key, (value, kept) in self._values.items():
             now = self.module._c.getattr(key)

@@ -1,14 +1,14 @@
-"""What a model holds at one moment, and what its forwards reach: compared with what is there later, and put back.
+"""The state of a model, and of the places that its forwards reach, to compare with a later one and to restore.
 
-Every recording needs it, to tell what the forward wrote and to undo that. A snapshot keeps the parts of the one before
-it to whose modules nothing happened, so that the recordings of a module that writes nothing share one.
+Every recording needs one, to find the writes of a forward and to undo them. A snapshot reuses the parts of the one
+before it whose modules have not changed, so the recordings of a module without writes share one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy
 import torch
@@ -17,17 +17,18 @@ from torch import nn
 from quant.capture.module_state import ModuleState
 from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
-from quant.capture.random_draws import generator_state, set_generator
+from quant.capture.random_draws import generator_state, set_generator, set_torch_state, torch_state
 from quant.capture.scripted import ScriptState
 from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 
 
 class Snapshot:
-    """What a model and its surroundings hold at one moment, and what random numbers will be drawn.
+    """The state of a model and its surroundings at one moment, random generators included.
 
     Args:
-        outside: what its forwards reach outside of it.
-        last: an earlier snapshot, whose parts are used again where they are still so.
+        outside: the places outside of the model that its forwards reach.
+        last: an earlier snapshot, whose parts are reused where they are unchanged.
 
     Attributes:
         parts: the state of each module, by its dotted name.
@@ -40,7 +41,7 @@ class Snapshot:
         known: dict[int, ModuleState | ScriptState] = {} if last is None else last._by_module
         self.parts: dict[str, ModuleState | ScriptState] = {}
         self._modes: list[tuple[nn.Module, bool]] = []
-        for name, module in model.named_modules():
+        for name, module in users_modules(model):
             part = known.get(id(module))
             if part is None or not part.is_as_before(checked):
                 part = state_of(module, self._places)
@@ -51,17 +52,17 @@ class Snapshot:
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
         self.generators = [one for part in self.parts.values() for one in part.generators]
         self._drawn = [(one, generator_state(one)) for one in self.generators]
-        self._chance = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        self._chance = torch_state(), random.getstate(), numpy.random.get_state()
 
     def within(self, root: nn.Module) -> dict[str, ModuleState | ScriptState]:
-        """The states of the modules in a module, by their names there."""
+        """The states of the modules within `root`, by their names in it."""
         first = self.parts[""]
         if root is first.module:
             return self.parts
-        return {name: self._by_module[id(module)] for name, module in root.named_modules()}
+        return {name: self._by_module[id(module)] for name, module in users_modules(root)}
 
     def are_swapped(self, module: nn.Module) -> bool:
-        """Whether a module, or one in it, has other parameters than it had."""
+        """Whether parameters of a module, or of one within it, were replaced."""
         if isinstance(module, torch.jit.ScriptModule):
             return False
         inside = module.modules() if module._modules else (module,)
@@ -69,36 +70,62 @@ class Snapshot:
         return not all(part.has_own_parameters() for part in parts if isinstance(part, ModuleState))
 
     def put_back(self) -> set[str]:
-        """Let all be as it was, what was reached for the first time since too.
+        """Restore everything, places reached since included.
 
-        Gives the dotted names of the attributes and tensors of modules that had changed.
+        Returns:
+            the dotted names of the modules' attributes and tensors that had changed.
         """
         checked = Checked()
         changed = {full_name(name, key) for name, part in self.parts.items() for key in part.put_back(checked)}
         for module, mode in self._modes:
-            module.training = mode
+            if module.training is not mode:  # to set an attribute of a module takes ten times as long
+                module.training = mode
         for held in {**self.outside.first, **self._reached}.values():
             if not checked.is_as_before(held):
                 held.put_back()
         for generator, state in self._drawn:
             set_generator(generator, state)
-        torch.set_rng_state(self._chance[0])
+        set_torch_state(self._chance[0])
         random.setstate(self._chance[1])
         numpy.random.set_state(self._chance[2])
         return changed
 
 
+def users_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a model, but for runners and observers, which no forward of the user's changes."""
+    return ((name, module) for name, module in model.named_modules() if RESERVED not in name.split("."))
+
+
+def snapshot(model: nn.Module, last: Snapshot | None = None) -> Snapshot:
+    """What a model holds now, without what its forwards reach outside of it; `last` as of `Snapshot`."""
+    return Snapshot(model, Outside(), last)
+
+
+@contextlib.contextmanager
+def holding(before: Snapshot | None, model: nn.Module) -> Iterator[None]:
+    """Let a model hold what it held before, within the context; None changes nothing."""
+    if before is None:
+        yield
+        return
+    now = snapshot(model, before)
+    before.put_back()
+    try:
+        yield
+    finally:
+        now.put_back()
+
+
 def state_of(module: nn.Module, places: Places | None = None) -> ModuleState | ScriptState:
-    """The state of one module as it is now."""
+    """The current state of one module."""
     if isinstance(module, torch.jit.ScriptModule):
         return ScriptState(module)
     return ModuleState(module, places or Places({}, Checked()))
 
 
 def storages_of(parts: Iterable[ModuleState | ScriptState]) -> dict[int, torch.UntypedStorage]:
-    """The memory of the parameters, buffers and other tensors that modules hold, by its address.
+    """The storages of the tensors that modules hold, by address.
 
-    What a forward sets in its call is none of it: until the call ends, that is a value like others.
+    Tensors that a forward sets during the call are not among them: until it ends they are values like others.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for part in parts:

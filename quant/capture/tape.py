@@ -1,7 +1,7 @@
-"""The tape: what one recording has noted, and the place by which each tensor and number is known.
+"""The tape of one recording: its calls, and the place of each tensor and number.
 
-A tensor is known by its identity, a parameter or buffer by its name, a number by the node that it carries
-(`numbers.py`). The sources of a value decide whether a number computed from it may be guarded.
+A tensor is identified by its id, a parameter or buffer by its name, a number by the node that it carries
+(`numbers.py`). The source of a value decides whether a number computed from it may be guarded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quant.capture.called import IslandCalls
 from quant.capture.forward_code import writes_texts
+from quant.capture.given_objects import GivenObjects
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outer_objects import Outside
 from quant.capture.returned_inputs import GivenBack
@@ -27,45 +28,45 @@ from quant.capture.snapshot import Snapshot
 from quant.capture.unrecordable import is_transformed
 from quant.graph import Kind, Node, Span, TensorMeta
 from quant.runtime.names import full_name
-from quant.runtime.objects import Given, Instance, holds_itself, opened
+from quant.runtime.objects import opened
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 WRITTEN = "reads a tensor after a view of it, or a call that got it, changed it in place"
 CONSTANT, STORED, GIVEN = range(3)
-"""What a value follows from: from constants alone, from parameters and buffers too, from inputs or chance too."""
+"""The source of a value: constants only; parameters or buffers too; or inputs or random draws too."""
 
 
 class Tape:
-    """The calls of one module, with what they gave.
+    """The calls of one module, with their results.
 
     Attributes:
         root, path: the module, and its dotted name in the model.
-        islands: by dotted name, why modules run as they are.
-        limits: sizes and numbers that are held to what they were.
-        before: what the model held before the call.
-        parts: the same of the modules in the root, by their names there.
-        names: of the modules in the root, by identity.
-        attributes: the places of the tensors that modules hold, by identity.
-        problems: by dotted name within the model, why a module is to run as it is.
-        failed: the innermost module whose forward raised an error, and the error, if one did.
+        islands: dotted name -> the reason that a module is an island.
+        limits: sizes and numbers that are held to their values.
+        before: the state of the model before the call.
+        parts: that of each module within the root, by its name in the root.
+        names: id of a module within the root -> its name in it.
+        attributes: id of a tensor that a module holds -> its place.
+        problems: dotted name in the model -> the reason that a module has to become an island.
+        failed: the innermost module whose forward raised an error, and the error; or None.
         nodes: the calls.
-        keeps: whether all that they gave is held, which takes the memory of a training step; else tensors live as long
-            as the forward holds them, and those of the output longer.
+        keeps: whether all results are kept, which takes the memory of a training step; else tensors live as long as
+            the forward holds them, and those of the output longer.
         spans: calls of submodules that were seen through.
         called: dotted names of the modules that were called.
         opaque: islands that were called, in order.
         inside: modules that islands called.
-        foreign: tensors of unknown origin that were read, each with the place in `nodes` and the module that read it.
-        outside: what forwards reach outside of the model; set by the caller where it is to be put back.
-        rounded: the nodes of numbers that other sizes may leave as they are, as quotients and remainders.
+        foreign: tensors of unknown origin that were read: the number of nodes at that time, the reader, the tensor.
+        outside: places outside of the model that forwards reach; set by the caller where they are to be restored.
+        rounded: nodes of numbers that may be the same for other sizes, such as quotients and remainders.
         inputs: the tensors that the caller gave.
-        given: the objects that the caller gave and a forward may change, by identity, with their places.
-        where: the places of tensors that calls gave, by identity.
-        by_storage: the nodes of the tensors that lie over a memory, by its address.
-        overwritten: nodes whose tensors were changed by way of others.
-        owners: the modules that run, outermost first, by their names in the root.
+        given: the objects that the caller gave and a forward may change.
+        where: id of a tensor that a call returned -> its place.
+        by_storage: address of a storage -> the nodes of the tensors that share it.
+        overwritten: nodes whose tensors were changed through other tensors.
+        owners: the running modules, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
-        is_threaded: whether modules were called in other threads than the one that records.
+        is_threaded: whether modules were called in threads other than the one that records.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Tape:
         self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
         self.inputs: list[Tensor] = []
-        self.given: dict[int, tuple[Any, Given]] = {}
+        self.given = GivenObjects()
         self.where: dict[int, Ref | Attr] = {}
         self.given_back = GivenBack(self.where)
         self.by_storage: dict[int, list[int]] = {}
@@ -115,12 +116,12 @@ class Tape:
 
     @property
     def owner(self) -> str:
-        """The innermost module that runs, by its name in the root."""
+        """The innermost running module, by its name in the root."""
         return self.owners[-1]
 
     @contextlib.contextmanager
     def switched(self, on: bool) -> Iterator[None]:
-        """Record calls, or let them pass: those of a layer and of an island, and our own."""
+        """Turn recording on or off, as within layers and islands and for our own calls."""
         before, self.is_recording = self.is_recording, on
         try:
             yield
@@ -128,11 +129,11 @@ class Tape:
             self.is_recording = before
 
     def problem(self, name: str, reason: str) -> None:
-        """Note that the module `name` (within the root) has to run as it is."""
+        """Note that the module `name` (within the root) has to become an island."""
         self.problems.setdefault(full_name(self.path, name), f"its forward {reason}")
 
     def append(self, node: Node, value: Any, source: int, *, sized_by_values: bool = False) -> int:
-        """Note a call; its tensor is known by this node from now on."""
+        """Note a call and its result, which this node stands for from now on."""
         held = value
         if isinstance(value, Tensor):
             node.meta = TensorMeta(tuple(value.shape), value.dtype, value.layout)
@@ -150,51 +151,40 @@ class Tape:
         return node.index
 
     def know(self, tensor: Tensor, place: Ref) -> Any:
-        """Know a tensor by a place as long as it lives; returns what leads to it."""
+        """Identify a tensor with a place as long as it lives; returns the tensor or a weak reference to it."""
         self.where[id(tensor)] = place
         held = tensor if self.keeps else weakref.ref(tensor, functools.partial(_forget, self.where, id(tensor)))
         self._held.append(held)
         return held
 
     def value(self, index: int) -> Any:
-        """What a call gave; None where that is gone."""
+        """The result of a call; None where it was released."""
         held = self._values[index]
         return held() if type(held) is weakref.ReferenceType else held
 
     def keep(self, tree: Any) -> None:
-        """Hold the values that nested places name."""
+        """Keep the values that nested places name alive."""
         for leaf in leaves(tree):
             if isinstance(leaf, Ref):
                 self._values[leaf.index] = self.value(leaf.index)
 
     def forget(self) -> None:
-        """Hold no value any more."""
+        """Release all values."""
         self._values, self._held, self.inputs = [], [], []
 
     def opened(self, tree: Any) -> Any:
-        return opened(tree, lambda leaf: isinstance(leaf, Tensor) or type(leaf) in NUMBERS)
+        return opened(tree, _is_recorded)
 
     def places(self, tree: Any, *, own: bool = False) -> Any:
-        """`tree` with Ref or Attr for what is known; with `own`, objects that the caller gave are `Given`."""
+        """`tree` with the Ref or Attr of each known value; with `own`, a `Given` for each object of the caller's."""
         if own:
-            return map_leaves(self.place, self._with_given(tree))
+            return map_leaves(self.place, self._with_given_objects(tree))
         return map_leaves(self.place, self.opened(tree))
 
-    def _with_given(self, tree: Any) -> Any:
-        def known(leaf: Any) -> bool:
-            return isinstance(leaf, Tensor) or type(leaf) in NUMBERS or self._is_given(leaf)
-
-        def swap(leaf: Any) -> Any:
-            return self.given[id(leaf)][1] if self._is_given(leaf) else leaf
-
-        if self._is_given(tree):
-            return swap(tree)
-        if holds_itself(tree, known):
+    def _with_given_objects(self, tree: Any) -> Any:
+        if self.given.hold_each_other(tree, _is_recorded):
             self.problem("", "gives out objects that hold each other")
-        return _swapped(opened(tree, known), swap, self._is_given)
-
-    def _is_given(self, value: Any) -> bool:
-        return id(value) in self.given and self.given[id(value)][0] is value
+        return self.given.in_tree(tree, _is_recorded)
 
     def is_given(self, args: tuple[Any, ...]) -> bool:
         """Whether the first argument of a call is a tensor that the caller gave."""
@@ -218,11 +208,11 @@ class Tape:
             return leaf
         if isinstance(place, Ref) and place.index in self.overwritten:
             self.problem(self.owner, WRITTEN)
-            self.overwritten.discard(place.index)  # who reads it later reads what an island gave
+            self.overwritten.discard(place.index)  # later readers read the island's result
         return place
 
     def follows_from(self, tree: Any) -> int:
-        """The highest source of what nested places name."""
+        """The strongest source of the values that nested places name."""
         strongest = CONSTANT
         for leaf in leaves(tree):
             if isinstance(leaf, Attr):
@@ -235,7 +225,7 @@ class Tape:
         return any(isinstance(leaf, Ref) and leaf.index in self._sized_by_values for leaf in leaves(tree))
 
     def number(self, function: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
-        """The result of arithmetic with recorded numbers."""
+        """Note arithmetic with recorded numbers; returns its result as a recorded number."""
         if not self.is_recording:
             return value
         places = self.places(operands)
@@ -245,14 +235,14 @@ class Tape:
         if static and (loses(function) or not set(self.rounded).isdisjoint(node.refs)):
             self.rounded.append(index)
             self._unsure.append(self.guard(Ref(index), value))
-        if type(value) not in (int, float):  # numpy's, or complex: no longer a number that can be followed
+        if type(value) not in (int, float):  # numpy's or complex numbers, which cannot be recorded
             for one in operands:
                 if type(one) in NUMBERS:
                     self.hold(one, "computes in Python with")
         return recorded(value, self, index, static)
 
     def compares(self, function: Callable[..., Any], one: Any, other: Any, verdict: bool) -> None:
-        """Note that the forward went on by the verdict of a comparison."""
+        """Note that the forward branches on a comparison of numbers."""
         if not self.is_recording:
             return
         if not all(number.static for number in (one, other) if type(number) in NUMBERS):
@@ -263,7 +253,7 @@ class Tape:
         self.guard(Ref(self.append(node, verdict, self.follows_from(places))), verdict)
 
     def decides(self, number: Any, what: str) -> None:
-        """Note that the forward went on by a number itself."""
+        """Note that the forward branches on a number."""
         if self.is_recording:
             self.hold(number, what)
 
@@ -274,7 +264,7 @@ class Tape:
         self.guard(Ref(number.index), plain(number))
 
     def held_for_texts(self, tree: Any) -> Any:
-        """The tree; where the module that runs makes texts of numbers unseen, those in the tree are held."""
+        """Hold the numbers in `tree` where the running module formats numbers in C; returns `tree`."""
         numbers = [leaf for leaf in leaves(tree) if self.is_own_number(leaf) and leaf.static]
         if numbers and self.owner not in self._texts:
             module = self.parts[self.owner].module
@@ -288,9 +278,10 @@ class Tape:
         return self.append(node, expected, CONSTANT)
 
     def drop_needless_guards(self, output: Any) -> None:
-        """Keep the guards of rounded numbers that no call reads: Python took them unseen, as `range` does, or nobody.
+        """Drop the guards of rounded numbers that calls read.
 
-        Another size shows a count that follows from it; but many sizes have the same quotient or remainder.
+        A rounded number that no call reads may have been used unseen, as by `range`. Another size would show such a use
+        of the size itself, but many sizes have the same quotient or remainder, so these guards stay.
         """
         if not self._unsure:
             return
@@ -303,23 +294,11 @@ class Tape:
                 )
 
 
+def _is_recorded(value: Any) -> bool:
+    """Whether a value is known by a place of its own: a tensor, or a number that follows from sizes."""
+    return isinstance(value, Tensor) or type(value) in NUMBERS
+
+
 def _forget(where: dict[int, Any], key: int, _: Any) -> None:
-    """A tensor is gone, and another one may have its identity from now on."""
+    """Drop the place of a tensor that was freed, since another tensor may get its id."""
     where.pop(key, None)
-
-
-def _swapped(tree: Any, swap: Callable[[Any], Any], known: Callable[[Any], bool]) -> Any:
-    """`tree` with other leaves, where a leaf may be a container."""
-    if known(tree):
-        return swap(tree)
-    kind = type(tree)
-    if kind is Instance:
-        return Instance(tree.kind, _swapped(tree.attributes, swap, known), _swapped(tree.items, swap, known))
-    if kind in (tuple, list):
-        return kind(_swapped(item, swap, known) for item in tree)
-    if kind is dict:
-        return {key: _swapped(value, swap, known) for key, value in tree.items()}
-    if issubclass(kind, Mapping) and not isinstance(tree, Tensor):
-        with contextlib.suppress(TypeError):
-            return kind({key: _swapped(value, swap, known) for key, value in tree.items()})  # type: ignore[call-arg]
-    return tree

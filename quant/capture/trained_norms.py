@@ -1,8 +1,8 @@
-"""Calls that follow the mode: what a recording in training mode may do beside one in eval mode.
+"""Differences between recordings in training and eval mode that training can handle.
 
-Dropout and batch norms are told `training=self.training`. A class that is a batch norm and calls `F.batch_norm` itself
-(timm's `BatchNormAct2d`) passes other settings in training mode too, and counts the batches: as `FunctionalNorm` does,
-by which it is trained for int8.
+Dropout and batch norms get `training=self.training`. A subclass of a batch norm that calls `F.batch_norm` itself
+(timm's `BatchNormAct2d`) passes other settings in training mode too, and counts the batches; `FunctionalNorm` does the
+same, and stands for it in training.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quant.runtime.names import full_name
 from quant.runtime.trees import Attr, Ref, leaves
 
 READS = functions("__float__", "item")
-"""Calls that make a Python number of a tensor."""
+"""Calls that turn a tensor into a Python number."""
 
 
 def graph_of(recorder: Recorder) -> Graph:
-    """All that was recorded; `Recorder.graph` leaves out what nobody needs."""
+    """The graph with all recorded calls; `Recorder.graph` drops those that are not needed."""
     return Graph(recorder.path, recorder.nodes, {}, recorder.output, recorder.spans)
 
 
 def settle_mode(one: Recorder, other: Recorder) -> None:
-    """Give a recording in training mode (`other`) the settings of the one in eval mode, where training knows them.
+    """Give `other`, recorded in training mode, the eval-mode settings of `one` where training handles the difference.
 
-    Calls that are told `training=False` in both are marked as frozen.
+    Calls with `training=False` in both are marked as frozen.
     """
     _settle_norms(one, other)
     eval_graph = graph_of(one)
@@ -64,7 +64,7 @@ def _settle_norms(one: Recorder, other: Recorder) -> None:
 
 
 def _norm_calls(recorder: Recorder) -> dict[str, list[Node]]:
-    """The calls of F.batch_norm that are needed, by the module that makes them, in order."""
+    """Module -> its needed calls of F.batch_norm, in order."""
     calls: dict[str, list[Node]] = {}
     for place in needed_places(graph_of(recorder)):
         node = recorder.nodes[place]
@@ -74,10 +74,10 @@ def _norm_calls(recorder: Recorder) -> dict[str, list[Node]]:
 
 
 def _settle_norm(norm: FunctionalNorm, call: Node, counterpart: Node, batch: int, *, is_counted: bool) -> bool:
-    """Whether a call in training mode is what `norm` makes of it; then it gets the settings of the one in eval mode.
+    """Give a call in training mode the settings of the one in eval mode, if it is the call that `norm` would make.
 
     Args:
-        batch: which call of its module it is, from 1.
+        batch: the number of the call among those of its module, from 1.
     """
     before, arguments = norm_arguments(call), norm_arguments(counterpart)
     if not arguments.get("training"):
@@ -103,7 +103,7 @@ def _settle_norm(norm: FunctionalNorm, call: Node, counterpart: Node, batch: int
 
 
 def _counted(recorder: Recorder, owner: str) -> set[int]:
-    """The calls `num_batches_tracked.add_(1)` of a module that is a batch norm."""
+    """The calls `num_batches_tracked.add_(1)` of a batch norm."""
     if not isinstance(recorder.root.get_submodule(owner), nn.modules.batchnorm._BatchNorm):
         return set()
     counter = Attr(full_name(owner, "num_batches_tracked"))
@@ -117,7 +117,7 @@ def _counted(recorder: Recorder, owner: str) -> set[int]:
 
 
 def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
-    """The calls that make Python numbers of counts, and their guards: an average over all batches needs them."""
+    """The calls that turn batch counts into Python numbers, for an average over all batches, and their guards."""
     reading: set[int] = set()
     for node in recorder.nodes:
         reads = node.kind is Kind.GUARD or called(node) in READS
@@ -127,7 +127,7 @@ def _reads(recorder: Recorder, counted: set[int]) -> set[int]:
 
 
 def _leave_out(recorder: Recorder, gone: set[int]) -> None:
-    """Take the counting of batches out of a recording; a count that goes elsewhere stays, and is a difference."""
+    """Remove the counting of batches from a recording; a count used for something else stays and is a difference."""
     rest = [(node.args, node.kwargs) for node in recorder.nodes if node.index not in gone]
     spans = [(span.arguments, span.output) for span in recorder.spans]
     read = {leaf.index for leaf in leaves([rest, spans, recorder.output]) if isinstance(leaf, Ref)}

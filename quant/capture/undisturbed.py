@@ -1,8 +1,8 @@
-"""A recording held against a run that nobody records: whoever notices the recording is no part of a graph.
+"""Compares a recording with an ordinary run, to find modules that behave differently when they are recorded.
 
-Sizes are subclasses of int while they are recorded, and `type(n) is int` tells; so does code that looks at the modes of
-torch or at the stack. The module is run once more as its user runs it. Where that gives something else, the innermost
-module that gave something else for the same arguments has to run as it is.
+Recorded sizes are subclasses of int, which `type(n) is int` shows; other code looks at torch's modes or at the stack.
+So the module is run once more as its user runs it. Where the output differs, the innermost module with another output
+for the same arguments has to become an island.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quant.capture.called import Called
 from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
+from quant.capture.random_draws import set_torch_state
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.graph import Span
@@ -25,11 +26,11 @@ from quant.runtime.objects import opened
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 NEAR = 1e-3
-"""Largest relative error of a tensor: torch's attention is recorded as plain calls, which round otherwise."""
+"""Largest relative error of a tensor: torch's attention is recorded as plain calls, which round differently."""
 
 
 class Listener:
-    """Is told of calls as a recorder is, and keeps the arguments and outputs of each, by path, in order."""
+    """Gets calls as a recorder does, and keeps the arguments and outputs of each, by path, in order."""
 
     def __init__(self, root: nn.Module) -> None:
         self.names = {id(module): name for name, module in root.named_modules()}
@@ -38,7 +39,7 @@ class Listener:
         self._thread = threading.get_ident()
 
     def on_copy(self, module: nn.Module) -> None:
-        """As of a recorder, which has seen to it."""
+        """Nothing to do: the recorder has noted it."""
 
     def on_call(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread or id(module) not in self.names:
@@ -50,7 +51,7 @@ class Listener:
 
 
 def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | None:
-    """The module (within the recorded one) that does something else when it is recorded; None where none does."""
+    """The module within the recorded one that behaves differently when it is recorded; None where none does."""
     watched.put_back(recorder.before)
     root, (args, kwargs) = recorder.root, copied(call)
     try:
@@ -64,7 +65,7 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | No
         watched.put_back(recorder.before)
         recorder = recorder.again(recorder.before, training=recorder.training, keeps=True)
         run(watched, recorder, call)
-    except Exception:  # the user's own, which the recording did not come to
+    except Exception:  # the user's own error, which the recording did not reach
         return ""
     counts: dict[str, int] = {}
     for span in recorder.spans:
@@ -76,15 +77,15 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | No
 
 
 def depends_on_caller(watched: Watched, call: Called) -> bool:
-    """Whether a module gives something else by itself than it gave where an island called it."""
+    """Whether a module called by itself has another output than when its island called it."""
     if call.output is None:
         return False
     before = watched.snapshot()
     try:
-        torch.set_rng_state(call.chance)
+        set_torch_state(call.chance)
         args, kwargs = copied_together(call.example)
         return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
-    except Exception:  # what its caller would have set is not there
+    except Exception:  # state that its caller would have set is missing
         return True
     finally:
         before.put_back()
@@ -98,7 +99,7 @@ def _gave_otherwise(recorder: Recorder, span: Span, arguments: Any, output: Any)
 
 
 def _near(one: Any, other: Any) -> bool:
-    """Whether two outputs have as many tensors, and those the same shapes and nearly the same values."""
+    """Whether two outputs have the same number of tensors, of the same shapes and nearly the same values."""
     first, second = _tensors(one), _tensors(other)
     return len(first) == len(second) and all(map(_near_tensors, first, second))
 
@@ -111,7 +112,7 @@ def _near_tensors(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.layout != torch.strided or one.is_nested or not one.is_floating_point():
-        return True  # whole numbers may come out of near ties
+        return True  # integers may differ by near ties
     a, b = one.detach().double(), other.detach().double()
     finite = a.isfinite() & b.isfinite()
     if not torch.equal(a.isfinite(), b.isfinite()):

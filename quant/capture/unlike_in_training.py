@@ -1,7 +1,7 @@
-"""Layers that eval mode calls with larger values than training does, or that training does not call at all.
+"""Finds layers that get larger values in eval mode than in training, or that training does not call.
 
-A forward may go one way in training and another in eval mode, or with gradients and without. It is an island then, but
-the layers that it calls see the values of training alone, whose ranges do not hold those of eval mode.
+A forward that branches on the mode, or on whether gradients are taken, is an island. But the layers that it calls see
+only the values of training, and ranges of those may be too small for eval mode.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ LARGER = "eval mode gives it larger values than training, whose ranges would cli
 NEVER_TRAINED = "eval mode calls it and training does not, which has no ranges for it"
 REASONS = (LARGER, NEVER_TRAINED)
 MARGIN = 0.25
-"""Of the span of a layer's values in training, beyond which eval mode's are larger: dropout and the statistics of a
-batch norm move the ends a little, and 8 bits lose little there."""
+"""Share of a range from training by which eval mode may exceed it: dropout and the statistics of a batch norm move the
+ends a little, and 8 bits lose little there."""
 
 
 def within(layers: Mapping[str, str], path: str) -> dict[str, str]:
-    """Those that are in the module `path`, by their names there, with the reasons why they stay float."""
+    """The layers within the module `path`, by their names in it, with the reasons that they stay float."""
     inside = (name for name in layers if not path or name == path or name.startswith(f"{path}."))
     return {name.removeprefix(path).removeprefix("."): layers[name] for name in inside}
 
 
 def called_layers(recorder: Recorder) -> set[str]:
-    """The layers within the root, and the owners of functional ones, that a recording called."""
+    """The layers that a recording called; functional ones by their owners."""
     return {name for node in recorder.nodes if (name := _layer(node, recorder.root)) is not None}
 
 
@@ -56,7 +56,7 @@ def larger_layers(evaluated: Recorder, trained: Recorder) -> Iterator[str]:
 
 
 def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Tensor]]:
-    """By layer, what it was called with: each float input, by the way in which it was computed."""
+    """Layer -> its float inputs, each with the calls that computed it."""
     ways: list[int] = []
     activations: set[int] = set()
     by_layer: dict[str, dict[int, Tensor]] = {}
@@ -66,7 +66,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
         key: tuple[Any, ...] = (node.kind, target, node.owner, arguments)
         if node.kind is Kind.INPUT or not activations.isdisjoint(node.refs):
             activations.add(node.index)
-        else:  # spectral norm computes a weight otherwise in training, and that settles
+        else:  # spectral norm computes its weight differently in training, and converges
             key = ("stored", node.owner)
         ways.append(kinds.setdefault(key, len(kinds)))
         name = _layer(node, recorder.root)
@@ -80,7 +80,7 @@ def _calls(recorder: Recorder, kinds: dict[Any, int]) -> dict[str, dict[int, Ten
 
 
 def _layer(node: Node, root: nn.Module) -> str | None:
-    """The name under which a plan has the layer that a node may be."""
+    """The name of the layer that a node may be."""
     if node.kind is Kind.MODULE:
         return str(node.target) if is_leaf(attribute(root, node.target)) else None
     return node.owner if any(isinstance(leaf, Attr) for leaf in _leaves(node)) else None
@@ -91,7 +91,7 @@ def _leaves(node: Node) -> list[Any]:
 
 
 def _key(constant: Any) -> Any:
-    """What tells a constant from others; 1 and True are not the same."""
+    """A key for a constant that tells 1 from True."""
     if isinstance(constant, (bool, int, float, str, Attr, type(None), torch.dtype, torch.device)):
         return type(constant), constant
     return type(constant)
@@ -105,6 +105,6 @@ def _exceed(values: list[Tensor], known: list[Tensor]) -> bool:
 
 
 def _ends(values: list[Tensor]) -> tuple[float, float]:
-    """Of a range that has zero in it, as ranges of activations have."""
+    """The ends of a range that contains zero, as ranges of activations do."""
     ends = [one.aminmax() for one in values]
     return min(0.0, *(float(low) for low, _ in ends)), max(0.0, *(float(high) for _, high in ends))

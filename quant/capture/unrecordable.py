@@ -1,6 +1,6 @@
-"""What a recorder cannot see into: forwards that fail under its eyes, foreign tensors, and layers called elsewhere.
+"""Calls that cannot be recorded: forwards that fail under a recorder, and tensors of kinds that a graph cannot take.
 
-Higher-order operators, `torch.compile` and the transforms of `torch.func` look at torch's stack of modes; an island
+Higher-order operators, `torch.compile` and the transforms of `torch.func` inspect torch's stack of modes, so an island
 runs without the recorder on it.
 """
 
@@ -25,7 +25,7 @@ from quant.runtime.arguments import copyable
 
 @contextlib.contextmanager
 def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
-    """Take a function mode off this thread's stack for a while; the user's own modes stay, in their order."""
+    """Remove a function mode from this thread's stack for the time of the context; other modes stay, in their order."""
     stack = list(_get_current_function_mode_stack())
     if not any(one is mode for one in stack):
         yield
@@ -38,7 +38,7 @@ def out_of_sight(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 def _show(stack: list[TorchFunctionMode]) -> None:
-    """Make torch's stack of function modes this one, lowest first."""
+    """Set torch's stack of function modes, lowest first."""
     for _ in _get_current_function_mode_stack():
         _pop_mode()
     for mode in stack:
@@ -46,7 +46,7 @@ def _show(stack: list[TorchFunctionMode]) -> None:
 
 
 def foreign(tensors: list[Any]) -> str:
-    """Why a call on such tensors is no call that a graph of its own or an int8 layer can take; '' where it is."""
+    """The reason that neither a graph nor an int8 layer can take such tensors; '' where they can."""
     for tensor in tensors:
         if is_transformed(tensor):
             return "it is called inside of a transform of torch.func (vmap, grad, ...)"
@@ -58,13 +58,13 @@ def foreign(tensors: list[Any]) -> str:
 
 
 def read_once(call: Any) -> str:
-    """What of a call's arguments can be read once, as a generator can, by its class; '' where nothing is so."""
+    """The class of an argument that can be read only once, such as a generator; '' where there is none."""
     iterators = (one for one in _flat(call) if hasattr(one, "__next__") and not copyable(one))
     return next((type(one).__name__ for one in iterators), "")
 
 
 def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for arguments that can be read once, by name: a forward is recorded several times."""
+    """Raise TypeError for arguments that can be read only once, since a forward is recorded several times."""
     for name, value in arguments.items():
         kind = read_once(value)
         if kind:
@@ -75,12 +75,12 @@ def refuse_read_once(model: nn.Module, path: str, arguments: Mapping[str, Any]) 
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a tensor belongs to a running transform of `torch.func`, and is none outside of it."""
+    """Whether a tensor belongs to a running transform of `torch.func`, outside of which it is not valid."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
-    """The arguments of a call that are no tensors and say by `__torch_function__` what torch's functions do to them."""
+    """The arguments of a call that have `__torch_function__` and are not tensors."""
     kinds = tuple(kind for kind in types if not issubclass(kind, Tensor))
     if not kinds:
         return []
@@ -89,7 +89,7 @@ def stand_ins(types: Iterable[type], call: Any) -> list[Any]:
 
 
 def asked(strangers: list[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-    """What the first of some `stand_ins` that knows a function gives for a call of it."""
+    """The result of a call by the first of the `stand_ins` that implements the function."""
     for one in strangers:
         answer = one.__torch_function__(func, types, args, kwargs)
         if answer is not NotImplemented:
@@ -109,6 +109,6 @@ def _flat(tree: Any) -> Iterator[Any]:
 
 
 def said_of(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
+    """The class of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

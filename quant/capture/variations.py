@@ -1,4 +1,4 @@
-"""Calls like a recorded one with other values, sizes and numbers, for the second recording."""
+"""Varies a recorded call's values, sizes and numbers, for the second recording."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from quant.capture.scalars import NUMBER, Limit, with_numbers
 from quant.runtime.arguments import Arguments, rebuilt
 
 Variation = Callable[[Tensor, int], Tensor]
-"""A tensor of a call, and its place among them, as another call might have it."""
+"""(tensor of a call, its index among them) -> the tensor for another call."""
 
 LARGER, SMALLER, TWICE_AND_ONE, TWICE, HALF = "larger", "smaller", "twice and one", "twice", "half"
 VARY = (LARGER, SMALLER)
-"""How sizes and numbers change, the first that the module takes; one at its upper bound has only smaller ones."""
+"""Changes of sizes and numbers, tried in order until the module accepts one; SMALLER is for sizes at an upper bound."""
 
 UNCOVER = (TWICE_AND_ONE, TWICE, HALF)
-"""How they change where `VARY` leaves a quotient or remainder as it was."""
+"""Changes for quotients and remainders that VARY leaves the same."""
 
 
 class NoOther(Exception):
-    """A size or number that has no other by some step."""
+    """A size or number cannot be changed by this step."""
 
 
 def groups_of(recorder: Recorder) -> list[list[Limit]]:
-    """Sizes of the inputs that are likely to go together: the first of all, and others that are equal; each number."""
+    """Groups of sizes that probably change together: the first of all inputs, equal ones of others; and each number."""
     shapes = [() if tensor.is_nested else tuple(tensor.shape) for tensor in recorder.tensors]
     first = shapes[0][0] if shapes and shapes[0] else None
     batch = [Limit(place, 0) for place, shape in enumerate(shapes) if shape and shape[0] == first]
@@ -43,7 +43,7 @@ def groups_of(recorder: Recorder) -> list[list[Limit]]:
 
 
 def is_width(limit: Limit, recorder: Recorder) -> bool:
-    """Whether a size is likely to be held by a layer: channels of images and signals, features of what has fewer."""
+    """Whether a size is probably fixed by a layer: channels of images and signals, else features."""
     if limit.dim < 0:
         return False
     dims = recorder.tensors[limit.place].dim()
@@ -54,7 +54,7 @@ def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[L
     """A call with other values, and with other sizes and numbers where `limits` names them.
 
     Raises:
-        NoOther: a size or number has no other by this step.
+        NoOther: a size or number cannot be changed by this step.
     """
     wanted = {(one.place, one.dim) for one in limits}
     numbers, tensors = itertools.count(), itertools.count()
@@ -69,15 +69,19 @@ def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[L
             return changed
         for dim, size in enumerate(tensor.shape):
             if (place, dim) in wanted and size:
-                changed = changed.index_select(dim, torch.arange(_other_size(size, dim, step)) % size)
+                changed = changed.index_select(dim, _places(size, _other_size(size, dim, step), tensor))
         return values(changed, place)
 
     args, kwargs = with_numbers(module, call, number)
     return rebuilt(args, change), rebuilt(kwargs, change)
 
 
+def _places(size: int, other: int, tensor: Tensor) -> Tensor:
+    return torch.arange(other, device=tensor.device) % size
+
+
 def _other_size(size: int, dim: int, step: str) -> int:
-    # Models take sizes that are as often divisible by 2, up to 32, as one that they take.
+    # A model probably accepts a size that is divisible by the same power of 2, up to 32, as one it accepts.
     unit = 1 if dim == 0 else math.gcd(size, 32)
     other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: size // 2}
     if not other[step]:
@@ -94,14 +98,14 @@ def _other_number(value: int | float, step: str) -> int | float:
 
 
 def other_floats(tensor: Tensor, place: int) -> Tensor:
-    """Other values where they are reals; integers may be indices."""
+    """Other values for a float tensor; integers may be indices and stay."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
         return tensor
     return tensor.roll(1) * 0.75
 
 
 def other_values(tensor: Tensor, place: int) -> Tensor:
-    """Other values, of integers in another order."""
+    """Other values; integers in another order."""
     if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 0:
         return other_floats(tensor, place)
     return tensor.roll(1, -1) if tensor.dim() else tensor

@@ -1,16 +1,14 @@
-"""A recording held against the same call with gradients, as training makes it, and in training mode."""
+"""Compares a recording with the same call in training mode and with gradients."""
 
 from __future__ import annotations
 
-import random
-
-import numpy
 import torch
 from torch import nn
 
 from quant.capture.differences import difference, needs_alike, problem_of
 from quant.capture.forward_code import asks_for_gradients
 from quant.capture.proof import run
+from quant.capture.random_draws import seed
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.trained_norms import settle_mode
@@ -19,14 +17,14 @@ from quant.runtime.arguments import Arguments
 from quant.runtime.names import full_name
 
 TRIALS = 8
-"""Calls in training mode that are to show a layer which some of them leave out: of two hundred that leave out every
-second, one does not."""
+"""Calls in training mode tried to see each layer at least once, where training skips layers by chance: a layer that is
+skipped half of the time is missed in one of two hundred cases."""
 
 
 def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The modules that do something else in training mode, with gradients, than what was recorded in eval mode.
+    """The modules that behave differently in training mode with gradients than was recorded in eval mode.
 
-    A call that is told `training=False` in both is so in training too.
+    A call with `training=False` in both keeps it in training.
     """
     other = _recorded_in_training(watched, recorder, call)
     if other is None:
@@ -36,16 +34,15 @@ def unlike_in_training(watched: Watched, recorder: Recorder, call: Arguments) ->
 
 
 def note_unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> None:
-    """Let `watched` know of layers whose ranges from training do not serve eval mode: some module does something else
-    there."""
+    """Note in `watched` the layers whose ranges from training do not fit eval mode, because a module differs there."""
     for name, reason in _unlike_layers(watched, recorder, call).items():
         watched.unlike_in_training.setdefault(full_name(recorder.path, name), reason)
 
 
 def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The layers whose ranges from training do not serve eval mode, and why; by recordings that keep all values.
+    """Layer whose ranges from training do not fit eval mode -> the reason, by recordings that keep all values.
 
-    Random draws are no reason: what training drops, or gives smaller values, by chance is tried under other seeds.
+    A layer that training skips, or gives smaller values, only by chance is tried under other seeds.
     """
     before = watched.snapshot()
     one = recorder.again(before, training=recorder.training, keeps=True)
@@ -54,8 +51,8 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     finally:
         before.put_back()
     larger = missing = called_layers(one)
-    for seed in range(TRIALS):
-        _seed(seed)
+    for number in range(TRIALS):
+        seed(number)
         other = _recorded_in_training(watched, recorder, call, keeps=True, batch_statistics=False)
         if other is None:
             return {}
@@ -69,21 +66,14 @@ def _unlike_layers(watched: Watched, recorder: Recorder, call: Arguments) -> dic
     return {**dict.fromkeys(sorted(larger), LARGER), **dict.fromkeys(sorted(missing), NEVER_TRAINED)}
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed)
-
-
 def _recorded_in_training(
     watched: Watched, recorder: Recorder, call: Arguments, *, keeps: bool = False, batch_statistics: bool = True
 ) -> Recorder | None:
-    """The same call once more, in training mode; None where the module refuses it so.
+    """Record the same call in training mode; None where the module refuses it.
 
     Args:
-        batch_statistics: whether batch norms are in training mode too. Their own statistics become those of the batches
-            in the course of training, but a model that is not trained yet has others, and all values behind are larger
-            or smaller for it.
+        batch_statistics: whether batch norms are in training mode too. Their running statistics approach those of the
+            batches in the course of training, but those of an untrained model do not, and scale all later values.
     """
     modes = {module: module.training for module in recorder.root.modules()}
     try:
@@ -96,7 +86,7 @@ def _recorded_in_training(
 
 
 def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments) -> dict[str, str]:
-    """The module that does something else with gradients than without; only forwards that ask are tried."""
+    """The module that behaves differently with gradients; tried only where a forward asks whether they are enabled."""
     if not asks_for_gradients(recorder.root):
         return {}
     other = _recorded_with_gradients(watched, recorder, call, training=False)
@@ -106,7 +96,7 @@ def unlike_with_gradients(watched: Watched, recorder: Recorder, call: Arguments)
 def _recorded_with_gradients(
     watched: Watched, recorder: Recorder, call: Arguments, *, training: bool, keeps: bool = False
 ) -> Recorder | None:
-    """The same call once more, with gradients; None where the module refuses it so."""
+    """Record the same call with gradients; None where the module refuses it."""
     before = watched.snapshot()
     other = recorder.again(before, training=training, keeps=keeps)
     try:
@@ -124,10 +114,10 @@ def _recorded_with_gradients(
 
 
 def _unlike(recorder: Recorder, other: Recorder, usual: str, here: str) -> dict[str, str]:
-    """The module that does something else in the other recording; calls that nobody reads do not count.
+    """The module that behaves differently in the other recording; calls whose values are not read do not count.
 
     Args:
-        usual, here: the words of the reason, and those to be put in their place.
+        usual, here: words of the reason, and their replacement.
     """
     fault = problem_of(recorder, other) or difference(recorder, other)
     if fault is None or (not other.problems and needs_alike(recorder, other)):

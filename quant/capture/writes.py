@@ -1,4 +1,4 @@
-"""What a forward writes: tensors in place, attributes of modules, and objects that its caller gave."""
+"""Writes of a forward: to tensors in place, to attributes of modules, and to objects of its caller's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quant.capture.module_state import ChangedClass, Items, ModuleState
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
-from quant.capture.snapshot import state_of, storages_of
+from quant.capture.snapshot import state_of, storages_of, users_modules
 from quant.capture.tape import Tape
 from quant.graph import Kind, Node
 from quant.runtime.calls import with_items, write_items
@@ -25,7 +25,7 @@ from quant.runtime.trees import Attr, Ref, leaves
 
 
 class Writes:
-    """Notes what is written on a tape, and tells at the end what a call left behind."""
+    """Notes writes on a tape, and returns at the end those that outlive the call."""
 
     def __init__(self, tape: Tape, results: CallResults) -> None:
         self.tape, self.results = tape, results
@@ -34,12 +34,12 @@ class Writes:
         self._contents: dict[int, Any] = {}
 
     def begin(self) -> None:
-        """The call begins: what is held now is what was held before it."""
+        """Note the state before the call."""
         self._contents = {key: content(value) for key, (value, _) in self.tape.given.items()}
         self._state, self._stored = dict(self.tape.parts), storages_of(self.tape.parts.values())
 
     def set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
-        """x[key] = value: a copy with other items, or, of what the caller can see, x itself."""
+        """x[key] = value: a copy with other items; or x itself where the write outlives the call."""
         x, outlives = args[0], self._outlives(args[0])
         target = write_items if outlives else with_items
         node = Node(len(self.tape.nodes), Kind.FUNCTION, target, places[0], owner=self.tape.owner, writes=outlives)
@@ -47,13 +47,13 @@ class Writes:
         self.tape.append(node, x, self.tape.follows_from(places))
 
     def written(
-        self, node: Node, value: Any, changed: list[Tensor], args: tuple[Any, ...], follows: int, said: bool
+        self, node: Node, value: Any, changed: list[Tensor], args: tuple[Any, ...], follows: int, in_place: bool
     ) -> Any:
-        """A call that changed tensors: readers of the first argument read the result, and of other views nothing."""
+        """Note a call that changed tensors: later readers of its first argument read its result."""
         first = args[0] if args else next(iter(node.kwargs.values()), None)
         alone = all(tensor is first for tensor in changed)
         node.writes = any(self._outlives(tensor) for tensor in changed)
-        if not (alone and said and isinstance(value, Tensor) and (value is first or share_storage(value, first))):
+        if not (alone and in_place and isinstance(value, Tensor) and (value is first or share_storage(value, first))):
             self._overwrite(changed, keep=None)
             return self.results.note(node, value, follows)
         if isinstance(self.tape.attributes.get(id(first)), Attr) and isinstance(first, nn.Parameter):
@@ -65,9 +65,9 @@ class Writes:
         return value
 
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
-        """What lies over the memory of changed tensors cannot be read by its old place any more."""
+        """Note that tensors sharing memory with changed ones cannot be read by their old places any more."""
         if keep is not None and self.tape.given_back.holds(keep):
-            # Where inputs lie otherwise, or are of another dtype, the call would have given a copy.
+            # With another layout or dtype of the inputs, the call would have returned a copy.
             self.tape.typed = self.tape.contiguous = True
             if not all(tensor.is_contiguous() for tensor in self.tape.inputs if tensor.layout == torch.strided):
                 self.tape.problem(self.tape.owner, "writes to a tensor that a call gave back as it is")
@@ -76,31 +76,31 @@ class Writes:
             own = place.index if tensor is keep and isinstance(place, Ref) else None
             indices = self.tape.by_storage.get(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
             for index in indices:
-                # Whoever holds the tensor itself finds its new node, by identity.
+                # Readers of the tensor itself find its new node by id.
                 if index != own and self.tape.value(index) is not keep:
                     self.tape.overwritten.add(index)
             if self._stores(tensor) and tensor is not keep:
                 self.tape.problem(self.tape.owner, "changes a parameter or a buffer in place")
 
     def _stores(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor was a parameter's or a buffer's when the call began."""
+        """Whether a tensor shares memory with a parameter or buffer, as of the beginning of the call."""
         if tensor.numel() == 0:
             return False
         return tensor.untyped_storage().data_ptr() in self._stored
 
     def _outlives(self, tensor: Any) -> bool:
-        """Whether the caller sees what is written to a tensor: it is an input's, a parameter's or a buffer's memory."""
+        """Whether a write to a tensor outlives the call: it shares memory with an input, parameter or buffer."""
         return any(share_storage(tensor, one) for one in self.tape.inputs) or self._stores(tensor)
 
     def of_arguments(self) -> Iterator[Write]:
-        """What the call left in objects that the caller gave."""
+        """The writes to objects of the caller's."""
         for key, (value, given) in list(self.tape.given.items()):
             if not same_content(self._contents[key], content(value)):
                 attributes, items = content(value)
                 yield Write(given, (self.tape.places(attributes, own=True), self.tape.places(items, own=True)))
 
     def of_attributes(self) -> Iterator[Write]:
-        """What the call left on modules; a new submodule is a change of its parent's."""
+        """The writes to attributes of modules; a new submodule is a write to its parent."""
         for path, part in self._state.items():
             for name, value in sorted(self._written(part).items()):
                 if isinstance(value, ChangedClass):
@@ -111,10 +111,10 @@ class Writes:
                     yield Write(full_name(path, name), self.tape.places(value))
 
     def _written(self, part: ModuleState | ScriptState) -> dict[str, Any]:
-        """What was set on a module, by name; a script module shows nothing of it."""
+        """The attributes set on a module, by name; those of a script module are not known."""
         if isinstance(part, ScriptState):
             return {}
-        # A number that follows from this call's sizes was set in it, though it may be what it was before.
+        # A number that depends on this call's sizes was set, though its value may be the same.
         return {
             name: now
             for name, (before, now) in part.replaced().items()
@@ -123,19 +123,19 @@ class Writes:
 
     @contextlib.contextmanager
     def of_island(self, module: nn.Module, name: str) -> Iterator[None]:
-        """What an island writes on itself is not the graph's to write: it does so whenever it runs."""
-        for path in (full_name(name, inner) for inner, _ in module.named_modules()):
+        """While an island runs: its writes on itself are not the graph's, since it repeats them whenever it runs."""
+        for path in (full_name(name, inner) for inner, _ in users_modules(module)):
             if path not in self._state or self._written(self._state[path]):
                 self.tape.problem(self.tape.owner, f"writes on {path} before that runs as it is")
         yield
-        for inner, part in module.named_modules():
+        for inner, part in users_modules(module):
             path = full_name(name, inner)
             if path not in self._state or self._written(self._state[path]):
                 self._state[path] = state_of(part)
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place."""
+    """The number of times that a tensor was changed in place."""
     try:
         return tensor._version
     except RuntimeError:  # inference tensors have none
@@ -143,5 +143,5 @@ def version_of(tensor: Tensor) -> int:
 
 
 def versions(tree: Any) -> list[tuple[Tensor, int]]:
-    """The tensors in a tree, with how often each was changed."""
+    """The tensors in a tree, with the version of each."""
     return [(leaf, version_of(leaf)) for leaf in leaves(tree) if isinstance(leaf, Tensor)]

@@ -70,7 +70,7 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def try_once(model: nn.Module, inputs: Any) -> None:
-    """One plain run, so that data which the model does not take is told from what prepare has to say."""
+    """One plain run, so that an error for data that the model does not take is not taken for one of prepare."""
     import torch
 
     from quant.calibrate.batches import describe

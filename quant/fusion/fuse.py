@@ -55,11 +55,9 @@ def fuse(
     return fused
 
 
-def fuse_again(
-    fused: FusedGraph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int | None = None
-) -> FusedGraph:
-    """Fuse the same graph with more layers in float, or by other rules."""
-    again = fuse(fused.graph, root, recipe, {**fused.floats, **floats}, fused.rules if rules is None else rules)
+def fuse_again(fused: FusedGraph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> FusedGraph:
+    """Fuse the same graph by the same rules, with more layers in float."""
+    again = fuse(fused.graph, root, recipe, {**fused.floats, **floats}, fused.rules)
     again.shared = fused.shared
     return again
 

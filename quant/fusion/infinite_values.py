@@ -1,8 +1,8 @@
-"""Layers that read infinities which the forward itself puts there, as a mask does: no integer says them.
+"""Finds layers that read infinities from the forward itself, such as those of a mask, and so have to stay float.
 
-What a softmax, a maximum or a comparison makes of a masked value is finite again; where a layer reads it, float gives
-infinities and NaN, and so must the model. Only what the graph shows is found: a number in a call that fills, or a
-buffer. Infinities that come with the data are made NaN (`runtime/nonfinite.py`).
+A softmax, maximum or comparison of a masked value is finite again. A layer that reads the value directly has infinite
+or NaN outputs in float, which integers cannot represent. Only infinities in the graph are detected: a number in a call
+that fills, or a buffer. Outputs for infinities in the data become NaN (`runtime/nonfinite.py`).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from quant.nn.linear import Conv1D, Linear
 from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from quant.nn.registry import register_int8
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.static_module import StaticQuantModule
 
 __all__ = [
     "GRU",
@@ -20,6 +21,7 @@ __all__ = [
     "MultiheadAttention",
     "QuantModule",
     "RNNCell",
+    "StaticQuantModule",
     "TiedEmbedding",
     "register_int8",
 ]

@@ -1,5 +1,4 @@
-"""`MultiheadAttention` with int8 projections; the attention itself stays in float. And what keeps torch's encoders from
-computing around it."""
+"""`MultiheadAttention` with int8 projections; also keeps torch's encoders off fused paths that would bypass it."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""How int8 modules are made of float ones: their weights, and what they take over from the user's module.
+"""Builds int8 modules from float ones: quantises weights, and transfers hooks and attributes of the user's module.
 
-The files of int8 modules do without `from __future__ import annotations`: torch.jit.script cannot read the annotations
-of a module class where they are strings.
+Files of int8 modules do not use `from __future__ import annotations`: torch.jit.script cannot read annotations of a
+module class that are strings.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from quant.recipe import QConfig
 from quant.runtime.layers.quant_module import HALVES, QuantModule
 
 LOST_COLUMN_SQNR = 100.0
-"""A weight column whose signal is less than this many times its rounding noise (20 dB) is one that int8 rows lose."""
+"""Ratio of signal to rounding noise (20 dB) below which a weight column counts as lost by int8 rows."""
 
 RESIDUAL_STEPS = 254.0
-"""Steps of a weight's second term in one step of its first: the residue is at most half a step, 127 of these."""
+"""Steps of a weight's second term in one step of its first; the residue is at most half a step, 127 of these."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def scripted_as(twin: _Function) -> Callable[[_Function], _Function]:
-    """Let torch.jit.script compile `twin` in the place of a method that TorchScript cannot read.
+    """A decorator: torch.jit.script compiles `twin` in place of the method, which TorchScript cannot read.
 
-    It compiles the source of what a function wraps, as `inspect` finds it.
+    TorchScript reads the source of the wrapped function, as `inspect` returns it.
     """
 
     def mark(method: _Function) -> _Function:
@@ -40,7 +40,7 @@ def scripted_as(twin: _Function) -> Callable[[_Function], _Function]:
 
 
 def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
-    """Give `new` what is the user's: hooks, train/eval flag, and the attributes that `new` does not define.
+    """Transfer hooks, the train/eval flag and further attributes of the user's module to `new`.
 
     Raises:
         ValueError: an attribute of the user's has the name of one of `new`'s tensors or modules, and would hide it.
@@ -71,20 +71,20 @@ def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
 
 
 def as_float32(x: Tensor) -> Tensor:
-    """A float tensor of any type as float32; others stay, for the kernels to refuse."""
+    """A float tensor as float32; tensors of other types stay, and the kernels refuse them."""
     return x.to(torch.float32) if x.is_floating_point() else x
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """An int8 weight with what goes with it.
+    """An int8 weight with its scales.
 
     Attributes:
         q_weight: int8 (N, K), of weight / columns.
         scale: float32 (N,).
-        columns: float32 (K,), what the input is multiplied by before it is quantised, or None.
-        activation_bits: 8 or 16, of the input.
-        terms: 1; or 2 where q_weight and columns are those of (N, 2K), and the input is given twice, side by side.
+        columns: float32 (K,), factors of the input before it is quantised, or None.
+        activation_bits: 8 or 16, for the input.
+        terms: 1; or 2 where q_weight and columns have 2K columns, and the input is repeated side by side.
     """
 
     q_weight: Tensor
@@ -108,7 +108,7 @@ class QuantizedWeight:
 
     @classmethod
     def in_two_terms(cls, weight: Tensor, qconfig: QConfig) -> "QuantizedWeight":
-        """Quantise a float weight (N, K) and then what rounding left of it, in steps RESIDUAL_STEPS times finer.
+        """Quantise a float weight (N, K), and its rounding error in steps that are RESIDUAL_STEPS times finer.
 
         Both share one product: weight = scale * (first + second / RESIDUAL_STEPS), so the input of the second is the
         input divided by RESIDUAL_STEPS, which `columns` does.
@@ -123,7 +123,7 @@ class QuantizedWeight:
 
     @property
     def described(self) -> str:
-        """For the report: '' for the usual, else what was chosen and why."""
+        """For the report: '' for the default form, else the form and the reason."""
         if self.columns is None:
             return ""
         if self.terms == 2:

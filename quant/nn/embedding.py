@@ -60,7 +60,7 @@ class Embedding(_Table):
             if dispatch.is_direct(self.backend) and self.dtype is torch.float32:
                 return _embedding(rows, input, self.bits, self.embedding_dim, "")  # type: ignore[no-any-return]
             return dispatch.current(self.backend).embedding(rows, input, self.bits, self.embedding_dim).to(self.dtype)
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise self._named(error) from error
 
 
@@ -130,7 +130,7 @@ class EmbeddingBag(_Table):
                 include_last_offset,
                 padding_idx,
             )
-        except (TypeError, ValueError, IndexError) as error:
+        except (TypeError, ValueError, IndexError, NotImplementedError) as error:
             raise self._named(error) from error
 
 

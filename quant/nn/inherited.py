@@ -1,8 +1,8 @@
-"""What a subclass of the user's adds to a layer of torch: methods and attributes that its int8 stand-in keeps.
+"""Transfers the methods and attributes of a user's subclass of a torch layer to its int8 module.
 
-The stand-in's class becomes a subclass of the int8 class with the user's members in it, wherever the int8 class has
-none of that name. It is created when needed, once for each pair, and pickled as the two classes that it joins.
-`super()` in such a method does not reach the float layer, which is gone.
+The int8 module's class becomes a subclass of the int8 class with the user's members, except names that the int8 class
+defines. It is created when needed, once for each pair of classes, and pickled as that pair. `super()` in such a method
+does not reach the float layer.
 """
 
 from __future__ import annotations

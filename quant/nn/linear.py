@@ -67,7 +67,7 @@ class Linear(QuantModule):
                 return _linear_dynamic_plain(  # type: ignore[no-any-return]
                     input, buffers["q_weight"], buffers["scale"], self._parameters["bias"]
                 )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise self._named(error) from error
         return self._dispatch(input, self.q_weight, self.scale, self.bias)
 
@@ -93,7 +93,7 @@ class Linear(QuantModule):
             return dispatch.current(self.backend).linear_dynamic(
                 input, q_weight, scale, bias, self.columns, self.activation_bits, self.per_row, False
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise self._named(error) from error
 
     def extra_repr(self) -> str:

@@ -1,23 +1,21 @@
-"""Which float classes have an int8 layer that quantises at run time, and what makes it; those of others as well."""
+"""Which float classes have an int8 layer that quantises at run time, and what makes it: those of torch, and the call
+that registers others.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
-from quant.kernels.registry import ClassRegistry, described, full_name_of
+from quant.int8_classes import LAYERS, Maker
 from quant.nn.attention import MultiheadAttention
 from quant.nn.embedding import Embedding, EmbeddingBag
 from quant.nn.linear import Conv1D, Linear
-from quant.recipe import QConfig
 from quant.recurrent_layers import recurrent_class, recurrent_classes
 from quant.runtime.layers.quant_module import QuantModule
-
-Maker: TypeAlias = "Callable[[Any, QConfig], QuantModule]"
-"""(float module, its settings) -> the int8 module that stands in for it."""
 
 M = TypeVar("M", bound="type[QuantModule] | Maker")
 
@@ -27,27 +25,16 @@ SUPPORTED: dict[type[nn.Module], Maker] = {
     nn.Embedding: Embedding,
     nn.EmbeddingBag: EmbeddingBag,
 }
-"""Those of torch.nn, but for recurrent ones (`quant.recurrent_layers`)."""
+"""Those of torch.nn, except recurrent ones (`quant.recurrent_layers`)."""
 
 
-def _as_maker(kind: type, value: Any) -> Maker:
-    """What was registered, as what makes the int8 module."""
-    what = f"int8 layer of {full_name_of(kind)}"
-    if not issubclass(kind, nn.Module):
-        raise TypeError(f"{what}: expected a subclass of torch.nn.Module")
-    if isinstance(value, type) and not issubclass(value, QuantModule):
-        raise TypeError(f"{what}: expected a subclass of quant.nn.QuantModule, got {described(value)}")
-    if not callable(value):
-        raise TypeError(f"{what}: expected a class or a function of a module and a QConfig, got {described(value)}")
-    return getattr(value, "from_float", value)  # type: ignore[no-any-return]
-
-
-_LAYERS: ClassRegistry[Maker] = ClassRegistry("int8 layer", "octet.layers", SUPPORTED, _as_maker)
+for _kind, _make in SUPPORTED.items():
+    LAYERS.add(_kind, _make)
 
 
 def register_int8(kind: type[nn.Module]) -> Callable[[M], M]:
     """A decorator for what stands in for modules of a float class in `quantize_dynamic`: a class, or a function that
-    makes one.
+    makes one. A subclass of `StaticQuantModule` does in static quantisation and training too.
 
     It is called with the float module and its `QConfig`; of a class, `from_float` is, where there is one. Subclasses of
     `kind` that keep its forward count as well. A package that is installed needs no call: an entry point of the group
@@ -58,24 +45,24 @@ def register_int8(kind: type[nn.Module]) -> Callable[[M], M]:
     """
 
     def added(value: M) -> M:
-        _LAYERS.add(kind, value)
+        LAYERS.add(kind, value)
         return value
 
     return added
 
 
 def maker(kind: type) -> Maker | None:
-    """What makes the int8 stand-in of modules of this very class; None where nothing does."""
+    """The Maker for modules of exactly this class; None where there is none."""
     if kind is _imported_conv1d():
         return Conv1D.from_float
-    known, recurrent = _LAYERS.get(kind), recurrent_class(kind)
+    known, recurrent = LAYERS.get(kind), recurrent_class(kind)
     return known if recurrent is None or known is not None else recurrent.stand_in
 
 
 def supported() -> list[type[nn.Module]]:
-    """The float classes with an int8 layer, as far as they are imported."""
+    """The imported float classes that have an int8 layer."""
     conv1d = _imported_conv1d()
-    return [*_LAYERS, *recurrent_classes(), *([] if conv1d is None else [conv1d])]
+    return [*LAYERS, *recurrent_classes(), *([] if conv1d is None else [conv1d])]
 
 
 def is_own(module: QuantModule) -> bool:

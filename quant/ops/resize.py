@@ -31,8 +31,8 @@ class Interpolate(Operator):
 
     def lower(self, step: Step, context: Context) -> Kernel:
         options = {name: getattr(self, name) for name in OPTIONS}
-        told = {name: value for name, value in options.items() if value is not None}
-        return rescaling("interpolate", step, context, **told)
+        given_options = {name: value for name, value in options.items() if value is not None}
+        return rescaling("interpolate", step, context, **given_options)
 
 
 OPTIONS = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")

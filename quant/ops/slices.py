@@ -68,7 +68,7 @@ class SplitSizes(Split):
             ends = ()
         if not ends:
             raise Unplanned("these sizes of parts have no plan")
-        return Spans(x.index, dim, len(ends), rank, (0, *ends), told=not isinstance(sizes, int))
+        return Spans(x.index, dim, len(ends), rank, (0, *ends), sizes_given=not isinstance(sizes, int))
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ class Spans(PartsOf):
 
     Attributes:
         bounds: of the parts, one more than there are.
-        told: whether each size was given, so that torch refuses a tensor of another sum.
+        sizes_given: whether each size was given, so that torch refuses a tensor of another sum.
     """
 
     rank: int
     bounds: tuple[int, ...]
-    told: bool
+    sizes_given: bool
 
     def part(self, index: int) -> Lines:
         index = _from_front(index, self.count)
@@ -137,7 +137,7 @@ class Spans(PartsOf):
         return [("slice", {"x": Register(self.source), **place})]
 
     def check(self) -> Lines:
-        least = self.bounds[-1] - 1 if self.told else self.bounds[-2]
+        least = self.bounds[-1] - 1 if self.sizes_given else self.bounds[-2]
         return _ends_between(self, least, self.bounds[-1])
 
 

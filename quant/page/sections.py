@@ -52,7 +52,7 @@ def advice(comparison: Comparison) -> Markup:
     if not bad and not comparison.unreached and not comparison.outside:
         healthy = f"Every step adds less error than {HEALTHY:.0f} dB. Nothing needs attention."
         return join(tag("h2", "What to do"), tag("p", healthy))
-    said = [_todo(step) for step in bad[:NAMED]]
+    advice = [_todo(step) for step in bad[:NAMED]]
     more = len(bad) - NAMED
     rest = tag("p", f"And {more} more, below.", class_="note") if more > 0 else None
     lost = ", ".join(comparison.unreached)
@@ -64,7 +64,7 @@ def advice(comparison: Comparison) -> Markup:
     return join(
         tag("h2", "What to do"),
         tag("p", "The steps that add most error of their own. Change one, and look again.", class_="soft"),
-        *said,
+        *advice,
         rest,
         tag("div", silent, class_="todo fair") if comparison.unreached else None,
         tag("div", unlike, class_="todo fair") if comparison.outside else None,
@@ -156,9 +156,9 @@ def suspicions(rows: Sequence[Row]) -> Markup | None:
     doubtful = [row for row in rows if row.warnings]
     if not doubtful:
         return None
-    said = [tag("div", tag("p", tag("span", row.layer or "(root)", class_="name")), *(tag("p", text) for text in
+    layers = [tag("div", tag("p", tag("span", row.layer or "(root)", class_="name")), *(tag("p", text) for text in
             row.warnings), class_="todo fair") for row in doubtful]  # fmt: skip
-    return join(tag("h2", "Suspicions of calibration"), *said)
+    return join(tag("h2", "Suspicions of calibration"), *layers)
 
 
 def modules(report: Report) -> Markup:

@@ -49,21 +49,21 @@ def check_trained(prepared: nn.Module) -> None:
             warnings.warn(
                 f"quant.convert: layer '{path or '(root)'}' still observes in float, so nothing was trained for "
                 "rounding; train past the schedule's first phase, or call quant.qat.round_values(prepared) and go on",
-                stacklevel=3,
+                stacklevel=4,
             )
         empty = [name for name in runner.fused.slots if _collapsed(runner, name)]
         if empty:
             warnings.warn(
                 f"quant.convert: only zeros were seen at {_some([full_name(path, name) for name in empty])}; the "
                 "layers there will put out zeros, look whether the layer before is dead",
-                stacklevel=3,
+                stacklevel=4,
             )
         fresh = [full_name(path, name) for name in _unsettled(runner)]
         if fresh:
             warnings.warn(
                 f"quant.convert: the running statistics of the batch norms {_some(fresh)} are mostly what they began "
                 "with, so the int8 model will not be what was trained; train longer in training mode",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

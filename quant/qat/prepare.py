@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.called_later import LaterCalls
 from quant.copying import copy_model
 from quant.further_programs import Extender
 from quant.fusion.fused_graph import FusedGraph
@@ -26,8 +27,9 @@ from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.prepared import Prepared
-from quant.static.runner import GraphRunner, runners
+from quant.static.runner import GraphRunner, remove_programs, runners
 from quant.static.weights import folded
+from quant.waiting_forwards import stop_waiting
 
 
 @torch.inference_mode(False)
@@ -73,15 +75,14 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     if recipe is not None:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy_model(model, training=True)
+    stop_waiting(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     make = functools.partial(_make_runner, recipe=info.recipe)
     state: dict[str, Any] = {}  # training keeps its own
     extender = Extender(info.recipe, info.islands, info.called, state, True, make, info.halves)
     for path, runner in runners(prepared).items():
         programs = runner.programs()
-        del runner.root._modules[RESERVED], runner.root.__dict__["forward"]
-        if runner.own_forward is not None:
-            runner.root.__dict__["forward"] = runner.own_forward
+        remove_programs(runner)
         extender.install(runner.root, runner.fused)
         first = runner.root._modules[RESERVED]
         assert isinstance(first, TrainingRunner)
@@ -92,6 +93,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
                 quantizer = trainer.observer(slot)
                 assert isinstance(quantizer, FakeQuantizeBase)
                 quantizer.start(*ends)
+    LaterCalls(prepared, extender).watch()
     _name(prepared)
     return prepared
 

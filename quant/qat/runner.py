@@ -12,24 +12,28 @@ from torch import Tensor, nn
 
 from quant.folding import is_own_norm, norm_of
 from quant.fusion.fused_graph import FusedGraph
+from quant.fusion.last_readers import last_readers
 from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
 from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
+from quant.qat.finite_inputs import finite_inputs
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
-from quant.qat.weights import rounded_bias, rounded_weight
+from quant.qat.weights import rounded_bias, rounded_weight, straight_through
 from quant.recipe import QConfig
-from quant.runtime.binding import bound_values
+from quant.runtime import nonfinite
 from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
-from quant.runtime.trees import Ref, leaves, map_leaves
+from quant.runtime.trees import map_leaves
 from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
+from quant.static.registered_layers import simulated_registered
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
 from quant.static.weights import folded, row_scale
 
@@ -96,7 +100,7 @@ class TrainingRunner(GraphRunner):
             return self._run_untrained(args, kwargs)
         if self.training and self.synced is None:
             self.synced = False if warn_of_ranks(self.graph.path) else None
-        values = bound_checked(self, args, kwargs)
+        values = finite_inputs(self, args, kwargs)
         if self.expected.written:
             output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._train(values))
         else:
@@ -129,9 +133,9 @@ class TrainingRunner(GraphRunner):
 
     def _run_untrained(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that occurs in eval mode only, as with a cache, in float; convert drops its program."""
-        path, said = self.graph.path or type(self.root).__name__, self._first[0].said
-        if path not in said:
-            said.add(path)
+        path, warned = self.graph.path or type(self.root).__name__, self._first[0].warned
+        if path not in warned:
+            warned.add(path)
             warnings.warn(
                 f"{path}: no call like this one came in training, so its ranges are unknown and it runs in float; "
                 "call it in training mode too, or the converted model will take ranges of each such call",
@@ -155,9 +159,12 @@ class TrainingRunner(GraphRunner):
 
     def _train(self, values: dict[int, Any]) -> Any:
         rounded: dict[int, Any] = {}
+        evaluates = not self.training and not torch.compiler.is_compiling()
         for step in self.fused.steps:
             seen = seen_by(step, values, rounded)
             if is_recurrent(step):
+                if evaluates:
+                    self.note_nonfinite(step, values)
                 values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
                 if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
                     values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
@@ -166,6 +173,8 @@ class TrainingRunner(GraphRunner):
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values[step.output], clamp = self._value(step, seen)
             value = values[step.output]
+            if evaluates and step.output in self.fused.slot_of:
+                self.note_nonfinite(step, values)
             if step.output in self._both:
                 values[step.output] = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)
                 rounded[step.output] = self._observed(step, value, clamp)
@@ -174,7 +183,7 @@ class TrainingRunner(GraphRunner):
             for dead in self._dead.get(step.output, ()):
                 del values[dead]
                 rounded.pop(dead, None)
-        return output_of(self.graph, values)
+        return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _value(self, step: Step, values: dict[int, Any]) -> tuple[Any, tuple[float, float]]:
         """A step's value, and the clamp that remains to be applied to it."""
@@ -184,7 +193,13 @@ class TrainingRunner(GraphRunner):
         # A clamp that is the step's last node is applied with the rounding; one that is a step, a lookup, is not.
         nodes = step.nodes if clamp is None else step.nodes[:1]
         own: dict[int, Any] = {}
-        for index in nodes:
+        if isinstance(step.operator, Registered) and self.is_on("rounding"):
+            module, x = attribute(self.root, self.graph.nodes[nodes[0]].target), values[step.inputs[0]]
+            try:
+                own[nodes[0]] = simulated_registered(module, step.qconfig, step.operator.make, x, straight_through)
+            except ValueError as error:
+                raise ValueError(f"layer '{step.name}': {error}") from error
+        for index in nodes[len(own) :]:
             node = self.graph.nodes[index]
             own[index] = self._evaluated(node, lambda i: own[i] if i in own else values[i])
         return own[nodes[-1]], clamp or NO_CLAMP
@@ -287,46 +302,3 @@ class TrainingRunner(GraphRunner):
         super()._load_from_state_dict(*args, **kwargs)
         self._read_switches()
         self._untrained = None
-
-
-def bound_checked(runner: TrainingRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Any]:
-    """The tensors of a call; in training mode they must be finite.
-
-    Raises:
-        ValueError: NaN or inf in an input, which would be rounded to something finite and trained on.
-    """
-    values = bound_values(runner.expected, runner.root, args, kwargs)
-    if runner.training and not torch.compiler.is_compiling():
-        for index, value in values.items():
-            if not isinstance(value, Tensor):
-                continue
-            if value.is_floating_point() and value.device.type == "cpu" and not bool(torch.isfinite(value.sum())):
-                _refuse(runner, index, value)
-    return values
-
-
-def _refuse(runner: TrainingRunner, index: int, value: Tensor) -> None:
-    nan, inf = int(torch.isnan(value).sum()), int(torch.isinf(value).sum())
-    if nan or inf:  # a sum of finite values may overflow
-        raise ValueError(
-            f"layer '{runner.graph.path or '(root)'}': {nan} NaN and {inf} infinite values in its input "
-            f"'{runner.graph.nodes[index].target}', which rounding would turn into finite ones and train on; look at "
-            "the batch"
-        )
-
-
-def last_readers(fused: FusedGraph) -> dict[int, list[int]]:
-    """For each step, by its output, the values that no later step reads and that can be dropped after it."""
-    kept = {leaf.index for leaf in leaves(fused.graph.output) if isinstance(leaf, Ref)}
-    last: dict[int, int] = {}
-    for step in fused.steps:
-        for index in step.nodes:
-            for ref in fused.graph.nodes[index].refs:
-                last[ref] = step.output
-        last.setdefault(step.output, step.output)
-    inner = {index for step in fused.steps for index in step.nodes[:-1]}
-    dead: dict[int, list[int]] = {}
-    for value, reader in last.items():
-        if value not in kept and value not in inner:
-            dead.setdefault(reader, []).append(value)
-    return dead

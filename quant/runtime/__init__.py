@@ -1,6 +1,6 @@
-"""What a converted model consists of and runs by: programs, their values and instructions, the module that runs one.
+"""What a converted model runs by: programs, their values and instructions, and the module that runs a program.
 
-Here also stands what every part of `quant` speaks of in calls: nested arguments and outputs (`trees.py`), objects of
-any class in them (`objects.py`), the arguments of a module's call (`arguments.py`), whether a call is one that was
-captured (`matching.py`), and dotted names (`names.py`). Graphs, capture, plans and conversion stand on this package.
+Other packages share its vocabulary of calls: nested arguments and outputs (`trees.py`), objects of any class in them
+(`objects.py`), the arguments of a module's call (`arguments.py`), the check whether a call was captured
+(`matching.py`), and dotted names (`names.py`). It imports `quant.kernels` and nothing else of `quant`.
 """

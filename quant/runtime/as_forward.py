@@ -1,6 +1,6 @@
-"""A runner's `run` as a module's forward: with the signature of the user's, which libraries ask for.
+"""Gives a runner's `run` the signature of the user's forward, which libraries inspect.
 
-Hugging Face's Trainer leaves out the columns of a data set that are no argument of the model's forward.
+Hugging Face's Trainer, for example, drops the columns of a data set that are not arguments of the model's forward.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import nn
 
 
 def as_forward(run: Callable[..., Any], module: nn.Module, own: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A bound method like `run`, whose signature is that of the user's forward.
+    """A bound method that calls `run` and has the signature of the user's forward.
 
     Args:
         run: a bound method of a runner.
-        module: whose forward it becomes.
+        module: the module whose forward it becomes.
         own: the forward that the user had set on the module itself, if any.
     """
     assert isinstance(run, types.MethodType)
     plain = run.__func__
     try:
         signature = inspect.signature(type(module).forward if own is None else own)
-    except (TypeError, ValueError):  # a callable that says nothing of its arguments
+    except (TypeError, ValueError):  # a callable without a signature
         return run
     if own is not None:  # which has no self
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

@@ -46,6 +46,14 @@ def matched_values(expected: ExpectedCall, bound: Mapping[str, Any], who: str) -
     return values
 
 
+def refuse_other_devices(expected: ExpectedCall, values: Mapping[int, Any], root: nn.Module) -> None:
+    """Raise TypeError for an input that is not on the CPU."""
+    for index, value in values.items():
+        if isinstance(value, Tensor) and not value.is_cpu:
+            where = f"{type(root).__name__}: argument '{expected.inputs[index].name}'"
+            raise TypeError(f"{where} is on {value.device}; int8 layers run on the CPU: call it with x.cpu()")
+
+
 def _unlike(expected: ExpectedInput, given: Any) -> str:
     """How an input is of another kind, dtype, rank or layout than was captured; '' where it is not."""
     if expected.kind is object:
@@ -109,12 +117,25 @@ class QuickBinding:
                 if value is not constant and not _same(value, constant):
                     return None
                 continue
-            if type(value) is not Tensor or (dtype is not None and value.dtype is not dtype):
+            if type(value) is not Tensor or (dtype is not None and value.dtype is not dtype) or not value.is_cpu:
                 return None
             if rank >= 0 and value.dim() != rank:
                 return None
             registers[register] = value
         return registers
+
+    def make_ready(self, root: nn.Module) -> None:
+        """Work out the likeliest form of call: by position, and without what has its default."""
+        forward = type(root).forward
+        expected, known = self.expected.arguments, None if isinstance(forward, property) else places_of(forward)
+        if known is None:
+            return
+        names, defaults, needed = known
+        count = needed
+        for place, name in enumerate(names[needed:], needed):
+            if name in expected and not (is_plain(expected[name]) and _same(expected[name], defaults[name])):
+                count = place + 1
+        self._forward, self._forms = forward, {(count,): self._places(forward, count, [])}
 
     def _places(self, forward: Any, count: int, named: list[str]) -> list[_Place] | None:
         known = places_of(forward)

@@ -1,4 +1,4 @@
-"""What a call of the user's own arithmetic calls: a function, a method of its first argument, or a module."""
+"""The callee of a float call: a function, a method of its first argument, or a module."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from quant.runtime.names import attribute
 
 @dataclass(frozen=True)
 class Function:
-    """A function by where it is found; two of one place are equal.
+    """A function, known by its module and name; two with the same place are equal.
 
     Attributes:
-        module: its dotted name.
-        name: in the module; dotted where it is an attribute of a class.
+        module: the dotted name of its module.
+        name: its name in the module; dotted where it is an attribute of a class.
         target: the function itself.
     """
 
@@ -40,7 +40,7 @@ class Function:
         return self.target(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Some functions of torch.nn.functional (max_pool2d) were made inside another function, and pickle refuses them.
+        # Some functions of torch.nn.functional (max_pool2d) are defined inside another function, which pickle refuses.
         importable = named(sys.modules.get(self.module), self.name) is self.target
         return {**self.__dict__, "target": None} if importable else self.__dict__
 
@@ -64,12 +64,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module of the user's, by its dotted name; whatever module is there is called."""
+    """A float module, by its dotted name; the module that has this name at the time of the call is called."""
 
     path: str
 
     def call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Its value; of the root itself its class's forward, since its own runs the program."""
+        """Its value; for the root, the value of its class's forward, since its own forward runs the program."""
         if self.path:
             return attribute(root, self.path)(*args, **kwargs)
         return type(root).forward(root, *args, **kwargs)
@@ -79,16 +79,16 @@ Callee: TypeAlias = Function | Method | Submodule
 
 
 SPACES: tuple[ModuleType, ...] = (torch, F, operator, builtins, math, torch.special, torch.linalg, torch.fft)
-"""Where a function is looked for first: many of torch's do not say where they are."""
+"""Modules searched first: many of torch's functions have no `__module__`, or another one."""
 
 
 def function(target: Callable[..., Any]) -> Function:
-    """A function by its place; one that has none, as a lambda, is known by what it says of itself."""
+    """A function with its module and name; a lambda has those of its `__module__` and `__qualname__`."""
     name = getattr(target, "__name__", "") or type(target).__name__
     for space in SPACES:
         if getattr(space, name, None) is target:
             return Function(space.__name__, name, target)
-    for method, member in vars(torch.Tensor).items():  # operators of tensors that torch wraps, as `**`
+    for method, member in vars(torch.Tensor).items():  # operators that torch wraps, such as `**`
         if member is target:
             return Function(torch.__name__, f"Tensor.{method}", target)
     if isinstance(target, (OpOverload, OpOverloadPacket)):
@@ -98,5 +98,5 @@ def function(target: Callable[..., Any]) -> Function:
 
 
 def named(module: ModuleType | None, name: str) -> Any:
-    """What has a dotted name in a module; None where nothing has."""
+    """The attribute with a dotted name in a module; None where there is none."""
     return functools.reduce(lambda outer, part: getattr(outer, part, None), name.split("."), module)

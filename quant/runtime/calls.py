@@ -1,6 +1,6 @@
-"""Functions of this package that graphs and programs call, as they call torch's.
+"""Functions of this package that graphs and programs call beside torch's.
 
-Capture shows the user's own calls as these: items that are set, and what torch's attention computes between its
+Capture records two things as these: the assignment of items, and what torch's attention computes between its
 projections.
 """
 
@@ -31,7 +31,7 @@ def write_items(x: Tensor, key: Any, value: Any) -> Tensor:
 
 
 def _one_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Capture notes calls of `function`, as it does torch's own, and not what happens inside."""
+    """Let capture record a call of `function` as one call, as it does for torch's functions."""
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Tensor:
@@ -47,7 +47,7 @@ def _one_call(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool, dropout: float, training: bool
 ) -> Tensor:
-    """softmax(q k' / sqrt(width) + mask) v, (batch, heads, length, width); in training mode some are dropped."""
+    """softmax(q k' / sqrt(width) + mask) v, (batch, heads, length, width); weights are dropped in training mode."""
     return F.scaled_dot_product_attention(q, k, v, mask, dropout if training else 0.0, is_causal)
 
 

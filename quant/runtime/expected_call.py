@@ -1,4 +1,4 @@
-"""The calls that a graph or a program stands for: what is expected of each argument, and what a run writes to."""
+"""Which calls a graph or a program stands for: the argument expected in each place, and the tensors it writes to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quant.runtime.trees import Attr, Ref, map_leaves
 
 @dataclass(frozen=True)
 class ExpectedInput:
-    """What is expected where a tensor or a number goes in.
+    """The requirements for a tensor or number in a call's arguments.
 
     Attributes:
-        name: how errors call it.
-        kind: Tensor; int or float, which no subclass stands for; or object, where anything may come.
-        dtype: that a tensor has to have; None where any will do.
-        rank: the number of its dimensions; None where any will do.
-        contiguous: whether it has to be contiguous, because what is written to it is shared then.
+        name: its name in errors.
+        kind: Tensor; int or float, exactly, not a subclass; or object for a value of any class.
+        dtype: the required dtype; None for any.
+        rank: the required number of dimensions; None for any.
+        contiguous: whether it must be contiguous, because writes to it are shared with other tensors only then.
     """
 
     name: str
@@ -37,10 +37,10 @@ class ExpectedCall:
 
     Attributes:
         path: dotted name of the module in the user's model, '' for the model itself.
-        arguments: by name; nested, with Ref to a value where a tensor or a number goes in, else the constant.
-        inputs: by the values that arguments refer to.
+        arguments: name -> nested value, with a Ref in the place of each tensor and number, and constants elsewhere.
+        inputs: value id -> its requirements, for the values that `arguments` refers to.
         writes: whether a run changes tensors that outlive it: arguments, or buffers of the module.
-        written: the buffers and inputs that may be written to before the last guard has held.
+        written: the buffers and inputs that may be written to before the last guard is checked.
     """
 
     path: str
@@ -50,7 +50,7 @@ class ExpectedCall:
     written: tuple[Attr | Ref, ...] = ()
 
     def renumbered(self, ids: Mapping[int, int]) -> ExpectedCall:
-        """The same where values have other ids."""
+        """The same call with other value ids, `ids[old]` for each."""
 
         def other(leaf: Any) -> Any:
             return Ref(ids[leaf.index]) if isinstance(leaf, Ref) else leaf

@@ -1,10 +1,11 @@
-"""The lines of a program's text that say which calls it stands for: printed, and read back.
+"""Writes and reads the lines of a program's text that say which calls it stands for.
 
     call encoder(x=%0, mask=None)  ; writes @count, %0
     input %0 x_0: float32[n, 8]  ; #0 argument x float32 rank 2 contiguous
 
-Behind `writes` stand the buffers and inputs that are written to before the last guard has held. Of an input stand the
-argument that it is, its type where it is no tensor (int, float, or object for anything), and what a tensor has to have.
+`writes` is followed by the buffers and inputs that are written to before the last guard is checked. An input has the
+name of its argument, its type where it is not a tensor (int, float, or object for any), and the requirements of a
+tensor.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
-from quant.runtime.tree_reader import NAME, Reader
+from quant.runtime.text_scanner import NAME
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer, word
 
 
 def call_text(call: ExpectedCall, writer: Writer) -> str:
-    """What stands behind `call`."""
+    """The text after `call`."""
     text = (word(call.path) if call.path else "") + writer.arguments((), call.arguments)
     return (
         f"{text}  ; {' '.join(['writes', ', '.join(map(writer.value, call.written))])}".rstrip()
@@ -28,7 +30,7 @@ def call_text(call: ExpectedCall, writer: Writer) -> str:
 
 
 def input_text(expected: ExpectedInput) -> str:
-    """What stands behind the definition of an input, in the order in which it is checked."""
+    """The text after the definition of an input, in the order of the checks."""
     parts = ["argument", word(expected.name)]
     if expected.kind is not Tensor:
         parts.append(expected.kind.__name__)
@@ -42,11 +44,11 @@ def input_text(expected: ExpectedInput) -> str:
 
 
 def read_call(reader: Reader) -> ExpectedCall:
-    """The call of a line, without its inputs."""
+    """Read the text after `call`; inputs have lines of their own."""
     path = "" if reader.at("(") else reader.word()
     args, arguments = reader.arguments()
     if args:
-        reader.fail("expected arguments with names")
+        reader.fail("expected named arguments only")
     writes = reader.take(";")
     written = []
     if writes:
@@ -58,7 +60,7 @@ def read_call(reader: Reader) -> ExpectedCall:
 
 
 def read_input(reader: Reader) -> ExpectedInput:
-    """What is expected of an input."""
+    """Read the requirements of an input."""
     reader.expect("argument")
     name, dtype, rank = reader.word(), None, None
     kind: type = Tensor
@@ -70,9 +72,9 @@ def read_input(reader: Reader) -> ExpectedInput:
     if word == "rank":
         rank, word = reader.integer(), reader.match(NAME)
     if word not in (None, "contiguous"):
-        reader.fail(f"{word!r} is nothing that an input is checked for")
+        reader.fail(f"{word!r} is not a requirement of an input")
     return ExpectedInput(name, kind, dtype, rank, word == "contiguous")
 
 
 KINDS: dict[str, type] = {"int": int, "float": float, "object": object}
-"""Of inputs that are no tensors."""
+"""The types of inputs that are not tensors, by name."""

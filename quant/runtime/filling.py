@@ -1,7 +1,7 @@
-"""Nested arguments with places for registers, made once into what fills them at every call.
+"""Compiles nested arguments with places into functions that fill in the values of a call.
 
-`trees.map_leaves` asks of every part what it is. Here that is asked once, for the tuples, lists and dicts that nearly
-all arguments are; any other tree is left to `map_leaves`.
+`trees.map_leaves` looks at the class of every part at each call. Here that happens once, for tuples, lists and dicts,
+which nearly all arguments are; other trees are left to `map_leaves`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 from quant.runtime.trees import Attr, Ref, is_plain, map_leaves
 
 Fill: TypeAlias = Callable[[Mapping[int, Any]], Any]
-"""Gives a tree with the values of registers in it."""
+"""Returns a tree with the values of registers filled in."""
 
 
 def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
-    """What fills a tree.
+    """The function that fills a tree.
 
     Args:
         tree: nested, with Ref to registers.
-        attribute: gives the parameter or buffer that an Attr names; None leaves an Attr as it is.
+        attribute: returns the parameter or buffer that an Attr names; None leaves each Attr as it is.
     """
     kind = type(tree)
     if kind is Ref:

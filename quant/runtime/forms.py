@@ -1,6 +1,7 @@
-"""The form of what a module gave that runs as it is: all but its tensors and numbers, as a text that a guard compares.
+"""The form of an island's output: everything except its tensors and numbers, as a text that a guard compares.
 
-Its caller goes on by more than tensors: by None, a word or an enum, by how many parts there are and of which classes.
+The caller of an island may branch on more than tensors: on None, a string or an enum, on the number of parts and their
+classes.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from torch import Tensor
 from quant.runtime.objects import attributes_of, items_of
 
 COUNTED = (tuple, list, dict)
-"""Containers whose numbers are values of the graph; those in any other object are part of its form."""
+"""Containers whose numbers are values of the graph; numbers in other objects belong to the form."""
 
 LITERALS = (bool, int, float, complex, str, bytes, type(None), slice, range, type(Ellipsis), torch.dtype, torch.device,
             torch.layout, torch.memory_format, torch.Size)  # fmt: skip
-"""Constants that their text tells apart."""
+"""Classes of constants with unequal texts for unequal values."""
 
 
 def form_of(value: Any) -> str:
-    """The form of a module's output: equal where only tensors and numbers differ."""
+    """The form of a module's output; two outputs with the same form differ at most in tensors and numbers."""
     return _form(value, (), numbers=True)
 
 
 def is_literal(value: Any) -> bool:
-    """Whether a value cannot be changed, and its form says all of it."""
+    """Whether a value is immutable and determined by its form."""
     return isinstance(value, (*LITERALS, enum.Enum, type))
 
 

@@ -1,4 +1,4 @@
-"""The calls that a converted program consists of, one class each.
+"""The instructions of a converted program, one class for each kind.
 
 An instruction names values of its program by their ids (`values.py`).
 """
@@ -15,7 +15,7 @@ from quant.runtime.callee import Callee, Submodule
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments: nested, with Ref to values of the program, or constants."""
+"""Positional and keyword arguments: nested, with Ref to values of the program, and constants."""
 
 I = TypeVar("I", bound="Instruction")  # noqa: E741  # one letter for a type, as everywhere
 One = TypeVar("One", bound="_OfOne")
@@ -28,12 +28,12 @@ def registers_in(tree: Any) -> set[int]:
 
 
 def said_of(instruction: Instruction) -> str:
-    """An instruction as errors call it: by its step, and its id in the text of the program."""
+    """An instruction's name in errors: its step, and its id in the text of the program."""
     return f"layer '{instruction.step}' (%{instruction.out})"
 
 
 def renumbered(tree: Any, ids: Mapping[int, int]) -> Any:
-    """Nested arguments with other ids."""
+    """Nested arguments with other value ids, `ids[old]` for each."""
     return map_leaves(lambda leaf: Ref(ids[leaf.index]) if isinstance(leaf, Ref) else leaf, tree)
 
 
@@ -42,11 +42,11 @@ class Instruction:
     """One call of a converted program.
 
     Attributes:
-        out: id of the value it gives.
+        out: id of its value.
         step: name of the step it belongs to, for errors and comparisons.
-        modules: dotted names of the modules of the user's that it was made of; where another module is put in the
-            place of one, it does not stand for it.
-        own: whether it is the user's own arithmetic, and no step of integers or conversion.
+        modules: dotted names of the user's modules that it was converted from; where the user replaces one, it is not
+            valid any more.
+        own: whether it is a call of the user's forward, not an integer step or a conversion.
     """
 
     own: ClassVar[bool] = False
@@ -56,12 +56,12 @@ class Instruction:
 
     @property
     def kind(self) -> str:
-        """What it does in a word or two, for people."""
+        """The kind of instruction, as text for people."""
         raise NotImplementedError
 
     @property
     def arguments(self) -> Arguments:
-        """What it is called with."""
+        """Its positional and keyword arguments."""
         raise NotImplementedError
 
     @property
@@ -71,17 +71,17 @@ class Instruction:
 
     @property
     def acts(self) -> bool:
-        """Whether it checks, or may do something besides giving its value."""
+        """Whether it has an effect besides its value, such as a check or a write."""
         return False
 
     def renumbered(self: I, ids: Mapping[int, int]) -> I:
-        """The same call where values have other ids."""
+        """The same instruction with other value ids, `ids[old]` for each."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfOne(Instruction):
-    """A call that reads one value."""
+    """An instruction that reads one value."""
 
     source: int
 
@@ -91,7 +91,7 @@ class _OfOne(Instruction):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfSeveral(Instruction):
-    """A call with nested arguments."""
+    """An instruction with nested arguments."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _OfSeveral(Instruction):
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(_OfOne):
-    """A value from one form into the other, by its scale and zero point."""
+    """The conversion of a value between float32 and uint8, by its scale and zero point."""
 
     scale: float
     zero_point: int
@@ -138,7 +138,7 @@ class Dequantize(Conversion):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall(_OfSeveral):
-    """A kernel without weights, by its name in the table of operators (`Backend.operators`)."""
+    """A call of a kernel without weights, by its name in `Backend.operators`."""
 
     kernel: str
 
@@ -148,13 +148,13 @@ class KernelCall(_OfSeveral):
 
     @property
     def table(self) -> Tensor | None:
-        """The answers, uint8, of a kernel that looks them up: the only tensor among its constants; None of others."""
+        """The uint8 lookup table of a kernel that has one; None for other kernels."""
         return next((one for one in self.args if isinstance(one, Tensor)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCall(_OfOne):
-    """An int8 layer, by its key among the runner's layers, at one of the places that call it."""
+    """A call of an int8 layer, by its key among the runner's layers, at one of the sites that call it."""
 
     layer: str
     site: int
@@ -170,7 +170,7 @@ class LayerCall(_OfOne):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentCall(_OfSeveral):
-    """An int8 layer with states, by its path in the module; `integers` says whether its sequence is uint8."""
+    """A call of an int8 recurrent layer, by its path in the module; `integers`: whether it returns a uint8 sequence."""
 
     path: str
     integers: bool
@@ -182,7 +182,7 @@ class RecurrentCall(_OfSeveral):
 
 @dataclass(frozen=True, kw_only=True)
 class TakeSequence(_OfOne):
-    """The output sequence, of all that a recurrent layer gave."""
+    """The output sequence among the outputs of a recurrent layer."""
 
     @property
     def kind(self) -> str:
@@ -195,13 +195,13 @@ class TakeSequence(_OfOne):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatCall(_OfSeveral):
-    """A captured call in the user's own arithmetic.
+    """A captured call that runs as in the user's forward, in float.
 
     Attributes:
-        callee: what is called.
-        owner: dotted name of the innermost module whose forward made the call; its train/eval mode counts.
-        frozen: whether it is told `training=False` in training mode too.
-        writes: whether it changes an argument of the program or a buffer of the module, and so is needed for that.
+        callee: the function, method or module that it calls.
+        owner: dotted name of the innermost module whose forward makes the call; `training` follows this module's mode.
+        frozen: whether it has `training=False` in training mode too.
+        writes: whether it changes an argument of the program or a buffer of the module, so that it must run.
     """
 
     own: ClassVar[bool] = True
@@ -221,11 +221,11 @@ class FloatCall(_OfSeveral):
 
 @dataclass(frozen=True, kw_only=True)
 class Guard(_OfOne):
-    """A check that a value is what the model's branch was captured with; it gives that value.
+    """A check that a value is the one with which the model's branch was captured; its value is that value.
 
     Attributes:
-        expected: what it was.
-        owner: dotted name of the module whose forward decides by it.
+        expected: the value at capture.
+        owner: dotted name of the module whose forward branches on it.
     """
 
     own: ClassVar[bool] = True
@@ -247,12 +247,12 @@ class Guard(_OfOne):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerMove(_OfSeveral):
-    """A captured call that only moves values, on integers.
+    """A captured call that only moves values, applied to integers.
 
     Attributes:
-        callee: what is called; None where the first argument is given back as it is.
-        rescaled: of a concatenation, by id, how values of another range become ones of the result's: the numbers that
-            `reference_ops.rescale` takes.
+        callee: the function, method or module that it calls; None where its value is its first argument.
+        rescaled: for a concatenation, value id -> the arguments of `reference_ops.rescale` that bring the value to the
+            range of the result.
     """
 
     callee: Callee | None

@@ -1,4 +1,4 @@
-"""What a program asks of its int8 layers (`layers/weighted.py`)."""
+"""The protocol of the int8 layers that a program calls (`layers/weighted.py`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Int8Layer(Protocol):
-    """A module with an int8 weight, and numbers of its own for each place that calls it.
+    """A module with an int8 weight, and with ranges of its own for each site that calls it.
 
     Attributes:
-        product: what it multiplies, and the kernels that do.
-        clamps: by place, the ends that its float output is clamped to, or None.
+        product: the kind of product, with its kernels.
+        clamps: for each site, the bounds to which its float output is clamped, or None.
     """
 
     q_weight: Tensor
@@ -22,10 +22,10 @@ class Int8Layer(Protocol):
     _buffers: dict[str, Any]
 
     def site(self, site: int) -> Any:
-        """The numbers of a place."""
+        """The scales, zero points and multipliers of a site."""
 
     def knows(self, site: int, known: Any) -> bool:
-        """Whether these are the numbers of a place still."""
+        """Whether `known`, as `site` returned it, is still valid."""
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
-        """Its output at a place."""
+        """The layer's output for a uint8 input at a site."""

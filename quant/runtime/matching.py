@@ -1,4 +1,4 @@
-"""Whether a call is one that a captured graph or program stands for: its arguments, and the guards in it."""
+"""Checks whether a captured graph or program stands for a call: its arguments, and the guards on its values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quant.runtime.trees import PLAIN, Attr, Ref
 
 
 class CaptureMismatch(RuntimeError):
-    """A call that the captured graph does not stand for: other arguments, or a branch taken otherwise.
+    """The captured graph does not stand for this call: its arguments differ, or a branch goes another way.
 
     Attributes:
-        place: the node at which it was found out; the nodes before it have run.
+        place: the node at which the difference shows; the nodes before it have run.
     """
 
     def __init__(self, message: str, place: int = 0) -> None:
@@ -25,13 +25,13 @@ class CaptureMismatch(RuntimeError):
 
 
 def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
-    """Walk the captured arguments beside those of a call, and bind each tensor.
+    """Compare the arguments of a call with the captured ones, and bind its tensors.
 
     Args:
-        expected: nested, with Ref where a tensor goes in.
-        given: of the call, same nesting.
-        where: how the arguments are called in an error.
-        bind: called with the index of each Ref and the value given for it.
+        expected: the captured arguments, nested, with a Ref in the place of each tensor.
+        given: the arguments of the call.
+        where: the name of the arguments in errors.
+        bind: called with the index of each Ref and the call's value for it.
 
     Raises:
         CaptureMismatch: nesting, type or a constant differs from what was captured.
@@ -69,7 +69,7 @@ def match_arguments(expected: Any, given: Any, where: str, bind: Callable[[int, 
 
 
 def _match_objects(expected: Any, given: Any, where: str, bind: Callable[[int, Any], None]) -> None:
-    """Two objects of a class that does not compare them are alike where all that they hold is."""
+    """Compare two objects of a class without `__eq__` by their attributes."""
     if (
         compares_itself(type(expected))
         or isinstance(expected, OPAQUE)
@@ -93,7 +93,7 @@ def _same(expected: Any, given: Any) -> bool:
         return expected is given
     try:
         return type(expected) is type(given) and bool(expected == given)
-    except Exception:  # a comparison of the user's own class may raise, or give an array
+    except Exception:  # a comparison of the user's own class may raise, or return an array
         return False
 
 
@@ -105,16 +105,17 @@ def _mismatch(where: str, expected: str, given: Any) -> CaptureMismatch:
 
 
 def said(value: Any) -> str:
-    """A value as errors call it: in full only where it is short."""
+    """A value as errors show it: in full only where it is short."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else f"a {type(value).__name__}"
 
 
 def check_tensor(given: Any, path: str, root: nn.Module, place: int) -> Any:
-    """What a module gave, which was a tensor when it was captured.
+    """Check that a module whose output was a tensor at capture returns a tensor now.
 
     Args:
+        given: the module's output, which is returned.
         path: dotted name of the module in `root`.
         place: the node of the call.
     """
@@ -129,11 +130,13 @@ def check_tensor(given: Any, path: str, root: nn.Module, place: int) -> Any:
 
 
 def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: int) -> Any:
-    """The value, if it is what the model's branch was captured with.
+    """Check that a value is the one with which the model's branch was captured.
 
     Args:
-        owner: dotted name of the module in `root` that decides by it.
-        place: the node that it is the value of.
+        given: the value, which is returned.
+        expected: the captured value.
+        owner: dotted name of the module in `root` that branches on it.
+        place: the node of the value.
     """
     if given != expected:
         is_form = isinstance(expected, str)  # `forms.form_of`

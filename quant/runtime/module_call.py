@@ -1,4 +1,4 @@
-"""Float modules of the user's in a native call; `module_calls.py` has a class of these for each kind."""
+"""A call of a float module inside a region; `module_calls.py` has a class for each kind of module."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from quant.kernels.reference_plan import Constant, Line
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """A line that depends on a float module of the user's, whose parameters and mode are read when it runs.
+    """A line of a plan that depends on a float module, whose parameters and mode are read when the region runs.
 
-    A native call keeps a copy of the parameters for as long as their versions stay, so a write that torch does not
-    count, as through `weight.data`, is not seen.
+    A region keeps a copy of the parameters until their versions change, so it does not see a write that torch does not
+    count, such as one through `weight.data`.
 
-    What a subclass has besides are lines of a plan, as text.
+    Further fields of a subclass are lines of a plan, as text.
 
     Attributes:
-        kind: its name in the text of a schedule (`schedule_text.py`); `kinds` has all classes by theirs.
+        kind: its name in the text of a schedule (`schedule_text.py`).
+        kinds: kind -> class, for all subclasses.
         out, reads: registers.
-        path: of the module.
+        path: the module's dotted name.
     """
 
     kind: ClassVar[str]
@@ -36,7 +37,7 @@ class ModuleCall:
         ModuleCall.kinds[cls.kind] = cls
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether the module may be computed natively: not hooked, and what it was when the model was converted."""
+        """Whether the region may compute the module: it has no hooks, and is of the class it had at conversion."""
         raise NotImplementedError
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line | str:
@@ -44,5 +45,5 @@ class ModuleCall:
         raise NotImplementedError
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        """What the line was made from: dictionaries of the module's, and names in them."""
+        """The sources of the line's numbers: dictionaries of the module, each with a key."""
         return []

@@ -1,6 +1,6 @@
-"""The float modules of the user's that a native call computes: what their lines are, and when they may be.
+"""The float modules that a region computes: the line of each kind, and when the module may be computed natively.
 
-Their families in `quant/ops/` say which calls of the user's are one.
+The operator families in `quant/ops/` decide which calls of a forward become one of these.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from quant.kernels.reference_plan import Constant, Line, Register
 from quant.runtime.module_call import ModuleCall
 
 IDLE = (nn.Dropout, nn.Identity)
-"""What does nothing in eval mode."""
+"""Classes that return their input in eval mode."""
 
 
 @dataclass(frozen=True)
 class IdleCall(ModuleCall):
-    """A float module that does nothing in eval mode."""
+    """A float module that returns its input in eval mode."""
 
     kind: ClassVar[str] = "idle"
 
@@ -56,7 +56,7 @@ class AttentionCall(ModuleCall):
     """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
 
     Attributes:
-        whole: its line.
+        whole: the line's text.
     """
 
     kind: ClassVar[str] = "attention"
@@ -70,5 +70,5 @@ class AttentionCall(ModuleCall):
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether calling the module calls its class's forward, without hooks."""
+    """Whether a call of the module calls its class's forward, without hooks."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

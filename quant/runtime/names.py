@@ -9,13 +9,13 @@ from torch import nn
 
 
 def full_name(*parts: str) -> str:
-    """The name of a part of the model by the names of what it is in, outermost first; '' is the root of each."""
+    """Join dotted names, outermost first; '' stands for the root and is left out."""
     return ".".join(filter(None, parts))
 
 
 def child_of(module: nn.Module, name: str) -> nn.Module | None:
-    """The submodule of this name, or None; in a ScriptModule they lie in no ordinary dict."""
-    children = module._modules  # which has no get() there
+    """The child of this name, or None; a ScriptModule keeps its children in a class without `get`."""
+    children = module._modules
     return children[name] if name in children else None  # noqa: SIM401
 
 
@@ -23,16 +23,16 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
     """`root.get_submodule(path)`, in a fifth of its time; '' is root itself.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: there is no such submodule.
     """
-    found: nn.Module | None = root
+    module: nn.Module | None = root
     for part in path.split(".") if path else ():
-        found = None if found is None else child_of(found, part)
-    return root.get_submodule(path) if found is None else found
+        module = None if module is None else child_of(module, part)
+    return root.get_submodule(path) if module is None else module
 
 
 def has_submodule(root: nn.Module, path: str) -> bool:
-    """Whether there is such a one."""
+    """Whether `root` has a submodule with this dotted name."""
     try:
         submodule(root, path)
     except AttributeError:
@@ -42,14 +42,14 @@ def has_submodule(root: nn.Module, path: str) -> bool:
 
 def attribute(root: nn.Module, path: str) -> Any:
     """The parameter, buffer or submodule of `root` with this dotted name ('' is root itself)."""
-    found: Any = root
+    value: Any = root
     for part in path.split(".") if path else ():
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """Let a module have an attribute, as it is: a `__setattr__` of the user's has had its say when the forward ran."""
+    """Set a module's attribute without the user's `__setattr__`, which has run already when the forward wrote it."""
     if isinstance(module, torch.jit.ScriptModule):
         setattr(module, name, value)
     else:
@@ -57,6 +57,6 @@ def set_attribute(module: nn.Module, name: str, value: Any) -> None:
 
 
 def has_attribute(module: nn.Module, name: str) -> bool:
-    """Whether a module or its class has an attribute, without asking a `__getattr__` of the user's."""
+    """Whether a module or its class has an attribute; a `__getattr__` of the user's is not called."""
     stores = (module._parameters, module._buffers, module._modules)
     return name in vars(module) or hasattr(type(module), name) or any(name in store for store in stores)

@@ -1,11 +1,11 @@
-"""NaN and inf in a static model: no integer says them, so the samples that hold one are made NaN at the end.
+"""NaN and inf in a static model: no integer represents them, so the outputs of samples that hold one become NaN.
 
-Where reals become integers, `note` looks whether all are finite. Where they are not, their samples, along dimension 0,
-are kept with the registers of the call, and the call's outputs are NaN there (`spoiled`), as a float model's would be.
-Every other sample keeps its bits. A planned region only says that it met one; its steps then run one by one and say in
-which samples (`Region.run`).
+Where float values are quantised, `note` checks that all are finite. If not, it records their samples, along
+dimension 0, with the registers of the call, and `spoiled` sets the call's outputs of these samples to NaN, as a float
+model would. The other samples keep their bits. A planned region reports only that it met such a value; its steps then
+run one by one and record the samples (`Region.run`).
 
-A graph that torch.compile or torch.export makes cannot branch on values: there the look is part of the graph.
+A graph of torch.compile or torch.export cannot branch on values, so there the check is part of the graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quant.kernels import ops
 from quant.runtime.trees import leaves, map_leaves
 
 LOST = -1
-"""The register that holds what was noted: a list of `Lost`."""
+"""The register with the samples recorded by `note`: a list of `Lost`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Lost:
     Attributes:
         rows: bool, True along dimension 0.
         columns: bool, likewise along dimension 1; None where there is none but that of features.
-        across: rows are steps of a recurrent layer, and the samples are the columns.
+        across: whether rows are time steps of a recurrent layer, so that samples are columns.
     """
 
     rows: Tensor
@@ -40,16 +40,16 @@ class Lost:
 
 
 def in_a_graph() -> bool:
-    """Whether this call is being recorded, so that values cannot be branched on."""
+    """Whether torch compiles or traces this call, so that it cannot branch on values."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 def note(x: Any, registers: dict[int, Any]) -> None:
-    """Look at reals that become integers.
+    """Record the samples of a tensor that are not finite, before it is quantised.
 
     Args:
-        x: float32, samples along dimension 0. Anything else is no fault of its values.
-        registers: of the running call.
+        x: float32, samples along dimension 0. Any other value is ignored.
+        registers: those of the running call.
     """
     if not isinstance(x, Tensor) or x.is_meta or x.dtype != torch.float32:
         return
@@ -72,12 +72,12 @@ def note_inputs(inputs: list[Tensor], quantized: set[int], registers: dict[int, 
 
 
 def note_recurrent(layer: nn.Module, x: Any, states: Any, registers: dict[int, Any]) -> None:
-    """Before a recurrent layer or cell runs: what is lost at one step is lost at all that follow.
+    """Record samples before a recurrent layer or cell runs: NaN at one time step reaches all later ones.
 
     Args:
         x: its input, (batch, steps, features) with `batch_first`; (steps, batch, features), (steps, features) or a
             PackedSequence, of which dimension 0 is no sample; of a cell (batch, features).
-        states: what it is given besides, nested: samples along dimension 1, of a cell along dimension 0.
+        states: its initial states, nested: samples along dimension 1, for a cell along dimension 0.
     """
     own = layer.__dict__
     by_rows = "batch_first" not in own or (own["batch_first"] and isinstance(x, Tensor) and x.dim() == 3)
@@ -89,7 +89,7 @@ def note_recurrent(layer: nn.Module, x: Any, states: Any, registers: dict[int, A
 
 
 def _across(lost: Lost, x: Any) -> Lost:
-    """The same where steps come before samples, as in x."""
+    """`lost` for a tensor whose time steps come before its samples, as in x."""
     steps, batch = x.shape[:2] if isinstance(x, Tensor) and x.dim() == 3 else (0, 0)
     rows, columns = lost.rows.numel(), None if lost.columns is None else lost.columns.numel()
     if lost.across or (columns == batch and rows != batch) or (rows, columns) == (steps, batch):
@@ -98,13 +98,18 @@ def _across(lost: Lost, x: Any) -> Lost:
 
 
 def spoiled(output: Any, registers: dict[int, Any]) -> Any:
-    """A call's output, nested, with NaN in the noted samples: rows of an output that has as many, all of another."""
+    """Set the recorded samples of a call's outputs to NaN.
+
+    Args:
+        output: nested. A tensor with as many rows as there are samples gets NaN in those rows, any other everywhere.
+        registers: those of the call.
+    """
     noted: list[Lost] | None = registers.get(LOST)
     if noted is None:
         return output
     if torch.compiler.is_compiling() or not torch._C._is_tracing():
         return map_leaves(lambda leaf: _spoiled(leaf, noted), output)
-    with warnings.catch_warnings():  # which rows are whose is decided by the traced sizes, as all else in such a graph
+    with warnings.catch_warnings():  # the traced sizes decide which rows are samples, as all else in such a graph
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         return map_leaves(lambda leaf: _spoiled(leaf, noted), output)
 
@@ -119,7 +124,7 @@ def _spoiled(leaf: Any, noted: list[Lost]) -> Any:
 
 
 def _place(lost: Lost, leaf: Tensor, counts: list[int]) -> Tensor:
-    """Where a sample is in an output, to be broadcast to it."""
+    """A mask of the lost samples that broadcasts to an output."""
     if lost.across:
         samples = lost.columns
         if samples is not None and leaf.dim() > 1 and leaf.shape[1] == samples.numel():
@@ -142,12 +147,12 @@ def _shaped(samples: Tensor, leaf: Tensor, dim: int) -> Tensor:
 
 
 def _along(lost: Tensor, dim: int) -> Tensor:
-    """Whether anything is lost, per index of a dimension."""
+    """Whether any value is lost, for each index of a dimension."""
     return lost.movedim(dim, 0).flatten(1).any(1) if lost.dim() > 1 else lost.reshape(-1)
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no value of x, float32, is NaN or inf."""
+    """Whether all values of x, float32, are finite."""
     if ops.extension_problem():
         return bool(torch.isfinite(x).all())
     return bool(torch.ops.octet_native.all_finite(x))

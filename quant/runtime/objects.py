@@ -1,7 +1,7 @@
-"""Values of any class as trees: what a forward may take, change and return, with a place for each tensor in it.
+"""Objects of any class as trees, so that arguments, outputs and writes of a forward may be of the user's classes.
 
-`opened` turns a user's value into nested tuples, lists, dicts, dataclasses and, for objects of other classes that hold
-tensors, `Instance`. `built` turns such a tree back. Neither knows what stands at the leaves.
+`opened` turns a value into nested tuples, lists, dicts, dataclasses and, for objects of other classes that hold
+tensors, `Instance`. `built` turns an `Instance` back into an object. Leaves may be anything.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 @dataclass(frozen=True)
 class Instance:
-    """An object by its class, its attributes, and its items where the class is a list, tuple or dict besides.
+    """An object of a class that is not a plain container, taken apart.
 
     Attributes:
         kind: its class.
-        attributes: of its `__dict__` and its slots, by name; nested.
-        items: of a subclass of list, tuple or deque its items, of a dict its pairs; None of others.
+        attributes: those of its `__dict__` and its slots, by name; nested.
+        items: the items of a subclass of list, tuple or deque, the pairs of a subclass of dict; else None.
     """
 
     kind: type
@@ -37,11 +37,11 @@ class Instance:
 
 @dataclass(frozen=True)
 class Given:
-    """An object that the caller gave: the argument it came in, and the steps from there to it.
+    """The place of an object of the caller's: an argument of the call, and the way from there to the object.
 
     Attributes:
         argument: name of the argument.
-        path: of each step whether it is an attribute, and its name, index or key.
+        path: for each step, whether it is an attribute, and its name, index or key.
     """
 
     argument: str
@@ -50,11 +50,11 @@ class Given:
 
 @dataclass(frozen=True)
 class Write:
-    """What a forward left in something that outlives the call.
+    """A value that a forward writes on an argument or on a module, to be written after each run.
 
     Attributes:
         target: an object that the caller gave, or the dotted name of a module's attribute.
-        value: of an attribute its new value; of an object its new content, as `content` gives it. Nested.
+        value: the attribute's new value; or the object's new content, as `content` returns it. Nested.
     """
 
     target: Given | str
@@ -73,11 +73,11 @@ PLAIN_CONTAINERS = (tuple, list, dict, collections.OrderedDict, torch.Size, Pack
 OPAQUE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
           enum.Enum, weakref.ReferenceType, str, bytes, int, float, complex, type(None), torch.dtype, torch.device,
           torch.layout, torch.memory_format, torch.Generator)  # fmt: skip
-"""What is never looked into."""
+"""Classes whose objects are leaves, whatever they hold."""
 
 
 def has_own_form(kind: type) -> bool:
-    """Whether `map_leaves` takes values of this class apart and makes them again by itself."""
+    """Whether `map_leaves` itself takes values of this class apart and builds them again."""
     if kind in PLAIN_CONTAINERS or kind is slice or _is_struct(kind):
         return True
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -91,14 +91,14 @@ def has_own_form(kind: type) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object, of its slots too."""
-    found = dict(getattr(value, "__dict__", {}))
+    """The attributes of an object, those in slots included."""
+    attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+                attributes[name] = getattr(value, name)
+    return attributes
 
 
 def items_of(value: Any) -> Any:
@@ -109,7 +109,15 @@ def items_of(value: Any) -> Any:
 
 
 def opened(value: Any, wanted: Callable[[Any], bool]) -> Any:
-    """`value` with `Instance` for objects in which, at any depth, something is wanted; other objects stay leaves."""
+    """Take apart the objects in `value` that hold a wanted leaf at any depth; other objects stay leaves.
+
+    Args:
+        value: nested containers and objects.
+        wanted: whether a part is a leaf to be reached, such as a tensor.
+
+    Returns:
+        the same containers, with `Instance` in the place of each object taken apart.
+    """
     return _open(value, wanted, ())
 
 
@@ -138,7 +146,7 @@ def _open(value: Any, wanted: Callable[[Any], bool], around: tuple[int, ...]) ->
 
 
 def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether, in a value, something that holds what is wanted is a part of itself: no tree stands for such a value."""
+    """Whether `value` has a cycle through an object that holds a wanted leaf; such a value is no tree."""
     holds: dict[int, bool] = {}
     around: set[int] = set()
     again: set[int] = set()
@@ -154,8 +162,8 @@ def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
             around.add(key)
             items = items_of(part)
             inside = [*attributes_of(part).values(), *(items.values() if isinstance(items, dict) else items or ())]
-            found = [walk(one) for one in inside]  # all of them: a later one may hold what came before
-            holds[key] = any(found)
+            reached = [walk(one) for one in inside]  # all of them: a later one may hold what came before
+            holds[key] = any(reached)
             around.discard(key)
         return holds[key]
 
@@ -164,7 +172,7 @@ def holds_itself(value: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int, ...]) -> Any:
-    """A dataclass, made again only where it holds an object that is opened: its constructor may have a say."""
+    """A dataclass, constructed anew only where a part of it is opened: its constructor may have effects."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     parts = {name: _open(part, wanted, inside) for name, part in fields.items()}
     same = all(parts[name] is part or type(part) in (tuple, list, dict) for name, part in fields.items())
@@ -173,23 +181,23 @@ def _open_own_form(value: Any, wanted: Callable[[Any], bool], inside: tuple[int,
 
 
 def _is_struct(kind: type) -> bool:
-    """Whether a class is a tuple with names of C's, as what torch.max gives."""
+    """Whether a class is a struct sequence of C, as the result of torch.max is."""
     return issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields")
 
 
 def walk(tree: Any) -> Iterator[Any]:
-    """All parts of nested values, each container before what it holds."""
+    """All parts of a nested value; a container comes before its parts."""
     yield tree
     for part in _parts(tree) or ():
         yield from walk(part)
 
 
 _LEAVES = frozenset({type(None), bool, int, float, str, Tensor})
-"""Asked first: what nearly all parts are that hold nothing."""
+"""The classes of most leaves, checked first for speed."""
 
 
 def _parts(tree: Any) -> Iterable[Any] | None:
-    """What a container holds; None of anything else."""
+    """The parts of a container; None for any other value."""
     if type(tree) in _LEAVES:
         return None
     if type(tree) is Instance:
@@ -206,25 +214,25 @@ def _parts(tree: Any) -> Iterable[Any] | None:
 
 
 def holds_objects(tree: Any) -> bool:
-    """Whether nested places have objects that `trees.settled` is to build."""
+    """Whether nested places hold an `Instance` or `Given`, which `trees.settled` turns into objects."""
     return any(type(part) in (Instance, Given) for part in walk(tree))
 
 
 def built(instance: Instance) -> Any:
-    """The object that an `Instance` without open places describes."""
+    """Build the object that an `Instance` describes; its leaves are real values."""
     kind: Any = instance.kind
     if issubclass(kind, tuple):
-        made = tuple.__new__(kind, instance.items)
-    elif kind is types.MappingProxyType:  # which only its constructor makes, and nothing fills
+        result = tuple.__new__(kind, instance.items)
+    elif kind is types.MappingProxyType:  # read-only: only its constructor sets its content
         return kind(instance.items)
     else:
-        made = kind.__new__(kind)
-    fill(made, instance.attributes, None if issubclass(kind, tuple) else instance.items)
-    return made
+        result = kind.__new__(kind)
+    fill(result, instance.attributes, None if issubclass(kind, tuple) else instance.items)
+    return result
 
 
 def fill(target: Any, attributes: Mapping[str, Any], items: Any) -> None:
-    """Make an object's attributes and items these and no others."""
+    """Set an object's attributes and items; those not named are removed."""
     own = getattr(target, "__dict__", None)
     if own is not None:
         for name in set(own) - set(attributes):
@@ -248,35 +256,42 @@ def fill(target: Any, attributes: Mapping[str, Any], items: Any) -> None:
         target.extend(items)
 
 
-def containers(value: Any, given: Given, found: dict[int, tuple[Any, Given]], wanted: Callable[[Any], bool]) -> None:
-    """Collect the lists, dicts and objects in an argument that a forward might change, by id, with their places."""
-    if isinstance(value, OPAQUE) or id(value) in found or wanted(value):
+def containers(value: Any, given: Given, objects: dict[int, tuple[Any, Given]], wanted: Callable[[Any], bool]) -> None:
+    """Collect the mutable objects in an argument.
+
+    Args:
+        value: the argument, or a part of it.
+        given: the place of `value`.
+        objects: id -> (object, its place); the objects are added here.
+        wanted: as for `opened`; such leaves are not collected.
+    """
+    if isinstance(value, OPAQUE) or id(value) in objects or wanted(value):
         return
     if not isinstance(value, tuple):
         if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__") and items_of(value) is None:
             return
-        found[id(value)] = (value, given)
+        objects[id(value)] = (value, given)
     for name, item in attributes_of(value).items():
-        containers(item, Given(given.argument, (*given.path, (True, name))), found, wanted)
+        containers(item, Given(given.argument, (*given.path, (True, name))), objects, wanted)
     items = items_of(value)
     pairs = items.items() if isinstance(items, dict) else enumerate(items or ())
     for key, item in pairs:
-        containers(item, Given(given.argument, (*given.path, (False, key))), found, wanted)
+        containers(item, Given(given.argument, (*given.path, (False, key))), objects, wanted)
 
 
 def content(value: Any) -> tuple[dict[str, Any], Any]:
-    """What `fill` sets: an object's attributes and its items."""
+    """An object's attributes and items, as `fill` sets them."""
     return attributes_of(value), items_of(value)
 
 
 def at(arguments: Mapping[str, Any], given: Given) -> Any:
-    """The object in a call's arguments."""
-    found = arguments[given.argument]
+    """The object at a place in a call's arguments."""
+    value = arguments[given.argument]
     for is_attribute, key in given.path:
-        found = getattr(found, key) if is_attribute else found[key]
-    return found
+        value = getattr(value, key) if is_attribute else value[key]
+    return value
 
 
 def compares_itself(kind: type) -> bool:
-    """Whether a class says when two of its objects are equal, rather than being equal to themselves alone."""
+    """Whether a class defines equality, so that two objects may be equal."""
     return any("__eq__" in vars(one) for one in kind.__mro__[:-1])

@@ -1,9 +1,10 @@
-"""The user's own forward of a module, run as it is around int8 layers."""
+"""Runs the user's own forward of a module around int8 layers, for calls that no program stands for."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +12,20 @@ import torch
 from torch import nn
 
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.programs import RESERVED, Programs
 
+_lock = threading.Lock()
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
 
 
 def is_falling_back() -> bool:
-    """Whether this call comes from a user's forward that runs as it is, around int8 layers."""
+    """Whether this call comes from a user's forward that runs around int8 layers."""
     return not torch.compiler.is_compiling() and _falling_back.get()
 
 
 @contextlib.contextmanager
 def falling_back() -> Iterator[None]:
-    """Let parts of the model that the user's forward calls run as they are where they have no program of their own."""
+    """Let modules called in this context run their own forward where no program stands for the call."""
     token = _falling_back.set(True)
     try:
         yield
@@ -30,12 +33,34 @@ def falling_back() -> Iterator[None]:
         _falling_back.reset(token)
 
 
+@contextlib.contextmanager
+def without_runner(runner: Programs) -> Iterator[None]:
+    """Let a captured module have the user's children alone: its forward may go through them, as a Sequential's does.
+
+    Several threads may run it; the runner is a child again when the last has ended. No program looks for it there.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
+    children = runner.root._modules
+    with _lock:
+        runner.hidden += 1
+        children.pop(RESERVED, None)
+    try:
+        yield
+    finally:
+        with _lock:
+            runner.hidden -= 1
+            if not runner.hidden:
+                children[RESERVED] = runner
+
+
 def run_own_forward(
     root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: CaptureMismatch
 ) -> Any:
-    """The forward that the user's module has: its class's, or one that was set on it.
+    """Run the forward of the user's module: its class's, or `own`, one that was set on the module.
 
-    What it raises has the mismatch as its cause: a call that no program stands for may be one that nobody meant.
+    An error that it raises has the mismatch as its cause, since the call itself may be a mistake.
     """
     with falling_back():
         try:

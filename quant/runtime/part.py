@@ -1,4 +1,4 @@
-"""A part of a converted model called by itself: float in, float out, like the user's own."""
+"""A part of a converted model that is called by itself: float in, float out, as before the conversion."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quant.runtime.values import Shape
 
 
 class Part:
-    """The forward of a submodule that was seen through: its stretch of the program, between floats.
+    """The forward of a part: its stretch of the surrounding program, with float inputs and outputs.
 
-    A submodule that the model calls twice answers with the ranges of the first call.
+    A part that the model calls twice uses the ranges of the first call.
 
     Attributes:
-        path: dotted name of the submodule in the captured module.
-        program: or why there is none.
-        runner: of the captured module.
+        path: dotted name of the part in the captured module.
+        program: its program, or the reason that it has none.
+        runner: runs the captured module.
     """
 
     def __init__(self, module: nn.Module, path: str, program: Program | str, runner: ProgramRunner) -> None:
@@ -32,7 +32,11 @@ class Part:
         self.own_forward = module.__dict__.get("forward")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The submodule's forward."""
+        """The part's forward.
+
+        Raises:
+            RuntimeError: the part has no program of its own; the message says why.
+        """
         try:
             return self._run_program(args, kwargs)
         except CaptureMismatch as mismatch:
@@ -41,7 +45,7 @@ class Part:
     def _run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         program = self.program
         if isinstance(program, str):
-            if is_falling_back():  # whoever calls it computes what it is computed together with
+            if is_falling_back():  # the caller computes the layers that this part is fused with
                 raise CaptureMismatch(f"{self.path}: {program}")
             raise RuntimeError(
                 f"{self.path}: cannot be called by itself after conversion, because {program}; call the "
@@ -60,7 +64,7 @@ class Part:
 def _check_sizes(shape: Shape, tensor: Tensor, where: str) -> None:
     """Raise CaptureMismatch for sizes that no recording had.
 
-    The guards that hold a size stand where the model takes its arguments, which is before the part's own calls.
+    The guards on sizes belong to the arguments of the model, so a part's own calls do not check them.
     """
     if len(shape) != tensor.dim() or any(
         isinstance(size, int) and size != now for size, now in zip(shape, tensor.shape, strict=True)

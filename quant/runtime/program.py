@@ -1,4 +1,4 @@
-"""A converted program as data: its values, its instructions, and what follows from them alone."""
+"""A converted program as data: its values and instructions, and what can be computed from these alone."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Program:
-    """Instructions in order, the values that they name, and the output as a tree of values.
+    """The computation of a converted module: instructions in order, over values.
 
     Attributes:
-        values: by id.
-        inputs: ids of the values that are there before the first instruction, in float.
+        values: the value with id n at index n.
+        inputs: ids of the float values that exist before the first instruction.
         output: nested, with Ref to values.
-        drops: per instruction the values that nobody reads after it.
-        sizes: of each symbol in the shapes of values, the number that it was when the model was captured.
-        call: the arguments that it takes, by the inputs; None of a program that is no module's forward.
-        schedule: the same instructions in native calls; None where they run one by one.
+        drops: for each instruction, the values that no later instruction reads.
+        sizes: symbol in the shapes of values -> its size at capture.
+        call: the calls that it stands for; None for a program that is not a module's forward.
+        schedule: which instructions run as one native call; None where all run one by one.
     """
 
     values: tuple[Value, ...]
@@ -47,7 +47,7 @@ class Program:
     _fill: Fill | None = field(default=None, repr=False, compare=False)
 
     def filled(self, registers: dict[int, Any]) -> Any:
-        """The output, from the registers as they are at the end."""
+        """The output for the registers at the end of a run."""
         fill = self._fill
         if fill is None:
             fill = self._fill = filler(self.output)
@@ -55,11 +55,11 @@ class Program:
 
     @functools.cached_property
     def input_of(self) -> dict[int, int]:
-        """The ids of the inputs, by the values of the graph that they hold."""
+        """Node of the graph -> id of the input that holds its value."""
         return {self.values[one].node: one for one in self.inputs}
 
     def shape(self, value: int) -> tuple[int, ...] | None:
-        """Of a value, as captured; None where it is no tensor."""
+        """The shape of a value at capture; None where it is not a tensor."""
         shape = self.values[value].shape
         return None if shape is None else tuple(at(size, self.sizes) for size in shape)
 
@@ -80,7 +80,7 @@ class Program:
 
 
 def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
-    """Per instruction, the values that nobody reads after it."""
+    """For each instruction, the values that no later one reads."""
     kept = registers_in(output)
     drops: list[list[int]] = []
     for instruction in reversed(instructions):
@@ -91,7 +91,7 @@ def unread(instructions: list[Instruction], output: Any) -> list[list[int]]:
 
 
 def live(instructions: list[Instruction], output: Any) -> list[Instruction]:
-    """The instructions that somebody reads, and those that check or may do something besides."""
+    """The instructions whose values are read, and those with an effect besides their value."""
     needed = registers_in(output)
     kept = []
     for instruction in reversed(instructions):
@@ -102,7 +102,7 @@ def live(instructions: list[Instruction], output: Any) -> list[Instruction]:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two nested values are the same: tensors and arrays by what they hold, and NaN as NaN."""
+    """Whether two nested values are equal: tensors and arrays by their elements, and NaN equals NaN."""
     if one is other:
         return True
     if type(one) is not type(other):

@@ -14,8 +14,9 @@ from quant.kernels import dispatch
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
-from quant.runtime.binding import QuickBinding, bound_values
+from quant.runtime.binding import QuickBinding, bound_values, refuse_other_devices
 from quant.runtime.callee import Submodule
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
     Conversion,
     FloatCall,
@@ -31,11 +32,10 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.matching import CaptureMismatch, check_guard, check_tensor
-from quant.runtime.names import submodule
+from quant.runtime.names import full_name, submodule
 from quant.runtime.objects import Result
-from quant.runtime.origin import Origin
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import is_falling_back, run_own_forward
+from quant.runtime.own_forward import is_falling_back, run_own_forward, without_runner
 from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
@@ -43,17 +43,18 @@ from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
+from quant.runtime.user_replacements import ProgramOrigin
 from quant.runtime.values import Held
 from quant.runtime.write_rollback import undone_at_mismatch
 
 
 def names_more_than_registers(output: Any) -> bool:
-    """Whether an output names parameters, or holds objects or writes, which `outputs.finished` is for."""
+    """Whether an output holds parameters, objects or writes, which `outputs.finished` turns into the user's."""
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
 NAMED = (TypeError, ValueError, RuntimeError)
-"""What torch and the kernels raise of sizes and types that do not fit; the step's name is put before it."""
+"""Errors of torch and the kernels about sizes and types; the step's name is put in front of their message."""
 
 
 class ProgramRunner(Programs):
@@ -61,10 +62,11 @@ class ProgramRunner(Programs):
 
     Attributes:
         expected: the calls that the program stands for.
-        ranges: scale and zero point of the values that are uint8.
-        layers: int8 layers of functional calls, which have no module of the user's.
-        weights: what the user's forward needs besides int8 layers, where it has to run.
-        origin: the modules that the program was made of; set when the conversion is done.
+        ranges: node of a uint8 value -> its scale and zero point.
+        layers: int8 layers of functional calls, for which the user has no module.
+        weights: parameters that the user's forward reads and that int8 layers have replaced.
+        half_type: the half type of the user's model, where this computes in float32 what that does in it; else None.
+        origin: the modules that the program was converted from; set at the end of the conversion.
     """
 
     root: nn.Module
@@ -82,16 +84,32 @@ class ProgramRunner(Programs):
         self.program, self.ranges, self.backend = program, ranges, backend
         self.layers = nn.ModuleDict()
         self.weights: WeightsToRestore | None = None
+        self.half_type: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
-        self.origin: Origin | None = None
+        self.origin: ProgramOrigin | None = None
         object.__setattr__(self, "root", root)
+
+    def make_ready(self) -> None:
+        """Prepare everything for a call that does not depend on its inputs; plans for their shapes come with the call.
+
+        Every call checks it against the model, as it checks what an earlier call has prepared.
+        """
+        self._binding.make_ready(self.root)
+        if self.program.schedule is None:
+            return
+        for step in self.program.schedule.steps:
+            if isinstance(step, Region):
+                step.text(self)
+            for instruction in step.tail if isinstance(step, Region) else (step,):
+                self._known_step(instruction, self._steps_known)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
         if registers is None:
             registers = bound_values(self.expected, self.root, args, kwargs)
+            refuse_other_devices(self.expected, registers, self.root)
         if self.expected.written:
             output = self._execute_or_undo(registers)
         else:
@@ -99,18 +117,19 @@ class ProgramRunner(Programs):
         return output if self._plain else finished(output, self.root, args, kwargs)
 
     def _execute_or_undo(self, registers: dict[int, Any]) -> Any:
-        """The program's output; where it finds out that it does not stand for the call, nothing is written."""
+        """Run the program; where a guard in it fails, its writes are undone."""
         run = functools.partial(self.execute, self.program, registers)
         return undone_at_mismatch(self.expected.written, self.root, registers, run)
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By the user's own forward."""
-        return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
+        """Run the user's own forward."""
+        with without_runner(self):
+            return self.run_as_it_is(self.root, self.own_forward, mismatch, args, kwargs)
 
     def run_as_it_is(
         self, module: nn.Module, own: Any, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the user's forward of the root, or of a module in it, with int8 layers in it and floats between."""
+        """Run the user's forward of the root, or of a module in it, with int8 layers and float32 between them."""
         if torch.compiler.is_compiling():
             raise mismatch
         for runner in self.programs():
@@ -118,27 +137,36 @@ class ProgramRunner(Programs):
                 runner.weights.restore(self.root, runner.layers)
         output = run_own_forward(module, own, args, kwargs, mismatch)
         if not is_falling_back():
-            warn_once(
-                self.said, self.expected.path, self.root, mismatch, "layer by layer, in float between int8 layers"
-            )
+            how = "layer by layer, in float between int8 layers"
+            if self.expected.path not in self.warned:
+                how += self._other_way()
+            warn_once(self.warned, self.expected.path, self.root, mismatch, how)
         return output
 
-    def held(self, *args: Any, **kwargs: Any) -> Held:
-        """Every value that a call gives, none dropped.
+    def _other_way(self) -> str:
+        """What a warning adds where the user's forward finds other dtypes than in the user's model."""
+        names = [] if self.half_type is None else comparing_dtypes(self.root)
+        if not names:
+            return ""
+        listed = ", ".join(full_name(self.expected.path, name) or type(self.root).__name__ for name in names[:4])
+        return f", with float32 where the model has {self.half_type}; {listed} compares dtypes and may go another way"
 
-        Each as it was when it was made: a float step after it may write into the tensor.
+    def held(self, *args: Any, **kwargs: Any) -> Held:
+        """Run a call and keep all its values.
+
+        Each is a copy from the time it was computed, since a later float step may write into the tensor.
         """
-        program, found = self.program, Held()
+        program, values = self.program, Held()
         registers = bound_values(self.expected, self.root, *copied((args, kwargs)))
         for register, given in registers.items():
-            found.keep(program.values[register], copied(given))
+            values.keep(program.values[register], copied(given))
         for instruction in program.instructions:
             self._steps(program, [instruction], [[]], registers)
-            found.keep(program.values[instruction.out], copied(registers[instruction.out]))
-        return found
+            values.keep(program.values[instruction.out], copied(registers[instruction.out]))
+        return values
 
     def held_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ProgramRunner, Held] | None:
-        """The program that stands for a call, this or a further one, and its values; None where none does."""
+        """The program that stands for a call, this or a further one, and the call's values; None where none does."""
         for one in self.programs():
             with contextlib.suppress(CaptureMismatch):
                 return one, one.held(*args, **kwargs)
@@ -150,13 +178,13 @@ class ProgramRunner(Programs):
         return {leaf.path for place in places for leaf in leaves(place) if isinstance(leaf, Attr)}
 
     def layer(self, key: str) -> Int8Layer:
-        """An int8 layer, by the name of the user's module or by the name of the functional call."""
+        """An int8 layer, by the name of the user's module or of the functional call."""
         if key.startswith("/"):
             return self.layers[key[1:]]  # type: ignore[return-value]
         return submodule(self.root, key)  # type: ignore[return-value]
 
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
-        """Run a program on filled registers."""
+        """Run a program; `registers` holds its inputs and receives all other values."""
         backend, planned = dispatch.current(self.backend), program.schedule
         if planned is None or not backend.plans:
             self._steps(program, program.instructions, program.drops, registers)
@@ -193,7 +221,7 @@ class ProgramRunner(Programs):
                 registers.pop(register, None)
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
-        """A float call as its kernel computes it where calls are planned, so that its bits are the same by itself."""
+        """The native form of a float call that runs by itself, with the bits that it has in a region; or None."""
         if program.schedule is None or not dispatch.current(self.backend).computes_reals:
             return None
         return program.schedule.singles.get(instruction.out)
@@ -209,28 +237,34 @@ class ProgramRunner(Programs):
     ) -> Any:
         known = self._steps_known if eager else None  # torch.compile follows no table by identity
         step = None if known is None else known.get(id(instruction))
-        if step is None or not step.stands():
+        if step is None:
+            step = self._known_step(instruction, known)
+        if not step.stands():
             if self.origin is not None and self.origin.changed(instruction):
                 return self.origin.run(instruction, program.values, registers, self.ranges, table)
-            step = single_step(instruction, self.root, self.origin)
-            if known is not None:
-                known[id(instruction)] = step
+            step = self._known_step(instruction, known)
         if instruction.own:
             return self._own(program, instruction, step, registers, planned)
         try:
-            found = self._integers(instruction, step, registers, table)
+            result = self._integers(instruction, step, registers, table)
         except NAMED as error:
-            if type(error) not in NAMED:  # one of a class of its own, which may take other arguments
+            if type(error) not in NAMED:  # a subclass, whose constructor may take other arguments
                 raise
             raise type(error)(f"{said_of(instruction)}: {error}") from error
-        # A kernel may put channels last, where the user's view() would find no view of the float.
+        # A kernel may put channels last, where the user's view() would fail.
         real = program.values[instruction.out].qparams is None
-        return found.contiguous() if real and isinstance(found, Tensor) else found
+        return result.contiguous() if real and isinstance(result, Tensor) else result
+
+    def _known_step(self, instruction: Instruction, known: dict[int, SingleStep] | None) -> SingleStep:
+        step = single_step(instruction, self.root, self.origin)
+        if known is not None:
+            known[id(instruction)] = step
+        return step
 
     def _own(
         self, program: Program, instruction: Instruction, step: SingleStep, registers: dict[int, Any], planned: bool
     ) -> Any:
-        """A call in the user's own arithmetic."""
+        """The value of a float call or guard."""
         if isinstance(instruction, Guard):
             [given, expected], place = step.args(registers), program.values[instruction.out].node
             return check_guard(given, expected, instruction.owner, self.root, place)
@@ -238,14 +272,14 @@ class ProgramRunner(Programs):
         native = self._native(program, instruction) if not planned else None
         if native is not None and native.run(registers, self, dispatch.current(self.backend).name):
             return registers[instruction.out]
-        found = call(instruction, self.root, step.args(registers), step.kwargs(registers))
+        result = call(instruction, self.root, step.args(registers), step.kwargs(registers))
         value, callee = program.values[instruction.out], instruction.callee
         if value.dtype is not None and isinstance(callee, Submodule):
-            check_tensor(found, callee.path, self.root, value.node)
-        return found
+            check_tensor(result, callee.path, self.root, value.node)
+        return result
 
     def _integers(self, instruction: Instruction, step: SingleStep, registers: dict[int, Any], table: OpTable) -> Any:
-        """A step of integers, or a conversion."""
+        """The value of an integer step or a conversion."""
         if isinstance(instruction, IntegerMove):
             seen = rescaled(instruction.rescaled, registers)
             return move(instruction, self.root, step.args(seen), step.kwargs(seen))
@@ -265,5 +299,5 @@ class ProgramRunner(Programs):
         return table[instruction.kernel](*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is known of steps holds functions, and is of this object's modules.
+        # The compiled steps hold functions, and belong to this object's modules.
         return {**self.__dict__, "_steps_known": {}}

@@ -8,13 +8,14 @@
     %2 fc: float32[n, 3] = layer fc(%1)  ; #1 from fc
     output %2
 
-A line gives one value: its id, the name of what gives it in the user's model, its type, scale and zero point of
-integers (x = scale * (q - zero_point)), and the call. Behind the semicolon stands where it comes from: the value of the
-captured graph, the step where it is called otherwise than the value, the module whose forward made the call (`of`), and
-the modules that the call was made of (`from`). `octet.NAME` is a kernel, `layer NAME` an int8 layer, `method NAME` and
-`module NAME` are the user's, and so is a function with dots in its name; `move` marks calls that take integers as well
-as reals. Tensors that are no parameters are $0, $1, ... and stand at the end. `expected_call_text.py` says what `call`
-and `argument` are.
+A line defines one value: its id, its name in the user's model, its type, scale and zero point of integers
+(x = scale * (q - zero_point)), and the call that computes it. After the semicolon comes its origin: the node of the
+captured graph, the step where its name differs from the value's, the module whose forward makes the call (`of`), and
+the modules that the call was converted from (`from`).
+
+`octet.NAME` is a kernel and `layer NAME` an int8 layer; `method NAME`, `module NAME` and dotted names of functions are
+calls of the user's; `move` marks calls that take integers as well as floats. Tensors that are not parameters are $0,
+$1, ... and come at the end. `expected_call_text.py` describes `call` and `argument`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 HEADER = "octet-program 1"
 
 DOTTED = re.compile(r"[A-Za-z_][\w.]*")
-"""Functions that stand by their module and name with a dot between them."""
+"""Functions that are written as their module and name with a dot between."""
 
 WIDTH = 64
 """Bytes of a constant on one line."""
@@ -69,7 +70,7 @@ def program_text(program: Program) -> str:
 
 
 def text_without_constants(program: Program, writer: Writer) -> str:
-    """A program as text, but for the tensors that it names by their places among the writer's."""
+    """A program as text without its constants, which are added to `writer.constants`."""
     values = program.values
     lines = [HEADER]
     if program.sizes:
@@ -114,29 +115,29 @@ def _origin(one: Instruction, out: Value) -> str:
 def _call(one: Instruction, values: tuple[Value, ...], writer: Writer) -> str:
     if isinstance(one, Conversion):
         known = values[one.out if isinstance(one, Quantize) else one.source].qparams
-        numbers = () if known == (one.scale, one.zero_point) else (one.scale, one.zero_point)
-        return one.kernel + writer.arguments((Ref(one.source), *numbers), {})
+        qparams = () if known == (one.scale, one.zero_point) else (one.scale, one.zero_point)
+        return one.kernel + writer.arguments((Ref(one.source), *qparams), {})
     if isinstance(one, KernelCall):
         return f"octet.{one.kernel}{writer.arguments(*one.arguments, names=_names(one.kernel))}"
     if isinstance(one, LayerCall):
         site = {"site": one.site} if one.site else {}
         return f"layer {word(one.layer)}{writer.arguments((Ref(one.source),), site)}"
     if isinstance(one, RecurrentCall):
-        gives = "uint8" if one.integers else "float32"
-        return f"recurrent {word(one.path)}{writer.arguments(*one.arguments)} -> {gives}"
+        dtype = "uint8" if one.integers else "float32"
+        return f"recurrent {word(one.path)}{writer.arguments(*one.arguments)} -> {dtype}"
     if isinstance(one, (TakeSequence, Guard)):
         return one.kind + writer.arguments(*one.arguments)
     if isinstance(one, FloatCall):
         return callee_text(one.callee) + writer.arguments(*one.arguments)
     assert isinstance(one, IntegerMove)
-    called = "same" if one.callee is None else callee_text(one.callee)
-    by_value = {Ref(value): numbers for value, numbers in one.rescaled.items()}
+    callee = "same" if one.callee is None else callee_text(one.callee)
+    by_value = {Ref(value): qparams for value, qparams in one.rescaled.items()}
     rescaled = f" rescaled {writer.pairs(by_value)}" if by_value else ""
-    return f"move {called}{writer.arguments(*one.arguments)}{rescaled}"
+    return f"move {callee}{writer.arguments(*one.arguments)}{rescaled}"
 
 
 def callee_text(callee: Callee) -> str:
-    """What is called."""
+    """A callee as text."""
     if isinstance(callee, Method):
         return f"method {word(callee.name)}"
     if isinstance(callee, Submodule):
@@ -148,7 +149,7 @@ def callee_text(callee: Callee) -> str:
 
 @functools.cache
 def _names(kernel: str) -> tuple[str, ...]:
-    """The names of a kernel's arguments, for people."""
+    """The names of a kernel's arguments, which are printed as comments."""
     return tuple(inspect.signature(OPS[kernel]).parameters) if kernel in OPS else ()
 
 

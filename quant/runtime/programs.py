@@ -1,4 +1,4 @@
-"""What runs in place of a captured module's forward: a program, and further ones for calls of other kinds."""
+"""The base of what runs in place of a captured module's forward: one program, and further ones for unlike calls."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from quant.runtime.matching import CaptureMismatch
 P = TypeVar("P", bound="Programs")
 
 RESERVED = "_quant"
-"""Name of the child that a captured module gets; the only name that prepare adds to a model."""
+"""The name of the child that runs a captured module; the only name that prepare adds to a model."""
 
 
 class Programs(nn.Module):
-    """One program of a captured module; the first of a module has the others.
+    """One program of a captured module; a module's first program holds the others.
 
     Attributes:
-        others: further programs of the same module, of the same class as this.
+        others: further programs of the module, of the same class as this.
+        root: the captured module.
         own_forward: the forward that the user had set on the module itself, if any.
-        said: paths of modules of which a warning has told that a call runs outside of its programs.
+        hidden: how many calls run the user's own forward, for which this is no child of the module.
+        warned: paths of modules for which UncapturedCall was warned of.
     """
+
+    root: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
         self.others = nn.ModuleList()
         self.own_forward: Callable[..., Any] | None = None
-        self.said: set[str] = set()
+        self.hidden = 0
+        self.warned: set[str] = set()
 
     def programs(self: P) -> list[P]:
-        """This one, and the others."""
+        """This program and the further ones."""
         return [self, *self.others]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +48,7 @@ class Programs(nn.Module):
             return self._run_other(mismatch, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As `run`; a runner is called through the module it belongs to."""
+        """As `run`; the module calls its runner by that name."""
         return self.run(*args, **kwargs)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,7 +60,7 @@ class Programs(nn.Module):
         raise NotImplementedError
 
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that no program stands for; `mismatch` says why the first one does not."""
+        """Run a call that no program stands for; `mismatch` says why the first one does not."""
         raise NotImplementedError
 
     def _run_other(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

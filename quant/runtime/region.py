@@ -1,6 +1,6 @@
 """A region of a program: instructions that one native call computes, and the text that says what they are.
 
-The text is made from the layers' numbers when the region first runs, and again when a module or a buffer was replaced.
+The text is made from the layers' numbers at the end of the conversion, and again where a module or buffer is replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quant.runtime import nonfinite
 from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.module_call import ModuleCall
+from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
 
 
@@ -24,7 +25,10 @@ class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
 
     root: nn.Module
-    origin: Origin | None
+
+    @property
+    def origin(self) -> Origin | None:
+        """The modules that its program was made of."""
 
     def layer(self, key: str) -> Int8Layer:
         """An int8 layer, by the name of the user's module or by the name of the functional call."""
@@ -71,14 +75,9 @@ class Region:
             return False
         if [one.dtype is torch.bool for one in inputs] != self.booleans:
             return False
-        members = self._members
-        if members is None or not members.stand():
-            members = self._members = _Members(self, home)
-        if not members.whole or not members.hold():
+        text = self.text(home)
+        if text is None:
             return False
-        text = self._text
-        if text is None or text.members is not members or not text.current():
-            text = self._text = _Text(self, members)
         if True in self.booleans:
             # Of a mask of booleans the bytes are read.
             inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
@@ -98,6 +97,18 @@ class Region:
         for index, value in zip(self.outputs, outputs, strict=True):
             registers[index] = value
         return True
+
+    def text(self, home: Home) -> _Text | None:
+        """The text as of now; None where the instructions have to run as they are."""
+        members = self._members
+        if members is None or not members.stand():
+            members = self._members = _Members(self, home)
+        if not members.whole or not members.hold():
+            return None
+        text = self._text
+        if text is None or text.members is not members or not text.current():
+            text = self._text = _Text(self, members)
+        return text
 
     def _quantized(self) -> set[int]:
         """The places of the inputs that are made integers as they come."""
@@ -136,23 +147,27 @@ class _Members:
         self.layers: dict[str, Int8Layer] = {}
         self.calls: list[tuple[ModuleCall, nn.Module]] = []
         self.edges: list[tuple[dict[str, nn.Module | None], str, nn.Module]] = []
-        origin = home.origin
-        self.whole = origin is None or not any(map(origin.changed, region.instructions))
-        if not self.whole:
+        made_of = [] if home.origin is None else home.origin.standing(region.instructions)
+        self.whole = made_of is not None
+        if made_of is None:
             return
-        if origin is not None:
-            self.edges += [(edge.children, edge.name, edge.module) for edge in origin.edges_of(region.instructions)]
-        paths: dict[str, None] = {}
+        self.edges += [(edge.children, edge.name, edge.module) for edge in made_of]
+        found = {"": home.root}
         for piece in region.pieces:
             if isinstance(piece, LayerCall):
                 self.layers[piece.layer] = home.layer(piece.layer)
             elif isinstance(piece, ModuleCall):
-                self.calls.append((piece, home.root.get_submodule(piece.path)))
-                paths[piece.path] = None
-        for prefix in dict.fromkeys(path[:end] for path in paths for end in _ends(path)):
-            parent, _, name = prefix.rpartition(".")
-            children: Any = home.root.get_submodule(parent)._modules
-            self.edges.append((children, name, children[name]))
+                self.calls.append((piece, self._follow(piece.path, found)))
+
+    def _follow(self, path: str, found: dict[str, nn.Module]) -> nn.Module:
+        """The module at a path; every one on the way there that `found` does not have yet is put into it and noted."""
+        if path not in found:
+            above, _, name = path.rpartition(".")
+            parent = self._follow(above, found)
+            found[path] = submodule(parent, name)
+            children: Any = parent._modules
+            self.edges.append((children, name, found[path]))
+        return found[path]
 
     def stand(self) -> bool:
         """Whether the paths lead to them still."""
@@ -166,11 +181,6 @@ class _Members:
     def hold(self) -> bool:
         """Whether the float modules may be computed natively in this call."""
         return not self.calls or all(call.holds(module) for call, module in self.calls)
-
-
-def _ends(path: str) -> list[int]:
-    """Where the paths of a module and of all around it end; none of the root itself."""
-    return [place for place, sign in enumerate(path) if sign == "."] + [len(path)] * bool(path)
 
 
 class _Text:

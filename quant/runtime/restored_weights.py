@@ -1,7 +1,7 @@
-"""Parameters that have become parts of int8 layers, put back for the user's own forward.
+"""Restores parameters that int8 layers have replaced, for the user's own forward.
 
-Weights of functional layers (`F.linear(x, self.weight)`) are no module of their own; for the user's forward they are
-put back as the real values of their integers, when it first runs.
+The weight of a functional layer (`F.linear(x, self.weight)`) belongs to no module that could be replaced. When the
+user's forward first runs, such a parameter gets the real values of its integers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from quant.runtime.names import attribute
 
 
 class RestoredTensor(NamedTuple):
-    """A parameter, or some rows of one, that is an int8 layer now.
+    """A parameter, or some rows of one, that an int8 layer holds now.
 
     Attributes:
         path: dotted name of the parameter.
-        sliced: whether it is some rows; those of all layers of this path are joined in order.
-        layer: key of the layer among the runner's.
-        is_weight: of the layer's weight; else of its bias.
+        sliced: whether it is some rows; the rows of all layers with this path are joined in order.
+        layer: key of the layer in the runner's `layers`.
+        is_weight: whether it is the layer's weight; else its bias.
     """
 
     path: str
@@ -32,28 +32,28 @@ class RestoredTensor(NamedTuple):
 
 
 class WeightsToRestore:
-    """The parameters that a user's forward reads and that have become parts of int8 layers."""
+    """The parameters that a user's forward reads and that int8 layers hold."""
 
     def __init__(self, tensors: Iterable[RestoredTensor]) -> None:
         self.tensors = tuple(tensors)
         self._done = False
 
     def restore(self, root: nn.Module, layers: nn.ModuleDict) -> None:
-        """Set the parameters that are gone to the real values of the integers they became."""
+        """Set the missing parameters of `root` to the real rows of their integers, once."""
         if self._done:
             return
-        found: dict[str, list[Tensor]] = {}
+        values_of: dict[str, list[Tensor]] = {}
         for one in self.tensors:
             layer: Any = layers[one.layer]
             value = layer.unfolded()[0 if one.is_weight else 1]
             if value is not None:
-                found.setdefault(one.path, []).append(value)
+                values_of.setdefault(one.path, []).append(value)
         sliced = {one.path for one in self.tensors if one.sliced}
-        for path, values in found.items():
+        for path, rows in values_of.items():
             owner, _, name = path.rpartition(".")
             module = root.get_submodule(owner)
             if _is_gone(module, name):
-                module.__dict__[name] = torch.cat(values) if path in sliced else values[0]
+                module.__dict__[name] = torch.cat(rows) if path in sliced else rows[0]
         self._done = True
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A program's instructions in native calls, as convert has grouped them (`native.py`)."""
+"""A program's instructions grouped into native calls; `static/native.py` decides the groups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quant.runtime.region import Region
 
 @dataclass
 class Schedule:
-    """A program's instructions, some of them as regions.
+    """A program's instructions in the order in which they run, some of them grouped into regions.
 
     Attributes:
-        steps: in order.
-        drops: per step the registers that nobody reads after it.
-        reasons: per instruction that is computed step by step, by its step's name, why.
-        singles: by the ids of their values, calls of the user's own arithmetic that a kernel computes with other last
-            bits than torch does: their native calls where they run by themselves.
+        steps: regions and single instructions, in order.
+        drops: for each step, the registers that no later step reads.
+        reasons: name of a step that runs by itself -> the reason.
+        singles: id of a float call's value -> its region of one. A kernel may round it otherwise than torch does, so it
+            runs natively by itself too.
     """
 
     steps: list[Instruction | Region]
@@ -35,7 +35,7 @@ class Schedule:
         return "\n".join(map(_line, self.steps, self.drops))
 
     def describe(self) -> str:
-        """What is computed together, and why the rest is not, for the report."""
+        """A line for the report: the native calls, and the steps outside of them with the reasons."""
         single = sum(isinstance(step, Instruction) for step in self.steps)
         inside = [region.steps for region in self.regions]
         calls = f"native calls: {len(inside)}, of {' + '.join(map(str, inside))} steps" if inside else "no native call"
@@ -44,7 +44,7 @@ class Schedule:
 
 
 def _line(step: Instruction | Region, drops: list[int]) -> str:
-    """A step of a schedule by the ids of values."""
+    """A step as a line of text."""
 
     def ids(title: str, values: Iterable[int]) -> str:
         shown = " ".join(f"%{value}" for value in values)

@@ -1,4 +1,4 @@
-"""A schedule as text, and back: which instructions of a program are one native call, and the lines of each.
+"""Writes and reads a schedule as text: which instructions of a program are one native call, and the lines of each.
 
     octet-schedule 1
     single(%1, drops=[%0])
@@ -6,10 +6,10 @@
       layer %2
       %3 = max_pool q=%2 kernel=2,2 stride=2 padding=0 dilation=1 ceil_mode=False
 
-`single` is an instruction that runs by itself, `native` a region: instructions by the ids of their values, and below
-them what stands for them in a native call: a plan's line, a layer whose line is made when it runs, or a module of the
-user's. `alone native` is how a call of the user's own arithmetic is computed where it runs by itself. `reason` says
-why a step is computed by itself. A text belongs to a program, and is held against it when it is read.
+`single` is an instruction that runs by itself. `native` is a region, with its instructions by the ids of their values.
+Below it are its lines: a line of a plan, an int8 layer or float module whose line is written when the region first
+runs. `alone native` is the native form of a float call that runs by itself, and `reason` says why a step does. A text
+belongs to one program and is checked against it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import parse_line
-from quant.runtime import module_calls  # noqa: F401 - which registers the kinds of calls
+from quant.runtime import module_calls  # noqa: F401 - registers the kinds of calls
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
-from quant.runtime.tree_reader import NAME, Reader, TextError
+from quant.runtime.text_scanner import NAME, TextError
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Ref
 
@@ -35,13 +36,13 @@ HEADER = "octet-schedule 1"
 
 
 def schedule_text(schedule: Schedule, writer: Writer) -> str:
-    """A schedule as text; tensors that lines name are added to the writer's constants."""
+    """A schedule as text; the tensors in it are added to `writer.constants`."""
     lines = [HEADER]
     for step, drops in zip(schedule.steps, schedule.drops, strict=True):
         if isinstance(step, Region):
             lines += _region(step, writer)
         else:
-            lines.append(f"single{writer.arguments((Ref(step.out),), _told(drops=_refs(drops)))}")
+            lines.append(f"single{writer.arguments((Ref(step.out),), _nonempty(drops=_refs(drops)))}")
     for region in schedule.singles.values():
         begin, *rest = _region(region, writer)
         lines += [f"alone {begin}", *rest]
@@ -50,7 +51,7 @@ def schedule_text(schedule: Schedule, writer: Writer) -> str:
 
 
 def _region(region: Region, writer: Writer) -> list[str]:
-    told = _told(
+    settings = _nonempty(
         inputs=_refs(region.inputs),
         outputs=_refs(region.outputs),
         tail=_refs([one.out for one in region.tail]),
@@ -60,7 +61,7 @@ def _region(region: Region, writer: Writer) -> list[str]:
         ranks=region.ranks,
     )
     outs = _refs([one.out for one in region.instructions])
-    return [f"native{writer.arguments((outs,), told)}", *(f"  {_piece(one, writer)}" for one in region.pieces)]
+    return [f"native{writer.arguments((outs,), settings)}", *(f"  {_piece(one, writer)}" for one in region.pieces)]
 
 
 def _piece(piece: str | LayerCall | ModuleCall, writer: Writer) -> str:
@@ -76,105 +77,113 @@ def _refs(ids: Any) -> list[Ref]:
     return [Ref(one) for one in ids]
 
 
-def _told(**settings: Any) -> dict[str, Any]:
+def _nonempty(**settings: Any) -> dict[str, Any]:
     """The settings that are not empty."""
     return {name: value for name, value in settings.items() if value or (name == "ranks" and value is not None)}
 
 
 def parse_schedule(text: str, program: Program, constants: list[Tensor]) -> Schedule:
-    """The schedule of a text.
+    """Parse the text of a schedule.
 
     Args:
-        program: whose instructions it groups.
-        constants: the tensors that it names by their places.
+        text: as `schedule_text` writes it.
+        program: the program whose instructions it groups.
+        constants: the tensors that `$0`, `$1`, ... name.
 
     Raises:
-        TextError: the text is none, or none of this program's; with the line.
+        TextError: the text is not a schedule, or not one of this program; the message names the line.
     """
     rows = text.split("\n")
     if rows[0] != HEADER:
         raise TextError(f"line 1: expected {HEADER!r}, got {rows[0]!r}: the schedule was written by another version")
-    read = _Reading(program)
+    reading = _Reading(program)
     place = 1
     while place < len(rows):
         end = next((one for one in range(place + 1, len(rows)) if not rows[one].startswith("  ")), len(rows))
         readers = [Reader(row, number + 1, constants) for number, row in enumerate(rows[place:end], place)]
-        read.entry(readers[0], readers[1:])
+        reading.entry(readers[0], readers[1:])
         place = end
-    return read.schedule()
+    return reading.schedule()
 
 
 class _Reading:
-    """A schedule while its lines are read."""
+    """The part of a schedule that the lines up to now define.
+
+    Attributes:
+        by_id: the program's instructions by the ids of their values.
+        result: the schedule.
+        there: ids of the values that exist after the last line.
+        order: ids of the instructions up to now.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.by_id: Mapping[int, Instruction] = {one.out: one for one in program.instructions}
-        self.made = Schedule([], [], {})
+        self.result = Schedule([], [], {})
         self.there = set(program.inputs)
         self.order: list[int] = []
 
     def entry(self, reader: Reader, pieces: list[Reader]) -> None:
-        """Take in a step, with the lines below it."""
+        """Add a step, with the lines below it."""
         if reader.take("reason"):
             step, why = _given(reader, 2)
-            self.made.reasons[_string(reader, step)] = _string(reader, why)
+            self.result.reasons[_string(reader, step)] = _string(reader, why)
         elif reader.take("alone "):
             region = self._region(reader, pieces)
             if len(region.instructions) != 1:
                 reader.fail("expected one instruction")
-            self.made.singles[region.instructions[0].out] = region
+            self.result.singles[region.instructions[0].out] = region
         elif reader.take("single"):
-            out, told = _call(reader)
+            out, settings = _call(reader)
             [instruction] = self._instructions(reader, [out])
             self._run(reader, [instruction], {instruction.out})
-            self._drop(_ids(reader, told.pop("drops", [])))
-            self.made.steps.append(instruction)
-            if told:
+            self._drop(_ids(reader, settings.pop("drops", [])))
+            self.result.steps.append(instruction)
+            if settings:
                 reader.fail("expected single(%value, drops=[...])")
         else:
             region = self._region(reader, pieces)
             left = {*region.outputs, *(one.out for one in region.tail)}
             missing = set(region.inputs).union(*(one.reads for one in region.tail)) - self.there - left
             if missing:
-                reader.fail(f"reads %{min(missing)}, which is not there")
+                reader.fail(f"reads %{min(missing)}, which does not exist at this point")
             self._run(reader, region.instructions, left)
             self._drop(region.drops)
-            self.made.steps.append(region)
+            self.result.steps.append(region)
         reader.end()
 
     def _run(self, reader: Reader, instructions: list[Instruction], left: set[int]) -> None:
-        """Note instructions, of which the values `left` are there afterwards."""
+        """Note that instructions run; of their values, `left` exist afterwards."""
         there = set(self.there)
         for one in instructions:
             missing = one.reads - there
             if missing:
-                reader.fail(f"%{one.out} reads %{min(missing)}, which is not there")
+                reader.fail(f"%{one.out} reads %{min(missing)}, which does not exist at this point")
             there.add(one.out)
             self.order.append(one.out)
         self.there |= left
 
     def _drop(self, drops: list[int]) -> None:
         self.there -= set(drops)
-        self.made.drops.append(drops)
+        self.result.drops.append(drops)
 
     def _region(self, reader: Reader, pieces: list[Reader]) -> Region:
         reader.expect("native")
-        outs, told = _call(reader)
+        outs, settings = _call(reader)
         instructions = self._instructions(reader, outs)
-        made = {one.out for one in instructions}
-        lists = {name: _ids(reader, told.pop(name, [])) for name in ("inputs", "outputs", "drops")}
-        if not set(lists["outputs"]) <= made:
-            reader.fail("gives out what it does not make")
-        tail = self._instructions(reader, told.pop("tail", []))
-        constants, ranks = told.pop("constants", []), told.pop("ranks", None)
-        booleans = told.pop("booleans", [])
-        if told or not _is_list(booleans, bool) or not _is_list(constants, Tensor):
-            reader.fail("is no region of a schedule")
+        defined = {one.out for one in instructions}
+        lists = {name: _ids(reader, settings.pop(name, [])) for name in ("inputs", "outputs", "drops")}
+        if not set(lists["outputs"]) <= defined:
+            reader.fail("has an output that none of its instructions defines")
+        tail = self._instructions(reader, settings.pop("tail", []))
+        constants, ranks = settings.pop("constants", []), settings.pop("ranks", None)
+        booleans = settings.pop("booleans", [])
+        if settings or not _is_list(booleans, bool) or not _is_list(constants, Tensor):
+            reader.fail("is not a region of a schedule")
         wrong = len(booleans) != len(lists["inputs"])
         if wrong or (ranks is not None and (not _is_list(ranks, int) or len(ranks) != len(booleans))):
             reader.fail("expected a number of dimensions and a boolean for each input")
-        lines = [self._piece(one, made) for one in pieces]
+        lines = [self._piece(one, defined) for one in pieces]
         return Region(
             lines,
             constants,
@@ -188,21 +197,21 @@ class _Reading:
             booleans,
         )
 
-    def _piece(self, reader: Reader, made: set[int]) -> str | LayerCall | ModuleCall:
+    def _piece(self, reader: Reader, defined: set[int]) -> str | LayerCall | ModuleCall:
         if reader.at("%"):
             return _plan_line(reader, reader.text.strip())
         if reader.take("layer "):
             reader.expect("%")
             call = self.by_id.get(reader.integer())
-            if not isinstance(call, LayerCall) or call.out not in made:
-                reader.fail("is no layer of this region")
+            if not isinstance(call, LayerCall) or call.out not in defined:
+                reader.fail("is not a layer of this region")
             return call
         kind = ModuleCall.kinds.get(reader.match(NAME) or "")
         if kind is None:
-            reader.fail("is no plan's line, layer or module that a native call can hold")
+            reader.fail("is not a plan's line, nor a layer or module that a region can hold")
         out, reads, path, *rest = _given(reader, len(fields(kind)))
-        if not isinstance(out, Ref) or out.index not in made:
-            reader.fail("is no module of this region")
+        if not isinstance(out, Ref) or out.index not in defined:
+            reader.fail("is not a module of this region")
         lines = [_plan_line(reader, _string(reader, one)) for one in rest]
         return kind(out.index, tuple(_ids(reader, reads)), _string(reader, path), *lines)
 
@@ -210,30 +219,30 @@ class _Reading:
         ids = _ids(reader, outs)
         unknown = [one for one in ids if one not in self.by_id]
         if unknown:
-            reader.fail(f"%{unknown[0]} is made by no instruction")
+            reader.fail(f"no instruction defines %{unknown[0]}")
         return [self.by_id[one] for one in ids]
 
     def schedule(self) -> Schedule:
-        """What the lines were."""
+        """The schedule that all lines together define."""
         if self.order != [one.out for one in self.program.instructions]:
-            raise TextError("the schedule has not all instructions of its program, each once and in order")
+            raise TextError("the schedule does not have all instructions of its program, each once and in order")
         lost = registers_in(self.program.output) - self.there
         if lost:
-            raise TextError(f"the schedule drops %{min(lost)}, which is given out")
-        return self.made
+            raise TextError(f"the schedule drops %{min(lost)}, which the program returns")
+        return self.result
 
 
 def _call(reader: Reader) -> tuple[Any, dict[str, Any]]:
-    """The one argument without a name, and those with one."""
-    args, told = reader.arguments()
+    """The one positional argument, and the keyword arguments."""
+    args, kwargs = reader.arguments()
     if len(args) != 1:
-        reader.fail("expected one argument without a name")
-    return args[0], told
+        reader.fail("expected one positional argument")
+    return args[0], kwargs
 
 
 def _given(reader: Reader, count: int) -> tuple[Any, ...]:
-    args, told = reader.arguments()
-    if told or len(args) != count:
+    args, kwargs = reader.arguments()
+    if kwargs or len(args) != count:
         reader.fail(f"expected {count} values")
     return args
 

@@ -1,4 +1,4 @@
-"""The programs of a converted model, for people and tools: `q.program`."""
+"""The programs of a converted model as its attribute `program`, to print and to inspect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 
 ATTRIBUTE = "program"
-"""Of the model; one that has an attribute of this name keeps its own."""
+"""The attribute's name; a model with an attribute of this name keeps its own."""
 
 
 class ProgramsByModule(dict[str, Program]):
-    """Programs by the dotted name of their module; a further one of the module has its number behind an @."""
+    """Dotted name of a module -> its program; a further program of the module has its number after an @."""
 
     def __str__(self) -> str:
         if not self:
@@ -38,7 +38,7 @@ def _programs(model: nn.Module) -> Iterator[tuple[str, Program]]:
 
 
 def show_programs(model: nn.Module) -> None:
-    """Let a converted model have its program as an attribute; several of them by their modules."""
+    """Set a converted model's attribute `program`: its program, or `ProgramsByModule` where it has several."""
     programs = programs_of(model)
     if not has_attribute(model, ATTRIBUTE):
         model.__dict__[ATTRIBUTE] = programs[""] if set(programs) == {""} else programs

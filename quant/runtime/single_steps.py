@@ -1,6 +1,6 @@
-"""Instructions that run one by one: what a call of one needs, worked out when it first runs.
+"""Instructions that run one by one, prepared at their first run.
 
-A program that runs step by step spends more time finding out what a step is than computing it, unless that is kept.
+Without that, a program that runs step by step spends more time on looking at its instructions than on computing them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from quant.runtime.trees import settle
 
 @dataclass
 class SingleStep:
-    """What does not change from one run of an instruction to the next.
+    """The part of an instruction's work that is the same in each run.
 
     Attributes:
-        edges: of the modules that it was made of, as they were when this was made.
-        args, kwargs: give its arguments.
+        edges: the modules that it was converted from, as they were when this was prepared.
+        args, kwargs: return its arguments for the registers of a call.
     """
 
     instruction: Instruction
@@ -35,7 +35,7 @@ class SingleStep:
     kwargs: Fill
 
     def stands(self) -> bool:
-        """Whether the modules are still where they were."""
+        """Whether the modules are still in their places."""
         for edge in self.edges:  # noqa: SIM110  # a generator for `all` costs more
             if edge.children.get(edge.name) is not edge.module:
                 return False
@@ -43,7 +43,7 @@ class SingleStep:
 
 
 def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None) -> SingleStep:
-    """Work out what an instruction needs when it runs by itself."""
+    """Prepare an instruction that runs by itself."""
     edges = [] if origin is None else origin.edges(instruction)
     if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
         args, kwargs = map(filler, instruction.arguments)
@@ -60,7 +60,7 @@ def _settled(fill: Fill) -> Fill:
 
 
 def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The value of a call in the user's own arithmetic; `kwargs` may be changed."""
+    """The value of a float call; `kwargs` may be changed."""
     if kwargs.get("training") is False and not instruction.frozen:
         # Captured in eval mode from `training=self.training`: functional dropout follows the mode of its owner.
         kwargs["training"] = attribute(root, instruction.owner).training
@@ -68,14 +68,14 @@ def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs:
 
 
 def move(instruction: IntegerMove, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that only moves values, on integers."""
+    """The value of a call that only moves integers."""
     if instruction.callee is None:
         return args[0] if args else kwargs["input"]
     return instruction.callee.call(root, args, kwargs)
 
 
 def rescaled(how: dict[int, tuple[int, float, int]], registers: dict[int, Any]) -> dict[int, Any]:
-    """The registers, some of them in the range of what they are joined to."""
+    """The registers, with some values rescaled to the range of the concatenation that reads them."""
     if not how:
         return registers
     return {**registers, **{register: rescale(registers[register], *numbers) for register, numbers in how.items()}}

@@ -1,7 +1,7 @@
-"""The state_dict of a converted model: beside weights and scales it holds the ranges that its program was built with.
+"""The state_dict of a converted model: beside weights and scales it holds the ranges of the model's programs.
 
-The numbers of a program's steps are no tensors, so a state_dict of another calibration would change the layers and
-leave the steps between them as they are. It is refused before anything is loaded.
+The scales of a program's steps are not tensors, so loading a state_dict of another calibration would change the layers
+and not the steps between them. It is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 
 RANGES = "ranges"
-"""What a program's runner adds to the state_dict: float32 (values, 2), scale and zero point."""
+"""The entry that a program's runner adds to the state_dict: float32 (values, 2), scale and zero point."""
 
 
 def keep_ranges(model: nn.Module) -> None:
-    """Let the programs of a converted model show their ranges in its state_dict, and hold them against others."""
+    """Add the ranges of a model's programs to its state_dict, and check them when one is loaded."""
     units = [module for module in model.modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
     for unit in units:
         unit.register_state_dict_post_hook(_add)
@@ -29,17 +29,17 @@ def keep_ranges(model: nn.Module) -> None:
 
 
 def without_ranges(state: dict[str, Any]) -> dict[str, Any]:
-    """A state_dict without what is not loaded: a file of `quant.save` has the ranges in its manifest."""
+    """A state_dict without the ranges, which a file of `quant.save` has in its manifest."""
     return {name: value for name, value in state.items() if not is_ranges(name)}
 
 
 def is_ranges(name: str) -> bool:
-    """Whether this is the name of a program's ranges."""
+    """Whether an entry of this name holds a program's ranges."""
     return f".{name}".endswith(f".{RESERVED}.{RANGES}")
 
 
 def _tensor(runner: ProgramRunner) -> Tensor:
-    """Of all programs of a module, one after the other."""
+    """The ranges of all programs of a module, one after the other."""
     ranges = [one.ranges for one in runner.programs()]
     numbers = [own[value] for own in ranges for value in sorted(own)]
     return torch.tensor(numbers, dtype=torch.float32).reshape(-1, 2)
@@ -52,7 +52,7 @@ def _add(unit: nn.Module, state: dict[str, Any], prefix: str, local_metadata: An
 
 
 def _check(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Refuse ranges other than the module's own, and take them out of `state`, torch's own copy."""
+    """Refuse ranges other than the module's own, and remove them from `state`, which is torch's copy."""
     for path, unit in module.named_modules():
         runner = child_of(unit, RESERVED)
         if not isinstance(runner, ProgramRunner):
@@ -69,7 +69,7 @@ def _compare(model: str, path: str, runner: ProgramRunner, loaded: Tensor) -> No
     if loaded.shape == own.shape and torch.equal(loaded, own):
         return
     way_out = (
-        "a program's numbers are no part of a state_dict; keep a converted model by quant.save and quant.load, or load "
+        "a program's scales are not part of a state_dict; keep a converted model by quant.save and quant.load, or load "
         "into one of the same conversion"
     )
     if loaded.shape != own.shape:
@@ -78,7 +78,7 @@ def _compare(model: str, path: str, runner: ProgramRunner, loaded: Tensor) -> No
             f"this one has {len(own)}: {way_out}"
         )
     others = (loaded != own).any(dim=1).nonzero().flatten().tolist()
-    more = f", and of {len(others) - 1} more otherwise" if len(others) > 1 else ""
+    more = f", and {len(others) - 1} more differ" if len(others) > 1 else ""
     names = [_name(value, one) for one in runner.programs() for value in sorted(one.ranges)]
     name = full_name(path, names[others[0]])
     raise RuntimeError(
@@ -88,7 +88,7 @@ def _compare(model: str, path: str, runner: ProgramRunner, loaded: Tensor) -> No
 
 
 def _name(node: int, runner: ProgramRunner) -> str:
-    """What the user's model calls a value; its number in the graph where the program does not hold it."""
+    """The name of a value in the user's model; its number in the graph where the program does not hold it."""
     return next((value.name for value in runner.program.values if value.node == node), f"#{node}")
 
 

@@ -1,21 +1,17 @@
-"""Nested arguments from their text (`tree_text.py`).
+"""Reads nested arguments from their text, which `tree_text.py` writes.
 
-Classes are looked up in modules that are imported already, of a file's text only in given packages, and functions in an
-allow-list: to read a text runs nothing of it but constructors of dataclasses, tuples and mappings.
+A class is looked up in modules that are already imported, and for the text of a file in given packages only; a function
+must be on the allow-list (`allowed_functions.py`). So reading a text runs only constructors of dataclasses, tuples and
+mappings.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import dataclasses
 import enum
-import functools
-import math
-import operator
 import re
 import sys
-import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
@@ -23,20 +19,13 @@ from typing import Any, NoReturn
 import numpy
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.utils.rnn import PackedSequence
 
-from quant.runtime import calls, forms
+from quant.runtime.allowed_functions import is_allowed
 from quant.runtime.callee import Function, named
 from quant.runtime.objects import Given, Instance, Result, Write
-from quant.runtime.tree_text import BARE
+from quant.runtime.text_scanner import NAME, NUMBER, STRING, TextScanner, UnknownClass
 from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
-
-NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])")
-STRING = re.compile(r"""b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
-INTEGER = re.compile(r"\d+")
-NAME = re.compile(r"[A-Za-z_][\w.]*")
-
 
 PLAIN = frozenset((
     bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, range, type(None), OrderedDict,
@@ -45,99 +34,24 @@ PLAIN = frozenset((
 """Classes that any text may name."""
 
 
-class TextError(ValueError):
-    """A text that is no program; the message names the line."""
-
-
-class UnknownClass(TextError):
-    """A text that names a class which is not there, or of a package whose classes it may not name."""
-
-
-class Reader:
-    """Reads values from a line.
+class Reader(TextScanner):
+    """Reads nested values from a line of a program's text.
 
     Args:
         text: the line.
-        number: of the line, for errors.
-        constants: the tensors that values name by their places.
-        packages: whose classes it may name besides plain ones; None for those of all that is imported.
+        number: its number, for errors.
+        constants: the tensors that `$0`, `$1`, ... name.
+        packages: the packages whose classes the line may name besides PLAIN ones; None for all that are imported.
     """
 
     def __init__(
         self, text: str, number: int, constants: list[Tensor], packages: Collection[str] | None = None
     ) -> None:
-        self.text, self.number, self.constants, self.packages = text, number, constants, packages
-        self.place = 0
-
-    def fail(self, why: str, kind: type[TextError] = TextError) -> NoReturn:
-        """Raise an error that names the line."""
-        raise kind(f"line {self.number}: {why}: {self.text.strip()!r}")
-
-    def skip(self) -> None:
-        """Go over spaces."""
-        while self.text.startswith(" ", self.place):
-            self.place += 1
-
-    def at(self, sign: str) -> bool:
-        """Whether a sign comes next."""
-        if self.text.startswith(" ", self.place):
-            self.skip()
-        return self.text.startswith(sign, self.place)
-
-    def take(self, sign: str) -> bool:
-        """Go over a sign, if it comes next."""
-        if not self.at(sign):
-            return False
-        self.place += len(sign)
-        return True
-
-    def peek(self, pattern: re.Pattern[str]) -> str:
-        """What a pattern takes, and go over nothing; '' where it takes nothing."""
-        self.skip()
-        matched = pattern.match(self.text, self.place)
-        return "" if matched is None else matched.group()
-
-    def expect(self, sign: str) -> None:
-        """Go over a sign.
-
-        Raises:
-            TextError: something else comes next.
-        """
-        if not self.take(sign):
-            self.fail(f"expected {sign!r} at column {self.place + 1}")
-
-    def match(self, pattern: re.Pattern[str]) -> str | None:
-        """Go over what a pattern takes; None where it takes nothing."""
-        self.skip()
-        matched = pattern.match(self.text, self.place)
-        if matched is None:
-            return None
-        self.place = matched.end()
-        return matched.group()
-
-    def end(self) -> None:
-        """Raise an error where the line goes on."""
-        self.skip()
-        if self.place < len(self.text):
-            self.fail(f"expected nothing more at column {self.place + 1}")
-
-    def integer(self) -> int:
-        """A number without a point."""
-        digits = self.match(INTEGER)
-        if digits is None:
-            self.fail(f"expected a number at column {self.place + 1}")
-        return int(digits)
-
-    def word(self) -> str:
-        """A name, bare or in quotes."""
-        quoted = self.match(STRING)
-        word = self.match(BARE) if quoted is None else ast.literal_eval(quoted)
-        if not isinstance(word, str):
-            self.fail(f"expected a name at column {self.place + 1}")
-        return word
+        super().__init__(text, number)
+        self.constants, self.packages = constants, packages
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, in brackets."""
+        """Positional and keyword arguments in parentheses; a name before a colon is a comment."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for _ in self._until("(", ")"):
@@ -152,7 +66,7 @@ class Reader:
         return tuple(args), kwargs
 
     def _until(self, opening: str, closing: str) -> Any:
-        """A round for each part between brackets."""
+        """Yield before each item of a list in brackets, separated by commas."""
         self.expect(opening)
         while not self.take(closing):
             yield
@@ -171,7 +85,7 @@ class Reader:
         return tuple(items)
 
     def pairs(self) -> dict[Any, Any]:
-        """Keys with their values."""
+        """A dictionary in braces."""
         pairs = {}
         for _ in self._until("{", "}"):
             key = self.value()
@@ -180,7 +94,7 @@ class Reader:
         return pairs
 
     def value(self) -> Any:
-        """Any nested value."""
+        """The value that comes next, of any kind."""
         self.skip()
         read = _READERS.get(self.text[self.place : self.place + 1])
         if read is not None:
@@ -195,44 +109,48 @@ class Reader:
         name = self.match(NAME)
         if name in _NAMES:
             return _NAMES[name]
-        if name is not None and name in _MAKERS:
-            return self._made(name)
+        if name is not None and name in _CONSTRUCTORS:
+            return self._constructed(name)
         constant = getattr(torch, name.removeprefix("torch."), None) if name and name.startswith("torch.") else None
         if not isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
-            self.fail(f"expected a value at column {self.place + 1}" if name is None else f"{name!r} is no value")
+            self.fail(f"expected a value at column {self.place + 1}" if name is None else f"{name!r} is not a value")
         return constant
 
-    def _made(self, name: str) -> Any:
+    def _constructed(self, name: str) -> Any:
         parts = self._several("(", ")")
         try:
-            return _MAKERS[name](*parts)
+            return _CONSTRUCTORS[name](*parts)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             self.fail(f"{name}: {error}")
 
     def reference(self) -> Ref:
-        """A value of the program."""
+        """A value of the program, as `%3`."""
         self.expect("%")
         return Ref(self.integer())
 
     def attribute(self) -> Attr:
-        """A parameter or buffer."""
+        """A parameter or buffer, as `@fc.weight`."""
         self.expect("@")
         return Attr(self.path())
 
     def path(self) -> str:
-        """The dotted name of a module or of its attribute; private ones of Python's lead to any code."""
-        found = self.word()
-        if "__" in found and any(part.startswith("__") for part in found.split(".")):
-            self.fail(f"{found!r} leads through a private attribute")
-        return found
+        """The dotted name of a module or of its attribute.
+
+        Raises:
+            TextError: a part begins with two underscores; such attributes of Python's lead to arbitrary code.
+        """
+        path = self.word()
+        if "__" in path and any(part.startswith("__") for part in path.split(".")):
+            self.fail(f"{path!r} leads through a private attribute")
+        return path
 
     def ellipsis(self) -> Any:
-        """Three dots."""
+        """An ellipsis."""
         self.expect("...")
         return ...
 
     def constant(self) -> Tensor:
-        """A tensor by its place."""
+        """A constant tensor, as `$0`."""
         self.expect("$")
         place = self.integer()
         if place >= len(self.constants):
@@ -240,12 +158,12 @@ class Reader:
         return self.constants[place]
 
     def opaque(self) -> NoReturn:
-        """What was printed for an object that no text stands for."""
+        """Refuse `?module:name`, which stands for an object that has no text."""
         self.expect("?")
         self.fail(f"holds an object of class {self.place_of()[1]}, which no text stands for")
 
     def function(self) -> Any:
-        """A function that is an argument."""
+        """A function passed as an argument, as `&torch:relu`."""
         self.expect("&")
         module, name = self.place_of()
         target = self.allowed(module, name).target
@@ -254,25 +172,29 @@ class Reader:
         return target
 
     def allowed(self, module: str, name: str) -> Function:
-        """A function of the allow-list."""
+        """The function `name` of `module`.
+
+        Raises:
+            TextError: it is not on the allow-list.
+        """
         target = named(sys.modules.get(module), name)
         if module.startswith("torch.ops."):
             target = named(torch.ops, f"{module.removeprefix('torch.ops.')}.{name}")
-        if target is None or not _is_allowed(module, name, target):
+        if target is None or not is_allowed(module, name, target):
             self.fail(
-                f"{module}.{name} is no function that a program may name; those are torch's of tensors, operator's, "
-                "math's, builtins that compute, and this package's own"
+                f"{module}.{name} is not a function that a program may name; allowed are torch's functions of tensors, "
+                "those of operator and math, builtins that compute, and this package's own"
             )
         return Function(module, name, target)
 
     def place_of(self) -> tuple[str, str]:
-        """A module and a name in it."""
+        """A module and a name in it, as `torch.nn:Linear`."""
         module = self.match(NAME) or ""
         self.expect(":")
         return module, self.match(re.compile(r"[\w.<>]+")) or ""
 
     def class_or_object(self) -> Any:
-        """A class, or an object of it."""
+        """A class, as `!module:name`; or an object of it, where arguments, a member or pairs follow."""
         self.expect("!")
         module, name = self.place_of()
         kind = named(sys.modules.get(module), name)
@@ -289,7 +211,7 @@ class Reader:
         return self._object(kind) if self.text.startswith("(", self.place) else kind
 
     def _is_known(self, module: str, kind: type) -> bool:
-        """Whether a text may name a class: one of the given packages, or a plain one."""
+        """Whether the text may name a class: it is of the given packages, or a plain one."""
         package = module.partition(".")[0]
         if self.packages is None or package in self.packages:
             return True
@@ -315,7 +237,7 @@ def _array(dtype: str, shape: tuple[int, ...], data: str) -> Any:
 
 _NAMES = {"None": None, "True": True, "False": False}
 
-_MAKERS: dict[str, Callable[..., Any]] = {
+_CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "complex": complex,
     "device": torch.device,
     "slice": slice,
@@ -346,59 +268,3 @@ _READERS: dict[str, Callable[[Reader], Any]] = {
     "[": lambda reader: reader._several("[", "]"),
     "{": Reader.pairs,
 }
-
-_OPERATORS = frozenset(operator.__all__) - {"attrgetter", "call", "itemgetter", "methodcaller"}
-_BUILTINS = frozenset(
-    ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "list", "max", "min", "pow", "reversed",
-     "round", "slice", "sum", "tuple", "zip", "range", "isinstance", "enumerate")
-)  # fmt: skip
-_OURS = frozenset(
-    (one.__module__, one.__name__)
-    for one in (calls.with_items, calls.write_items, calls.attend, calls.attention_weights, forms.form_of)
-)
-
-
-_REFUSED = frozenset(
-    ("apply_", "map_", "map2_", "from_file", "register_hook", "register_post_accumulate_grad_hook", "__reduce_ex__",
-     "__setstate__", "__deepcopy__", "__array__", "__array_wrap__", "__format__", "__dlpack__", "__dlpack_device__")
-)  # fmt: skip
-"""Functions of tensors that take functions or files, or that make something else of a tensor."""
-_PRIVATE = frozenset({"_weight_norm", "_pack_padded_sequence", "_pad_packed_sequence"})
-"""Of torch's private functions those that its own modules call."""
-_OPERATIONS = frozenset({"aten", "torchvision"})
-"""Whose operations a text may name."""
-
-
-def _is_allowed(module: str, name: str, target: Any) -> bool:
-    """Whether a text may name a function: one that computes, and touches no files."""
-    last = name.rpartition(".")[2]
-    if last in _REFUSED or (last.startswith("_") and not last.startswith("__") and last not in _PRIVATE):
-        return False
-    if module == "operator":
-        return name in _OPERATORS
-    if module == builtins.__name__:
-        return name in _BUILTINS
-    if module == math.__name__ or (module, name) in _OURS:
-        return callable(target)
-    if module.startswith("torch.ops."):
-        return module.split(".")[2] in _OPERATIONS and isinstance(target, (OpOverload, OpOverloadPacket))
-    if module == torch._C._nn.__name__:
-        return isinstance(target, types.BuiltinFunctionType)
-    return module.partition(".")[0] == "torch" and id(target) in of_tensors()
-
-
-def is_method(name: str) -> bool:
-    """Whether a text may call a method of this name: one of tensors."""
-    method = getattr(torch.Tensor, name, None)
-    if name.startswith("__"):
-        return id(method) in of_tensors() and name not in _REFUSED
-    return callable(method) and not name.startswith("_") and name not in _REFUSED
-
-
-@functools.lru_cache(maxsize=1)
-def of_tensors() -> frozenset[int]:
-    """The functions of torch that take tensors, or make them, by identity."""
-    known = torch.overrides.get_overridable_functions()
-    overridable = {id(one) for functions in known.values() for one in functions}
-    makers = (getattr(torch, name, None) for name in dir(torch._C._VariableFunctions))
-    return frozenset(overridable | {id(one) for one in makers if isinstance(one, types.BuiltinFunctionType)})

@@ -1,7 +1,6 @@
-"""Nested arguments as text: what stands between the brackets of a printed call.
+"""Writes nested arguments as text, as between the parentheses of a printed call; `tree_reader.py` reads it.
 
-Numbers are printed so that they come back to the bit (`tree_reader.py`). An object that no text stands for is printed
-as its class behind a question mark.
+Numbers are read back bit for bit. An object without a text is printed as a question mark and its class.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from quant.runtime.objects import Given, Instance, Result, Write, has_own_form
 from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
 BARE = re.compile(r"[\w./@-]+")
-"""Names that stand without quotes."""
+"""Names that are written without quotes."""
 
 LABEL = re.compile(r"[A-Za-z_]\w*")
-"""Names of arguments that do."""
+"""Names of arguments that are written without quotes."""
 
 
 def word(name: str) -> str:
-    """A name, in quotes where it has other signs than names usually have."""
+    """A name, in quotes where it has characters other than those of BARE."""
     return name if BARE.fullmatch(name) else repr(name)
 
 
 class Writer:
-    """Writes values.
+    """Writes values as text.
 
     Attributes:
-        constants: the tensors that were met, which a text shows by their places.
+        constants: the tensors written up to now, which the text names `$0`, `$1`, ...
     """
 
     def __init__(self) -> None:
@@ -46,14 +45,14 @@ class Writer:
         self._places: dict[int, int] = {}  # the list keeps the tensors, and so their ids
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...] = ()) -> str:
-        """The arguments of a call in brackets; positional ones behind their names, where these are known."""
+        """The arguments of a call in parentheses; positional ones after their `names`, where these are known."""
         labels = [f"{name}: " for name in names] + [""] * len(args)
         parts = [f"{label}{self.value(arg)}" for label, arg in zip(labels, args, strict=False)]
         parts += [f"{name if LABEL.fullmatch(name) else repr(name)}={self.value(arg)}" for name, arg in kwargs.items()]
         return f"({', '.join(parts)})"
 
     def value(self, tree: Any) -> str:
-        """Any nested value."""
+        """A nested value."""
         kind = type(tree)
         if kind in _WRITERS:
             return _WRITERS[kind](self, tree)
@@ -68,15 +67,15 @@ class Writer:
         return self._object(tree, kind)
 
     def items(self, items: Any) -> str:
-        """Values with commas between them."""
+        """Values separated by commas."""
         return ", ".join(map(self.value, items))
 
     def pairs(self, pairs: Mapping[Any, Any]) -> str:
-        """Keys with their values."""
+        """A dictionary in braces."""
         return "{" + ", ".join(f"{self.value(key)}: {self.value(one)}" for key, one in pairs.items()) + "}"
 
     def constant(self, tensor: Tensor) -> str:
-        """A tensor, by its place among the constants of the text; one that is met again has the same."""
+        """A tensor, by its index in `constants`."""
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return f"?{_class(type(tensor))[1:]}"
         place = self._places.get(id(tensor))
@@ -86,14 +85,14 @@ class Writer:
         return f"${place}"
 
     def array(self, array: Any) -> str:
-        """An array of numbers by its bytes."""
+        """An array of numbers, as its bytes."""
         if array.dtype.kind not in "biufc":
             return "?numpy:ndarray"
         data = numpy.ascontiguousarray(array).tobytes().hex()
         return f"ndarray({array.dtype.name!r}, {self.value(array.shape)}, {data!r})"
 
     def _object(self, tree: Any, kind: type) -> str:
-        """A value of a class of somebody's own; one that no text stands for behind a question mark."""
+        """An object of any other class: a named tuple, dataclass or mapping; else a question mark and the class."""
         if not has_own_form(kind):
             return f"?{_class(kind)[1:]}"
         if dataclasses.is_dataclass(kind):

@@ -1,4 +1,4 @@
-"""Nested values with places in them: arguments and outputs of graphs and programs, and what becomes of them in a call.
+"""Nested arguments and outputs of graphs and programs, with places for the values of a call.
 
 A place is a `Ref` to a value, an `Attr` of the module, or an object of the caller's (`objects.Given`).
 """
@@ -33,7 +33,7 @@ class Attr:
 
 
 class PackedParts(NamedTuple):
-    """A PackedSequence whose parts are references; torch's own class looks into its parts whenever one is made."""
+    """A PackedSequence whose parts are references; the constructor of torch's class reads its parts."""
 
     data: Any
     batch_sizes: Any
@@ -42,15 +42,15 @@ class PackedParts(NamedTuple):
 
 
 class Sizes(tuple[Any, ...]):
-    """A torch.Size whose numbers are references; torch's own class takes none."""
+    """A torch.Size whose numbers are references, which torch's class does not take."""
 
 
-_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str})
-"""Asked first: what nearly all leaves are."""
+_LEAVES = frozenset({Ref, Attr, Given, Tensor, type(None), bool, int, float, str, torch.dtype, type(...)})
+"""The classes of most leaves, checked first for speed."""
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` with fn applied to all that is no container; tuples (named too), lists, dicts, slices, dataclasses are."""
+    """`tree` with `fn` applied to its leaves: all but tuples, named tuples, lists, mappings, slices and dataclasses."""
     kind = type(tree)
     if kind in _LEAVES:
         return fn(tree)
@@ -58,6 +58,8 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         return tuple([map_leaves(fn, item) for item in tree])
     if kind is dict:
         return {key: map_leaves(fn, value) for key, value in tree.items()}
+    if kind is slice:
+        return slice(map_leaves(fn, tree.start), map_leaves(fn, tree.stop), map_leaves(fn, tree.step))
     if kind in (Instance, Result, Write):
         return _map_object(fn, tree)
     if issubclass(kind, (tuple, list)):
@@ -69,8 +71,6 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         if kind in (PackedSequence, PackedParts):
             return _packed(items)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
-    if kind is slice:
-        return slice(*(map_leaves(fn, part) for part in (tree.start, tree.stop, tree.step)))
     if dataclasses.is_dataclass(kind):
         return _map_dataclass(fn, tree)
     if issubclass(kind, Mapping):
@@ -88,11 +88,12 @@ def _map_object(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def settled(output: Any, root: nn.Module, arguments: Mapping[str, Any]) -> Any:
-    """What the caller gets for an output whose leaves are real: objects built, and everything written.
+    """Build the objects of an output and apply its writes; returns what the caller gets.
 
     Args:
+        output: nested, with real values at its leaves.
         root: the captured module, whose attributes may be written.
-        arguments: of the call, by name.
+        arguments: those of the call, by name.
     """
     if type(output) is not Result:
         return output
@@ -108,7 +109,7 @@ def settled(output: Any, root: nn.Module, arguments: Mapping[str, Any]) -> Any:
 
 
 def settle(tree: Any, arguments: Mapping[str, Any]) -> Any:
-    """`tree` with objects in place of `Instance` and `Given`."""
+    """`tree` with objects in the place of `Instance` and `Given`."""
     kind = type(tree)
     if kind is Given:
         return at(arguments, tree)
@@ -143,31 +144,34 @@ def _init_fields(tree: Any) -> list[str]:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """All that `map_leaves` would visit, in order."""
-    found: list[Any] = []
-    _collect(tree, found)
-    return iter(found)
+    """The leaves of a tree, in order."""
+    collected: list[Any] = []
+    _collect(tree, collected)
+    return iter(collected)
 
 
-def _collect(tree: Any, found: list[Any]) -> None:
-    """`map_leaves(found.append, tree)`, without another tree for what nearly all arguments are made of."""
+def _collect(tree: Any, collected: list[Any]) -> None:
+    """`map_leaves(collected.append, tree)`, which builds no second tree for the most frequent containers."""
     kind = type(tree)
     if kind is tuple or kind is list:
         for item in tree:
-            _collect(item, found)
+            _collect(item, collected)
     elif kind is dict:
         for item in tree.values():
-            _collect(item, found)
+            _collect(item, collected)
     elif kind in _LEAVES:
-        found.append(tree)
+        collected.append(tree)
+    elif kind is slice:
+        for item in (tree.start, tree.stop, tree.step):
+            _collect(item, collected)
     else:
-        map_leaves(found.append, tree)
+        map_leaves(collected.append, tree)
 
 
 PLAIN = (type(None), bool, int, float, str)
-"""Constants that are equal to themselves; asked first, because most arguments of a call are one."""
+"""Classes of the most frequent constants, checked first for speed."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a constant is one of the plain ones, which `match_arguments` takes for equal where they are the same."""
+    """Whether a constant is of a PLAIN class, whose identity `match_arguments` takes for equality."""
     return isinstance(value, PLAIN)

@@ -1,17 +1,16 @@
-"""Modules that the user puts into a converted model: which steps they are in, and how these are computed then.
+"""Modules that the user replaces in a converted model: which steps they affect, and how these steps then run.
 
-A program refers to the modules that the model had when it was converted. Where a path leads to another one, the step
-runs in float around the user's module and is rounded to its range again; a batch norm that was folded into a layer went
-with it. What cannot be done so is an error. The float calls that steps of integers stand for are a program of their
-own for that, of which single values are computed.
+A program refers to the modules that the model had when it was converted. Where a path leads to another module now, its
+step runs in float with that module and is rounded to its range; a batch norm that was folded into the old layer is gone
+with it. A step that cannot run so is an error. The float calls of all integer steps are a program of their own,
+`floats`, of which single values are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_ops import OpTable
@@ -19,69 +18,26 @@ from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, Instruction, RecurrentCall
 from quant.runtime.matching import check_guard
 from quant.runtime.names import attribute
-from quant.runtime.origin import Edge
+from quant.runtime.origin import Origin
 from quant.runtime.program import Program
 from quant.runtime.single_steps import call
 from quant.runtime.trees import Attr, Ref, map_leaves, settle
 from quant.runtime.values import Held, Value
 
 
-class ProgramOrigin:
-    """The modules that a program was made of.
+class ProgramOrigin(Origin):
+    """The modules that a program was converted from, and how its steps are computed by others in their places.
 
     Args:
         program: whose instructions name them.
         floats: a program of the float calls that its integer steps stand for, for values of the same graph.
         int8: paths of those that are int8 layers, in which only their class is compared with another module's.
-
-    Attributes:
-        layers: paths of modules that are called; the others are around these.
-        called: paths of those that are called in float, whatever module is there.
     """
 
     def __init__(self, root: nn.Module, program: Program, floats: Program, int8: Collection[str]) -> None:
-        self.root, self.floats, self.int8 = root, floats, frozenset(int8)
-        self.called = _modules_called(program)
-        self.layers = self.called | _modules_called(floats)
-        named = {path for one in program.instructions for path in one.modules}
-        self._known = {path: edge for path in _around(self.layers | named) if (edge := _edge(root, path))}
-        self._edges: dict[tuple[str, ...], list[Edge]] = {}
+        super().__init__(root, program.instructions, floats.instructions, int8)
+        self.floats = floats
         self._calls = {floats.values[one.out].node: one for one in floats.instructions}
-
-    def edges(self, instruction: Instruction) -> list[Edge]:
-        """The modules that an instruction was built from."""
-        key = instruction.modules
-        edges = self._edges.get(key)
-        if edges is None:  # another thread may clear the rest meanwhile
-            known, paths = self._known, _around(key) - self.called
-            edges = self._edges[key] = [known[path] for path in sorted(paths) if path in known]
-        return edges
-
-    def edges_of(self, instructions: Iterable[Instruction]) -> list[Edge]:
-        """The modules that some instructions were built from, each once."""
-        return list({edge.path: edge for one in instructions for edge in self.edges(one)}.values())
-
-    def changed(self, instruction: Instruction) -> list[Edge]:
-        """Those of these in whose place is another module now, that is not as good: a copy of it is."""
-        edges = self.edges(instruction)
-        if all(edge.stands() for edge in edges):
-            return []
-        missing = self._missing(self._known.values())
-        lost = {edge.path for edge in missing}
-        # A copied block has copies inside, which are to be watched from now on.
-        self._known = {
-            path: edge if path in lost else _edge(self.root, path) or edge for path, edge in self._known.items()
-        }
-        self._edges.clear()
-        return [edge for edge in self.edges(instruction) if edge.path in lost]
-
-    def replaced(self) -> list[str]:
-        """The paths of all places where another module is now, but for those that are called in float anyway."""
-        return [edge.path for edge in self._missing(self._known.values()) if edge.path not in self.called]
-
-    def _missing(self, edges: Collection[Edge]) -> list[Edge]:
-        now = {edge.path: _edge(self.root, edge.path) for edge in edges}
-        return [edge for edge in edges if (one := now[edge.path]) is None or not self._serves(edge, one.module)]
 
     def run(
         self,
@@ -91,10 +47,10 @@ class ProgramOrigin:
         ranges: dict[int, tuple[float, int]],
         table: OpTable,
     ) -> Any:
-        """A step whose modules have changed, in float with those that are there now, then rounded to its range.
+        """Run a step whose modules were replaced: in float with the new modules, then rounded to its range.
 
         Raises:
-            RuntimeError: what was changed is no layer of its own in the program.
+            RuntimeError: the replaced module is not a layer of its own in the program.
         """
         self._check(instruction)
         held, out = Held(), values[instruction.out]
@@ -114,7 +70,7 @@ class ProgramOrigin:
         return map_leaves(lambda x: table["quantize"](x, *ranges[out.node]) if isinstance(x, Tensor) else x, result)
 
     def _computed(self, node: int, real: Callable[[int], Any]) -> Any:
-        """A value of the graph by the user's own call; `real` gives those that it reads."""
+        """The float value of a node; `real` returns those that its call reads."""
         own, values = self._calls[node], self.floats.values
 
         def filled(leaf: Any) -> Any:
@@ -129,18 +85,6 @@ class ProgramOrigin:
         if isinstance(own.callee, Submodule):
             args, kwargs = settle(args, {}), settle(kwargs, {})
         return call(own, self.root, args, kwargs)
-
-    def _serves(self, known: Edge, now: nn.Module) -> bool:
-        """Whether a module is, or is a copy of, the one that a program was made of."""
-        before = known.module
-        if now is before:
-            return True
-        if type(now) is not type(before) or ("forward" in vars(now)) != ("forward" in vars(before)):
-            return False
-        if known.path in self.int8 or "forward" in vars(before):
-            return True  # its numbers are its own; a module that was seen through has a forward of its own
-        pairs = zip(before.parameters(), now.parameters(), strict=False)
-        return str(before) == str(now) and all(torch.equal(one, other) for one, other in pairs)
 
     def _check(self, instruction: Instruction) -> None:
         changed = [edge.path for edge in self.changed(instruction)]
@@ -157,27 +101,6 @@ class ProgramOrigin:
                 f"layer {(around or changed)[0]!r}: it was replaced after quant.convert, and {why}; replace it in the "
                 "float model and prepare that, or leave it float by the recipe and replace it then"
             )
-
-
-def _edge(root: nn.Module, path: str) -> Edge | None:
-    parent, _, name = path.rpartition(".")
-    try:
-        children: Any = root.get_submodule(parent)._modules
-    except AttributeError:
-        return None
-    return Edge(children, name, children[name], path) if children.get(name) is not None else None
-
-
-def _modules_called(program: Program) -> set[str]:
-    """The paths of the modules that a program calls as they are."""
-    callees = [one.callee for one in program.instructions if isinstance(one, FloatCall)]
-    return {one.path for one in callees if isinstance(one, Submodule) and one.path}
-
-
-def _around(paths: Iterable[str]) -> set[str]:
-    """These paths and those of all modules around them, but the root."""
-    parts = [path.split(".") for path in paths if path]
-    return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}
 
 
 def _dequantized(q: Any, scale: float, zero_point: int, table: OpTable) -> Any:

@@ -1,7 +1,7 @@
-"""The values of a converted program: what stands in each of its registers.
+"""The values of a converted program, one for each of its registers.
 
-A value of the user's model may have two of them, one in float and one in uint8. Sizes that another call may have
-otherwise are symbols.
+A value of the user's model may have two: one in float and one in uint8. Sizes that may differ between calls are
+symbols.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 @dataclass(frozen=True)
 class Size:
-    """A size that follows from one of an input: factor * symbol + offset.
+    """A size that depends on the size of an input: factor * symbol + offset.
 
     Attributes:
-        symbol: name of the input's size, or of a size of its own whose origin is not known.
+        symbol: the name of the input's size, or of a free size, whose origin is unknown.
     """
 
     symbol: str
@@ -34,21 +34,21 @@ Shape: TypeAlias = tuple[int | Size, ...]
 
 
 def at(size: int | Size, sizes: Mapping[str, int]) -> int:
-    """The number that a size is where the symbols have these."""
+    """A size as a number, for the given symbols."""
     return size if isinstance(size, int) else size.factor * sizes[size.symbol] + size.offset
 
 
 @dataclass(frozen=True)
 class Value:
-    """One register of a program.
+    """One value of a program, held by a register.
 
     Attributes:
         id: its place among the program's values, by which instructions name it.
-        name: of what gives it in the user's model, for people.
-        dtype: None where it is no tensor.
-        shape: None where it is no tensor.
-        qparams: scale and zero point, x = scale * (q - zero_point), of integers and of tuples of such; else None.
-        node: the value of the captured graph that it holds.
+        name: its name in the user's model, for errors and texts.
+        dtype: None where it is not a tensor.
+        shape: None where it is not a tensor.
+        qparams: scale and zero point, x = scale * (q - zero_point), of integers and of tuples of them; else None.
+        node: the node of the captured graph whose value it is.
     """
 
     id: int
@@ -61,20 +61,20 @@ class Value:
 
 @dataclass
 class Held:
-    """The values of the user's model as one call of its program had them, by their nodes in the graph.
+    """The values of one call of a program, by their nodes in the graph.
 
     Attributes:
-        reals: in float, or whatever the user's own calls give.
-        integers: in uint8.
+        reals: those in float, and others that float calls return.
+        integers: those in uint8.
     """
 
     reals: dict[int, Any] = field(default_factory=dict)
     integers: dict[int, Any] = field(default_factory=dict)
 
     def keep(self, value: Value, content: Any) -> None:
-        """Note what a register holds."""
+        """Keep the content of a register."""
         (self.reals if value.qparams is None else self.integers)[value.node] = content
 
     def of(self, value: Value) -> Any:
-        """What a register holds."""
+        """The content of a register."""
         return (self.reals if value.qparams is None else self.integers)[value.node]

@@ -1,4 +1,4 @@
-"""What a program wrote before it found out that it does not stand for a call: taken back, for another one runs then."""
+"""Undoes the writes of a program that turns out not to stand for a call, before another one runs it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from quant.runtime.trees import Attr, Ref
 def undone_at_mismatch(
     written: Sequence[Attr | Ref], root: nn.Module, values: Mapping[int, Any], run: Callable[[], Any]
 ) -> Any:
-    """What `run` gives; where it raises CaptureMismatch, nothing is written.
+    """Call `run`; where it raises CaptureMismatch, its writes are undone.
 
     Args:
-        written: buffers and inputs (`ExpectedCall.written`).
-        values: the inputs, by the values that stand for them.
+        written: the buffers and inputs that it may write to (`ExpectedCall.written`).
+        root: the module with the buffers.
+        values: value id -> input.
+        run: runs the program.
     """
     tensors = [attribute(root, one.path) if isinstance(one, Attr) else values[one.index] for one in written]
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors if isinstance(tensor, Tensor)]

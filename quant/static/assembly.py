@@ -1,4 +1,4 @@
-"""From a fused graph's steps to a program: its calls in order, with conversions between float and uint8."""
+"""Assembles a program from a fused graph's steps: instructions with conversions between float and uint8."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Assembled:
     """A program before it is planned.
 
     Attributes:
-        operators: of the user's own calls, by the ids of their values.
+        operators: id of a float call's value -> its operator.
     """
 
     program: Program
@@ -82,10 +82,9 @@ def assemble(
     """The program of some consecutive steps.
 
     Args:
-        call: what is expected of the arguments, by values of the graph; they are there, in float, before the first
-            step.
-        output: nested, with Ref to values of the graph; wanted in float.
-        sites: of weighted steps, by their output.
+        call: the calls that it stands for, by values of the graph; the inputs exist in float before the first step.
+        output: nested, with Ref to values of the graph; returned in float.
+        sites: output of a weighted step -> its layer and site.
     """
     assembler = _Assembler(fused, context, sites, sorted(call.inputs))
     for step in steps:
@@ -95,7 +94,7 @@ def assemble(
 
 
 def _numbered(assembler: _Assembler, call: ExpectedCall, instructions: list[Instruction], output: Any) -> Assembled:
-    """A program of some of the instructions, with no other values than theirs."""
+    """A program of some instructions, with their values only, renumbered."""
     ids = {old: new for new, old in enumerate(dict.fromkeys([*assembler.given, *(one.out for one in instructions)]))}
     values = tuple(replace(assembler.values[old], id=new) for old, new in ids.items())
     symbols = {size.symbol for value in values for size in value.shape or () if isinstance(size, Size)}
@@ -112,7 +111,7 @@ class _Assembler:
 
     Attributes:
         given: ids of the inputs.
-        operators: of the user's own calls, by id.
+        operators: id of a float call's value -> its operator.
     """
 
     def __init__(self, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], inputs: list[int]) -> None:
@@ -126,7 +125,7 @@ class _Assembler:
         self._ready = set(self.given)
 
     def _id(self, node: int, *, quantized: bool) -> int:
-        """The id of the program's value for one of the graph, in uint8 or in float; a new one where there is none."""
+        """The id of the program's uint8 or float value for a value of the graph; a new one where there is none."""
         key = node, quantized
         if key not in self._ids:
             self._ids[key] = len(self.values)
@@ -146,7 +145,7 @@ class _Assembler:
         self._ready.add(instruction.out)
 
     def _modules(self, instruction: Instruction) -> tuple[str, ...]:
-        """The modules that a step's calls name or belong to, from its value back to what it reads."""
+        """The modules that a step's calls name or belong to, from its value back to its inputs."""
         reads = {self.values[one].node for one in instruction.reads}
         names: set[str] = set()
         waiting = [self.values[instruction.out].node]
@@ -210,7 +209,7 @@ class _Assembler:
             self._call(nodes[index], form, step.name, operator_of(step))
 
     def _call(self, node: Node, form: Callable[[int], int], name: str, operator: Operator) -> None:
-        """A node in the user's own arithmetic; `form` gives the program's value for each value that it reads."""
+        """Emit a node as a float call; `form` returns the program's value for each value that it reads."""
         args, kwargs = _with_values(node, {index: form(index) for index in node.refs})
         out = self._id(node.index, quantized=False)
         self.operators[out] = operator
@@ -257,7 +256,7 @@ class _Assembler:
 
 
 def callee_of(node: Node) -> Callee:
-    """What a node calls."""
+    """The callee of a node."""
     if node.kind is Kind.FUNCTION:
         return function(node.target)
     return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)

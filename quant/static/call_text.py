@@ -1,4 +1,4 @@
-"""The structure of a captured call in words: what tells the programs of one module from each other."""
+"""Describes the structure of a captured call in words, to tell the programs of one module apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quant.runtime.objects import Instance
 from quant.runtime.trees import Attr, Ref, map_leaves
 
 LONGEST = 400
-"""Characters; a cache of forty layers has more to say than anybody reads."""
+"""Most characters of a description: that of a cache of forty layers would be too long to read."""
 
 
 def call_text(graph: Graph, root: nn.Module) -> str:

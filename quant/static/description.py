@@ -1,7 +1,7 @@
-"""What must be known of a static conversion to make it again from the float model, without data: plain JSON.
+"""The description of a static conversion, from which it can be repeated on the float model without data: plain JSON.
 
-The user's own code says what the graph is, so no code is stored: `artefact/rebuild.py` captures it again, on example
-inputs of the same shapes, and takes the stored ranges.
+The user's code determines the graph, so no code is stored: `artefact/rebuild.py` captures the model again, on example
+inputs of the same shapes, and uses the stored ranges.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def make_description(
 
     Args:
         example: from `encode`; None where the example inputs cannot be written in JSON.
-        ranges: per captured unit and slot.
-        calls: per captured unit its signature.
-        layers: settings by full name; layers that have none are float.
-        rules: that the graphs were fused by (`fused_graph.RULES`).
+        ranges: captured module -> slot -> scale and zero point.
+        calls: captured module -> its signature.
+        layers: full name -> settings; layers without an entry are float.
+        rules: the version of the rules by which graphs were fused (`fused_graph.RULES`).
     """
     numbers = {
         unit: {name: [float(one.scale), int(one.zero_point)] for name, one in slots.items()}
@@ -78,7 +78,7 @@ def make_description(
 def tables(converted: nn.Module) -> dict[str, Tensor]:
     """The look-up tables of a model from `convert`, by "unit/step"; no part of its state_dict.
 
-    They are computed from float functions and parameters, which two machines may round differently: so they are kept.
+    They are stored because they are computed by float functions, which two machines may round differently.
     """
     return {f"{unit}/{step}": table for unit, step, table in _lookups(converted)}
 

@@ -1,4 +1,4 @@
-"""The rest of a static conversion: what has no static form becomes dynamic, each module of it that can."""
+"""Makes the modules of a static conversion that have no static form dynamic, where they have a dynamic one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from quant.capture.called import OTHER_PARAMETERS
+from quant.capture.called import AloneReason
 from quant.dynamic import quantize_dynamic
 from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
@@ -30,15 +30,18 @@ def make_rest_dynamic(
     layers: dict[str, QConfig],
     reasons: dict[str, str],
 ) -> nn.Module:
-    """Attention, embeddings and what ranges cannot hold have no static form; their weights become int8 all the same.
+    """Quantise dynamically what has no static form: attention, embeddings, and layers with values that no range holds.
 
     Args:
-        model: converted but for these.
-        entries: of the report; a line per layer is added. layers: settings by full name; likewise.
-        reasons: why layers that have a static form are none, by full name.
+        model: converted except for these.
+        info: the record of `prepare`.
+        backend: for the dynamic layers; None for the dispatcher's choice.
+        entries: those of the report; one per layer is added.
+        layers: full name -> settings; those of the new layers are added.
+        reasons: full name of a layer with a static form -> the reason that it does not get it.
 
     Returns:
-        the model, another one where it was such a layer itself.
+        the model; the int8 layer in its stead where the model is such a layer itself.
     """
     chosen = dynamic_settings(model, info)
     layers.update(chosen)
@@ -61,11 +64,11 @@ def make_rest_dynamic(
 
 
 def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
-    """The layers of a model, by name, that become dynamic where they have no static form, and what the recipe says."""
+    """Name -> settings by the recipe, for the layers that become dynamic where they have no static form."""
     settings: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
-        read = info.islands.get(name) == OTHER_PARAMETERS  # by whoever puts others in their place
+        read = info.islands.get(name) is AloneReason.OTHER_PARAMETERS  # by whoever puts others in their place
         wanted = name in info.called and is_dynamic(own) and not read
         qconfig = info.recipe.resolve(name, own)[0] if wanted else None
         if qconfig is not None:
@@ -74,7 +77,7 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
 
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
-    """Whether a captured unit is nothing but a layer that becomes dynamic, as an embedding that an island calls."""
+    """Whether a captured module is itself a layer that becomes dynamic, such as an embedding that an island calls."""
     steps = [step for step in runner.fused.steps if runner.graph.nodes[step.output].kind is not Kind.INPUT]
     nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
     lone = len(nodes) == 1 and nodes[0].kind is Kind.MODULE and not nodes[0].target and not steps[0].integer
@@ -82,7 +85,7 @@ def is_lone_dynamic(runner: GraphRunner) -> bool:
 
 
 def without_runner(module: nn.Module) -> nn.Module:
-    """The user's module behind one that is captured by itself, and so runs a graph; other modules as they are."""
+    """The user's module of a captured one, which runs a graph; other modules unchanged."""
     if not isinstance(child_of(module, RESERVED), GraphRunner):
         return module
     own = copy.copy(module)
@@ -92,7 +95,7 @@ def without_runner(module: nn.Module) -> nn.Module:
 
 
 def dynamic_part(qconfig: QConfig) -> QConfig:
-    """The settings without those that only static layers have; `recipe_check` has seen that some layer uses them."""
+    """The settings without those of static layers; `recipe_check` has checked that some layer uses these."""
     usual = QConfig()
     return replace(qconfig, **{name: getattr(usual, name) for name in STATIC_SETTINGS})
 
@@ -105,7 +108,7 @@ def _dynamic(model: nn.Module, settings: dict[str, QConfig], backend: str | None
 
 
 def _why_not_dynamic(module: nn.Module, qconfig: QConfig) -> str:
-    """What quantize_dynamic says of a module by itself; '' where it can be done."""
+    """The reason that quantize_dynamic refuses a module by itself; '' where it does not."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and qconfig.weight_bits not in TABLE_BITS:
         return f"tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}"
     try:

@@ -1,4 +1,4 @@
-"""Example inputs as JSON: what capture needs of them, and nobody's data."""
+"""Example inputs as JSON: the shapes and dtypes that capture needs, without the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CannotRebuild(ValueError):
 
 
 def encode(tree: Any) -> Any:
-    """Example inputs as JSON: of tensors the shape and dtype. None where something has no such form."""
+    """Example inputs as JSON, tensors by their shape and dtype; None where a value has no such form."""
     try:
         return _encode(tree)
     except TypeError:
@@ -34,7 +34,7 @@ def _encode(tree: Any) -> Any:
 
 
 def decode(tree: Any, fill: int = 1) -> Any:
-    """Example inputs from JSON, tensors filled with ones, or of integers and booleans with `fill`."""
+    """Example inputs from JSON; float tensors are filled with ones, integer and boolean ones with `fill`."""
     if not isinstance(tree, dict):
         raise CannotRebuild("the description holds no example inputs; give example_inputs")
     decoders: dict[str, Callable[[Any], Any]] = {

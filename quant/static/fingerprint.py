@@ -1,13 +1,12 @@
-"""What a model's forward could decide by, in one number: its modules, their settings, and the code that they run.
+"""The fingerprint of a model: a hash of all that its forward may depend on, except the values of tensors.
 
-A file of programs is used for a float model with the fingerprint of the one that was converted. Where it is another,
-nothing is wrong yet: the model is captured, and its calls are compared one by one.
+The programs in a file are used for a float model with the fingerprint of the one that was converted. With any other
+fingerprint the model is captured, and its calls are compared one by one.
 
-In it are, of every module by its name: its class, the shapes and types of its tensors, its plain attributes (numbers,
-texts, containers and objects of these), and the code of its forward with that of all methods and functions which it
-names, of any library but torch and Python's own. Not in it are values of tensors, names that begin with an underscore,
-and what code reads by computed names. Code is compared as Python compiled it, so that it is another one for another
-version of Python.
+For each module by its name, the hash covers its class, the shapes and dtypes of its tensors, its plain attributes
+(numbers, strings, containers and objects of these), and the code of its forward with all methods and functions that it
+names, of any library except torch and Python's. It does not cover names that begin with an underscore, and attributes
+read by computed names. Code is hashed as compiled, so the fingerprint depends on the version of Python.
 """
 
 from __future__ import annotations
@@ -26,42 +25,43 @@ from torch import Tensor, nn
 from quant.runtime.programs import RESERVED
 
 FOREIGN = frozenset({*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "numpy"})
-"""Packages whose code is not looked into."""
+"""Packages whose code is not covered."""
 
 MODULE_STATE = frozenset({*vars(nn.Module()), "forward"})
-"""Attributes that every module has; a forward set on a module is looked into as code."""
+"""Attributes that every module has; a forward set on a module is covered as code."""
 
 DEPTH = 4
-"""How many objects within objects are looked into."""
+"""Depth of objects within objects."""
 
 LONGEST = 4096
-"""Of longer containers the length counts."""
+"""Longest container that is covered by its items; of longer ones the length is."""
 
 MOST = 200_000
-"""Values of all attributes together; of what comes after them the class counts."""
+"""Most attribute values in total; of further ones the class is covered."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The fingerprint of a float model; a prepared model has that of the model that it was prepared from.
+    """The fingerprint of a float model; a prepared model has that of its float model.
 
-    '' where an object of the user's cannot be looked into: no model has the fingerprint of such a one.
+    Returns:
+        the hash in hexadecimal; '' where an object of the user's cannot be inspected, which equals no other.
     """
     seen = _Seen()
     try:
         for name, module in model.named_modules(remove_duplicate=False):
             if RESERVED not in name.split("."):
                 seen.add(name, *_of_module(module, seen))
-    except Exception:  # a class of the user's may raise anything when it is asked for an attribute
+    except Exception:  # a class of the user's may raise any error on access to an attribute
         return ""
     return seen.digest()
 
 
 class _Seen:
-    """What was looked at so far.
+    """The hash up to now, and what it covers.
 
     Attributes:
-        code: of functions that are in it, so that each is in it once.
-        values: how many values of attributes are in it.
+        code: the functions covered, so that each is covered once.
+        values: number of attribute values covered.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class _Seen:
         self.values = 0
 
     def add(self, *parts: object) -> None:
-        """Take in some texts."""
+        """Add texts."""
         self._hash.update(repr(parts).encode())
 
     def digest(self) -> str:
-        """Of all that was taken in."""
+        """The hash of all texts added."""
         return self._hash.hexdigest()
 
 
@@ -95,11 +95,11 @@ def _counts(name: str) -> bool:
 
 
 def _forward(module: nn.Module) -> Any:
-    """The user's forward: of a prepared module that which its runner stands for."""
+    """The user's forward; for a prepared module, the one that its runner replaces."""
     runner = module._modules.get(RESERVED) if RESERVED in module._modules else None
     own = vars(module).get("forward") if runner is None else getattr(runner, "own_forward", None)
     waiting: Any = getattr(own, "__self__", None)
-    if hasattr(waiting, "own_forward"):  # a part of a prepared model, which waits to be called alone
+    if hasattr(waiting, "own_forward"):  # a part of a prepared model that was not called by itself yet
         own = waiting.own_forward
     return type(module).forward if own is None else own
 
@@ -111,12 +111,12 @@ def _tensor(value: Tensor | None) -> object:
 
 
 def _name(kind: type) -> str:
-    """Without its module: what is `__main__` in one script is imported by another."""
+    """A class's name without its module, which is `__main__` in one script and imported by another."""
     return kind.__qualname__
 
 
 def _plain(value: Any, seen: _Seen, depth: int) -> object:
-    """A value as numbers and texts; an object by its class and its attributes."""
+    """A value as numbers and strings; an object as its class and attributes."""
     seen.values += 1
     if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > LONGEST:
         return _name(type(value)), len(value)
@@ -159,7 +159,7 @@ def _function(value: Any) -> types.FunctionType | None:
 
 
 def _add_code(value: Callable[..., Any] | None, kind: type | None, seen: _Seen) -> None:
-    """Take in a function's code, and that of what it names; `kind` is the class whose methods it may name."""
+    """Add a function's code and that of what it names; `kind` is the class whose methods it may name."""
     function = _function(value)
     if function is None or (function.__module__ or "").partition(".")[0] in FOREIGN:
         return
@@ -180,7 +180,7 @@ def _add_code(value: Callable[..., Any] | None, kind: type | None, seen: _Seen) 
 
 
 def _add_named(name: str, value: Any, seen: _Seen) -> None:
-    """Take in what a global name stands for: a function's code, a class's methods, or a plain value."""
+    """Add the value of a global name: a function's code, a class's methods, or a plain value."""
     if isinstance(value, types.ModuleType):
         return
     if isinstance(value, type):
@@ -200,13 +200,13 @@ def _content(cell: types.CellType) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """The names that code and the functions in it look up."""
+    """The global names and attributes that code, and functions inside it, look up."""
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
 def _of_code(code: types.CodeType) -> Iterator[object]:
-    """What code does: its instructions and constants, without the places of its lines."""
+    """The instructions and constants of code, without line numbers."""
     yield code.co_code.hex()
     yield list(code.co_names), code.co_varnames, code.co_freevars, code.co_flags
     for constant in code.co_consts:
@@ -214,5 +214,5 @@ def _of_code(code: types.CodeType) -> Iterator[object]:
 
 
 def _constant(value: object) -> str:
-    """A constant's text; a set's in one order."""
+    """A constant as text; sets in a fixed order."""
     return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

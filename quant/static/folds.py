@@ -1,4 +1,4 @@
-"""What the programs of one module fold into its weights: each layer has one weight, so it must be the same in all."""
+"""Checks that the programs of a module fold the same into each weight, since a layer has one weight for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agree(one: GraphRunner, first: GraphRunner) -> bool:
 
 
 def _of_layers(runner: GraphRunner) -> dict[str, list[str]]:
-    """What is folded into each weight, by the module or parameter that it is."""
+    """Module or parameter -> the operations folded into its weight."""
     folds: dict[str, list[str]] = {}
     for step in runner.fused.steps:
         if isinstance(step.operator, Weighted):
@@ -45,12 +45,12 @@ def _folded(layer: Weighted, runner: GraphRunner) -> list[str]:
 
 
 def _named(constant: Any) -> Any:
-    """A parameter by its name; numbers that follow from some have other places in other programs."""
+    """A constant by its name: a computed one has other node numbers in other programs."""
     return constant if isinstance(constant, Attr) else type(constant).__name__
 
 
 def _norms(runner: GraphRunner) -> tuple[set[str], set[str]]:
-    """The batch norms that a program folds into weights, and those that it calls; of functions by their statistics."""
+    """The batch norms that a program folds into weights, and those it calls; functional ones by their statistics."""
     graph, folded, called = runner.graph, set(), set()
     for step in runner.fused.steps:
         norm = step.operator.batch_norm if isinstance(step.operator, Weighted) else None

@@ -1,4 +1,4 @@
-"""A captured graph as text, and back: what a file keeps of the user's own calls (`quant/graph.py`).
+"""Writes and reads a captured graph (`quant/graph.py`) as text, for files.
 
     octet-graph 1
     graph('', ranked=True)
@@ -8,9 +8,9 @@
     span('block', 1, 2, {'x': %0}, %1)
     output(%1)
 
-A line for each call, in order. Behind the colon stands what it gave, `object` where that was no tensor; behind the
-semicolon how it is called besides. A program says the same in integers; the graph is what comparing one with the float
-model needs, and what a step is computed by whose module the user has put another in place of.
+A line for each call, in order. After the colon comes the type of its result, `object` where that is not a tensor; after
+the semicolon, further attributes of the node. The graph is needed to compare a program with the float model, and to run
+a step whose module the user has replaced.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torch import Tensor
 
 from quant.graph import Graph, Kind, Node, Span, TensorMeta
 from quant.runtime.callee import Function, Method, Submodule, function
-from quant.runtime.program_reader import check_call, read_callee, read_dtype
+from quant.runtime.instruction_reader import check_call, read_callee, read_dtype
 from quant.runtime.program_text import callee_text
-from quant.runtime.tree_reader import Reader, TextError
+from quant.runtime.text_scanner import TextError
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Ref, leaves
 
@@ -51,7 +52,7 @@ def graph_text(graph: Graph, writer: Writer) -> str:
 def _node(node: Node, writer: Writer) -> str:
     meta = node.meta
     kind = "object" if meta is None else f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "owner": node.owner,
         "site": node.site,
         "writes": node.writes,
@@ -60,7 +61,7 @@ def _node(node: Node, writer: Writer) -> str:
         "also": list(node.other_shapes),
         "layout": None if meta is None or meta.layout is torch.strided else meta.layout,
     }
-    besides = writer.arguments((), {name: value for name, value in told.items() if value})
+    besides = writer.arguments((), {name: value for name, value in attributes.items() if value})
     return f"{_called(node)}{writer.arguments(node.args, node.kwargs)}: {kind} ; {besides}"
 
 
@@ -73,14 +74,15 @@ def _called(node: Node) -> str:
 
 
 def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | None = None) -> Graph:
-    """The graph of a text.
+    """Parse the text of a graph.
 
     Args:
-        constants: the tensors that it names by their places.
-        packages: whose classes it may name, as for `program_reader.parse`.
+        text: as `graph_text` writes it.
+        constants: the tensors that `$0`, `$1`, ... name.
+        packages: the packages whose classes it may name, as for `program_reader.parse`.
 
     Raises:
-        TextError: the text is none; with the line.
+        TextError: the text is not a graph; the message names the line.
     """
     rows = text.split("\n")
     if rows[0] != HEADER:
@@ -106,17 +108,17 @@ def parse_graph(text: str, constants: list[Tensor], packages: Collection[str] | 
 
 def _given(reader: Reader, word: str, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     reader.expect(word)
-    args, told = reader.arguments()
+    args, attributes = reader.arguments()
     reader.end()
     if len(args) != count:
         reader.fail(f"expected {count} values")
-    return args, told
+    return args, attributes
 
 
 def _read_span(reader: Reader, nodes: int) -> Span:
-    (path, start, end, arguments, output), told = _given(reader, "span", 5)
+    (path, start, end, arguments, output), attributes = _given(reader, "span", 5)
     whole = isinstance(path, str) and isinstance(arguments, dict) and type(start) is type(end) is int
-    if told or not whole or not 0 <= start <= end <= nodes:
+    if attributes or not whole or not 0 <= start <= end <= nodes:
         reader.fail("is no span of the graph")
     _check(reader, (arguments, output), nodes)
     return Span(path, start, end, arguments, output)
@@ -138,26 +140,30 @@ def _read_node(reader: Reader, index: int) -> Node:
     dtype = read_dtype(reader)
     shape = reader.value() if dtype is not None else None
     reader.expect(";")
-    _, told = reader.arguments()
+    _, attributes = reader.arguments()
     reader.end()
-    return Node(index, kind, target, args, kwargs, **_besides(reader, told, dtype, shape))
+    return Node(index, kind, target, args, kwargs, **_besides(reader, attributes, dtype, shape))
 
 
 def _name(callee: Method | Submodule) -> str:
     return callee.name if isinstance(callee, Method) else callee.path
 
 
-def _besides(reader: Reader, told: dict[str, Any], dtype: torch.dtype | None, shape: Any) -> dict[str, Any]:
-    """What a node has besides its call."""
-    layout, also = told.pop("layout", torch.strided), told.pop("also", [])
-    number = told.pop("number", None)
+def _besides(reader: Reader, attributes: dict[str, Any], dtype: torch.dtype | None, shape: Any) -> dict[str, Any]:
+    """The attributes of a node besides its call."""
+    layout, also = attributes.pop("layout", torch.strided), attributes.pop("also", [])
+    number = attributes.pop("number", None)
     kinds = {"owner": str, "site": int, "writes": bool, "frozen": bool}
-    wrong = any(name not in kinds or type(value) is not kinds[name] for name, value in told.items())
+    wrong = any(name not in kinds or type(value) is not kinds[name] for name, value in attributes.items())
     if wrong or not all(map(_is_shape, also)) or (number is not None and number not in _NUMBERS):
         reader.fail("is no call of a graph")
     if dtype is not None and (not _is_shape(shape) or not isinstance(layout, torch.layout)):
         reader.fail("expected a shape")
-    besides: dict[str, Any] = {**told, "number": _NUMBERS[number] if number else None, "other_shapes": tuple(also)}
+    besides: dict[str, Any] = {
+        **attributes,
+        "number": _NUMBERS[number] if number else None,
+        "other_shapes": tuple(also),
+    }
     return besides if dtype is None else {**besides, "meta": TensorMeta(tuple(shape), dtype, layout)}
 
 

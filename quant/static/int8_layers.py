@@ -9,18 +9,29 @@ from torch import nn
 
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
+from quant.int8_classes import Maker
 from quant.kernels import QParams
 from quant.nn.base import adopt
 from quant.nn.inherited import inherit
 from quant.ops.operator import Weighted
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.assembly import Site
 from quant.static.int8_recurrent import static_recurrent
-from quant.static.report_entries import Entries, note_folded, note_weighted, recurrent_entry, weighted_entry
+from quant.static.registered_layers import placed, registered_layer
+from quant.static.report_entries import (
+    Entries,
+    note_folded,
+    note_weighted,
+    recurrent_entry,
+    registered_entry,
+    weighted_entry,
+)
 from quant.static.runner import GraphRunner
 from quant.static.weights import folded_numbers, quantized
 
@@ -99,7 +110,7 @@ def int8_layers(
         weighted steps, by the node of their output.
 
     Raises:
-        ValueError: a recurrent layer cannot be static; with its name.
+        ValueError: a recurrent or registered layer cannot be static; with its name.
     """
     fused = runner.fused
     layers: dict[str, nn.Module] = {}
@@ -111,6 +122,15 @@ def int8_layers(
             layers[key] = _recurrent_layer(step, fused, built.originals[path, key], ranges, built, name)
             layers[key].backend = backend or ""  # type: ignore[assignment]
             entries[name] = recurrent_entry(step, fused, ranges, layers[key], backend)
+        if isinstance(step.operator, Registered):
+            key = fused.graph.nodes[step.nodes[0]].target
+            x, y = ranges[fused.slot_of[step.inputs[0]]], _output_range(step, fused, ranges)
+            make, name = step.operator.make, full_name(path, key)
+            own = _registered_layer(step, built.originals[path, key], make, backend, built, name)
+            layers[key], sites[step.output] = own, Site(key, own.add_site(x, y))
+            if not key:
+                own.own = sites[step.output].index
+            entries[name] = registered_entry(step, x, y, own, backend)
         if not isinstance(step.operator, Weighted):
             continue
         node = fused.graph.nodes[step.nodes[0]]
@@ -118,7 +138,7 @@ def int8_layers(
         original = built.originals[path, key] if node.kind is Kind.MODULE else None
         x = ranges[fused.slot_of[step.inputs[0]]]
         layer = layers[key] = _weighted_layer(step, runner, original, x, backend, built)
-        y = ranges[fused.slot_of[step.output]] if fused.emits_integers(step) else None
+        y = _output_range(step, fused, ranges)
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key:
             layer.own = sites[step.output].index
@@ -142,6 +162,26 @@ def _weighted_layer(
             inherit(built.layers[identity], original)
     layer = built.layers[identity]
     assert isinstance(layer, StaticLayer)
+    return layer
+
+
+def _output_range(step: Step, fused: FusedGraph, ranges: dict[str, QParams]) -> QParams | None:
+    """The range that a step rounds its value to; None where it gives float32."""
+    return ranges[fused.slot_of[step.output]] if fused.emits_integers(step) else None
+
+
+def _registered_layer(
+    step: Step, module: nn.Module, make: Maker, backend: str | None, built: Built, name: str
+) -> StaticQuantModule:
+    """The int8 layer of a module of a registered class, the same in all units."""
+    if id(module) not in built.layers:
+        assert step.qconfig is not None
+        try:
+            built.layers[id(module)] = placed(registered_layer(module, step.qconfig, make), module, name, backend)
+        except ValueError as error:
+            raise ValueError(f"layer '{name}': {error}") from error
+    layer = built.layers[id(module)]
+    assert isinstance(layer, StaticQuantModule)
     return layer
 
 

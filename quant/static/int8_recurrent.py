@@ -54,8 +54,8 @@ def _int8_tensors(own: Tensors, qconfig: QConfig) -> Int8Tensors:
 def rounded(module: nn.Module, qconfig: QConfig) -> Any:
     """`recurrent_layers.tensors_of` with the weights that the int8 layer has, in float."""
 
-    def tensors(found: nn.Module, layer: int, reverse: bool) -> Tensors:
-        own = tensors_of(found, layer, reverse)
+    def tensors(layer_module: nn.Module, layer: int, reverse: bool) -> Tensors:
+        own = tensors_of(layer_module, layer, reverse)
         weights = {}
         for name in ("weight_ih", "weight_hh", "weight_hr"):
             weight = getattr(own, name)

@@ -1,4 +1,4 @@
-"""The captured graph of a converted module, kept beside its program for `compare` and `parity`: nothing runs by it."""
+"""The captured graph of a converted module, kept beside its program for `compare` and `parity`; it is not run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ATTRIBUTE = "_captured_graph"
 
 @dataclass(frozen=True)
 class GraphText:
-    """A graph of a file, which is read when somebody wants it.
+    """The text of a graph in a file, parsed when it is first asked for.
 
     Attributes:
         constants: the tensors that it names.
-        packages: whose classes it may name.
+        packages: the packages whose classes it may name.
     """
 
     text: str
@@ -28,24 +28,24 @@ class GraphText:
     packages: Collection[str]
 
     def read(self) -> Graph:
-        """The graph.
+        """Parse the graph.
 
         Raises:
-            TextError: the text is none.
+            TextError: the text is not a graph.
         """
         return parse_graph(self.text, self.constants, self.packages)
 
 
 def keep_graph(runner: ProgramRunner, graph: Graph | GraphText) -> None:
-    """Keep the graph that a program was made of."""
+    """Keep the graph from which a program was converted."""
     runner.__dict__[ATTRIBUTE] = graph
 
 
 def graph_of(runner: ProgramRunner) -> Graph:
-    """The graph that a program was made of.
+    """The graph from which a program was converted.
 
     Raises:
-        ValueError: the program was not made here, and nothing was captured.
+        ValueError: none is kept: the program was not converted or loaded by this library.
     """
     graph = runner.__dict__.get(ATTRIBUTE)
     if isinstance(graph, GraphText):

@@ -1,4 +1,4 @@
-"""Whether a program that was read names what is in its model: int8 layers, modules, parameters and buffers."""
+"""Checks that a parsed program names layers, modules, parameters and buffers that its model has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from quant.kernels.reference_ops import OPS
 from quant.runtime.callee import Submodule
 from quant.runtime.instructions import FloatCall, Guard, IntegerMove, KernelCall, LayerCall, RecurrentCall
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.trees import Attr
 from quant.runtime.values import Value
 
@@ -99,14 +100,14 @@ def _check_numbers(value: Value) -> None:
         return
     scale, zero_point = value.qparams
     if type(scale) is not float or not 0 < scale < math.inf or type(zero_point) is not int or zero_point not in BYTES:
-        raise TextError(f"%{value.id}: {scale} and {zero_point} are no scale and zero point of uint8")
+        raise TextError(f"%{value.id}: {scale} and {zero_point} are not a scale and zero point of uint8")
 
 
 def _check_layer(call: LayerCall, runner: ProgramRunner) -> None:
     functional = call.layer.startswith("/")
     known = call.layer[1:] in runner.layers if functional else has_submodule(runner.root, call.layer)
     layer: object = runner.layer(call.layer) if known else None
-    if not isinstance(layer, StaticLayer) or not 0 <= call.site < len(layer.clamps):
+    if not isinstance(layer, (StaticLayer, StaticQuantModule)) or not 0 <= call.site < len(layer.input_scale):
         raise TextError(f"{call.layer!r} is no int8 layer with a place {call.site}")
 
 

@@ -27,6 +27,7 @@ from quant.ops.shapes import planned_shape
 from quant.ops.views import View
 from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import attribute
 from quant.runtime.trees import Ref
@@ -96,7 +97,10 @@ class Planner:
         return self.graph.nodes[self.program.values[instruction.out].node]
 
     def _layer(self, instruction: LayerCall) -> Planned:
-        product = self.layer(instruction.layer).product
+        layer: object = self.layer(instruction.layer)
+        if not isinstance(layer, StaticLayer):
+            raise Unplanned(f"{type(layer).__name__} computes by itself")
+        product = layer.product
         if not product.plans:
             raise Unplanned(f"{product.name} has no plan")
         self.tensor(Ref(instruction.source))
@@ -112,10 +116,10 @@ class Planner:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 arguments.update(arguments.pop(name))
         known = plan_check.table()[instruction.kernel]
-        told = {
+        settings = {
             name: value for name, value in arguments.items() if name in known or not (value is None or value is False)
         }
-        return {name: self._setting(instruction.kernel, name, value, known) for name, value in told.items()}
+        return {name: self._setting(instruction.kernel, name, value, known) for name, value in settings.items()}
 
     def _setting(self, kernel: str, name: str, value: Any, known: Mapping[str, plan_check.Setting]) -> Any:
         """A value for the text, if the plan's table accepts it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -85,7 +87,8 @@ def observe(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     if kernel is None or sizes.proj_size:  # torch's kernels do not give the input of a projection
         run_float(module, input, hx, show)
     else:
-        _observe_lower(module, kernel, input, hx, show)
+        with _without_autocast(input):
+            _observe_lower(module, kernel, input, hx, show)
     y = output[0]
     show(state_range(sizes.num_layers - 1), y.data if isinstance(y, PackedSequence) else y)
 
@@ -124,6 +127,8 @@ def _by_torch(
     """One layer and direction by torch's kernel; its states are the same in whichever direction time is laid out."""
     biased = own.bias_ih is not None
     weights = [own.weight_ih, own.weight_hh, *([own.bias_ih, own.bias_hh] if biased else [])]
+    x, h = x.to(own.weight_ih.dtype), h.to(own.weight_ih.dtype)
+    c = None if c is None else c.to(own.weight_ih.dtype)
     state = h[None] if c is None else (h[None], c[None])
     if batch_sizes is not None and reverse:
         # A packed sequence reversed starts each sample at its own end; torch has that in a kernel of two directions.
@@ -140,3 +145,9 @@ def _by_torch(
         finals = [one[0] for one in finals]
         y = y.flip(0) if reverse else y
     return y, finals[0], finals[-1]
+
+
+def _without_autocast(input: Any) -> contextlib.AbstractContextManager[object]:
+    """Float32 in autocast too, where torch's kernels on a GPU want all weights in one piece of memory of theirs."""
+    kind = (input.data if isinstance(input, PackedSequence) else input).device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()

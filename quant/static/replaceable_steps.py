@@ -18,7 +18,7 @@ from quant.static.assembly import callee_of
 
 
 def origin_of(runner: ProgramRunner, graph: Graph) -> ProgramOrigin:
-    """The modules that a program was made of, when the conversion is done."""
+    """The modules that a program was converted from, as they are at the end of the conversion."""
     floats = float_calls(runner.program, graph)
     named = {path for one in runner.program.instructions for path in one.modules if has_submodule(runner.root, path)}
     int8 = {path for path in named if isinstance(attribute(runner.root, path), (StaticLayer, QuantModule))}
@@ -26,7 +26,7 @@ def origin_of(runner: ProgramRunner, graph: Graph) -> ProgramOrigin:
 
 
 def float_calls(program: Program, graph: Graph) -> Program:
-    """The user's own calls for the steps of integers that are made of modules.
+    """The float calls that integer steps with modules stand for, as a program.
 
     A program whose values are those of the graph; its inputs are what is read and not computed in it.
     """

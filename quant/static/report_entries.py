@@ -8,11 +8,13 @@ from torch import nn
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
 from quant.kernels import QParams
+from quant.kernels.registry import full_name_of
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
 from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes
 from quant.runtime.callee import Submodule
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import FloatCall
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
@@ -31,9 +33,8 @@ Entries = dict[str, tuple[str, str]]
 
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
-    bits = step.qconfig.weight_bits if step.qconfig else 8
-    detail = f"static {step.operator.name}, input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}"
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {step.operator.name}, {ranges}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -61,6 +62,19 @@ def recurrent_entry(
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     steps = interpreted_steps(layer)
     return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
+
+
+def registered_entry(
+    step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None
+) -> tuple[str, str]:
+    """The entry of a registered layer, by its class; `x` and `y` as for `weighted_entry`."""
+    outcome, ranges = _weight_and_ranges(step, x, y)
+    return outcome, f"static {full_name_of(type(layer))}, {ranges}, {routes(layer, backend)}"
+
+
+def _weight_and_ranges(step: Step, x: QParams, y: QParams | None) -> tuple[str, str]:
+    bits = step.qconfig.weight_bits if step.qconfig else 8
+    return f"int{bits}", f"input [{_ends(x)}], " + (f"output [{_ends(y)}]" if y else "float output")
 
 
 def _ends(qparams: QParams) -> str:
@@ -100,6 +114,19 @@ def note_programs(model: nn.Module, entries: Entries) -> None:
         for place, one in enumerate(first.programs(), 1):
             name = full_name(path, f"(program {place})")
             entries[name] = ("int8", f"for calls like {call_text(graph_of(one), one.root)}")
+
+
+def note_dtypes(model: nn.Module, entries: Entries) -> None:
+    """Add the modules of a half model that compare dtypes, which are float32 where no program stands for a call."""
+    for path, module in model.named_modules():
+        first = child_of(module, RESERVED)
+        if not isinstance(first, ProgramRunner) or first.half_type is None:
+            continue
+        for inner in comparing_dtypes(first.root):
+            name = full_name(path, inner)
+            outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
+            note = f"it compares dtypes, and finds float32 instead of {first.half_type} in calls without a program"
+            entries[name] = outcome, f"{detail}; {note}"
 
 
 def _beside_integers(fused: FusedGraph) -> set[int]:
@@ -236,5 +263,8 @@ def _why(name: str, info: Prepared, readers: dict[str, str]) -> str:
         return f"a part of {whole}, which is called as it is, in float"
     island = next((one for one in around if one in info.islands), None)
     if island is not None:
-        return f"not called itself on the example inputs; {island or '(root)'}, an island, may compute with it in float"
+        return (
+            f"called by no example and no batch of data; {island or '(root)'}, an island, calls it for other values, "
+            "or computes with it in float"
+        )
     return "not called on the example inputs"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from quant.graph import Kind
 from quant.half_precision import hooks_of_others
 from quant.ops.operator import Weighted
+from quant.ops.registered import Registered
 from quant.runtime.names import full_name
 from quant.static.runner import GraphRunner
 
@@ -21,7 +22,9 @@ def silenced(programs: Mapping[str, GraphRunner]) -> list[str]:
     for path, runner in programs.items():
         inner = {span.path for span in runner.graph.spans}
         nodes = [
-            runner.graph.nodes[step.nodes[0]] for step in runner.fused.steps if isinstance(step.operator, Weighted)
+            runner.graph.nodes[step.nodes[0]]
+            for step in runner.fused.steps
+            if isinstance(step.operator, (Weighted, Registered))
         ]
         inner |= {node.target for node in nodes if node.kind is Kind.MODULE}
         for name, module in runner.root.named_modules():

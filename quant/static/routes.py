@@ -1,7 +1,8 @@
-"""By which route the products of a static layer are formed on this machine, for the report."""
+"""The route by which this machine computes the products of a static layer, for the report."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from quant.kernels import dispatch
@@ -9,16 +10,17 @@ from quant.runtime.layers.weighted import StaticLayer
 
 
 def routes(layer: nn.Module, backend: str | None) -> str:
-    """Who computes a static layer, and by which routes: "native (vnni)"; the reference where the backend has no kernel.
+    """The backend of a static layer with its routes, as in "native (vnni)"; the reference where it has no kernel.
 
     Args:
-        layer: a `StaticLayer` with a site, or a static recurrent layer.
+        layer: a `StaticLayer` with a site, a static recurrent layer, or a registered one.
         backend: that the model is converted for; None for the dispatcher's choice.
     """
     used = dispatch.current(backend)
     if not isinstance(layer, StaticLayer):
-        weights = (one for name, one in layer.named_buffers() if name.rpartition(".")[2].startswith("q_weight"))
-        return f"{used.name} ({', '.join(sorted({used.route(weight) for weight in weights}))})"
+        weights = [one for name, one in layer.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
+        products = sorted({used.route(one) for one in weights if one.dtype == torch.int8 and one.dim() == 2})
+        return f"{used.name} ({', '.join(products)})" if products else "no product of a backend's"
     phases = None if used.transposes else layer.site(0).phases
     product, q_weight = (layer.product, layer.q_weight) if phases is None else (phases.product, phases.q_weight)
     missing = product.why_not(used, q_weight)

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from quant.dead_calls import last_uses
+from quant.devices import device_of, relocate
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
+from quant.runtime import nonfinite
 from quant.runtime.arguments import bind
 from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
-from quant.runtime.own_forward import run_own_forward
+from quant.runtime.own_forward import run_own_forward, without_runner
 from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
@@ -52,7 +54,7 @@ class GraphRunner(Ranges, Programs):
 
     Attributes:
         expected: the calls that the graph stands for.
-        alone: whether the module is a part of another captured one, and this is for calls of it by itself.
+        alone: whether a call of the module by itself brought this, and not the example inputs.
         promoted: whether this took the place of the module's first program, to which no data came.
         extend: makes one more program for a call; None where no call is to have one.
         simulate: compute what the integers will, instead of observing (`simulation.py`).
@@ -69,6 +71,7 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self._last = last_uses(fused.graph)
+        self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
@@ -78,6 +81,15 @@ class GraphRunner(Ranges, Programs):
         super().use(fused, observers)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GraphRunner:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._device is not None:
+            device = fn(torch.empty(0, device=self._device)).device
+            if device != self._device:
+                relocate(self.graph, self._device, device)
+                self._device, self.expected = device, expected_call(self.graph, self.fused.slot_of)
+        return self
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
@@ -97,6 +109,11 @@ class GraphRunner(Ranges, Programs):
         with self.settled():
             return self._simulate(values)
 
+    def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Show a call's values to the observers, and write nothing; a call without this program is none of its."""
+        with contextlib.suppress(CaptureMismatch), torch.no_grad():
+            self._observe(bound_values(self.expected, self.root, args, kwargs))
+
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call without a program: by a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
@@ -104,9 +121,10 @@ class GraphRunner(Ranges, Programs):
             added = self.extend(self, args, kwargs)
             if added is not None:
                 return added.run_program(args, kwargs)
-        output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
+        with without_runner(self):
+            output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
-        warn_once(self.said, self.graph.path, self.root, mismatch, "in float, unobserved", why)
+        warn_once(self.warned, self.graph.path, self.root, mismatch, "in float, unobserved", why)
         return output
 
     def follow(self, first: GraphRunner) -> None:
@@ -183,11 +201,11 @@ class GraphRunner(Ranges, Programs):
                    for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
         self._simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
-        return settle(output, bound)
+        return settle(nonfinite.spoiled(output, values), bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:
         self._simulate_steps(self.fused.steps, values, {})
-        return output_of(self.graph, values)
+        return nonfinite.spoiled(output_of(self.graph, values), values)
 
     def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
         both = self.fused.read_both_ways()
@@ -196,8 +214,17 @@ class GraphRunner(Ranges, Programs):
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
                 values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
             if slot is not None:
+                self.note_nonfinite(step, values)
                 kept = rounded if step.output in both else values
                 kept[step.output] = map_leaves(rounding(self.qparams(slot)), values[step.output])
+
+    def note_nonfinite(self, step: Step, values: dict[int, Any]) -> None:
+        """Note which samples of a step's output are not finite, where the int8 form makes integers of reals."""
+        if is_recurrent(step):
+            module = attribute(self.root, self.graph.nodes[step.nodes[0]].target)
+            nonfinite.note_recurrent(module, values.get(step.inputs[0]), None, values)
+        elif not step.integer:
+            nonfinite.note(values[step.output], values)
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
@@ -255,6 +282,13 @@ def keep_programs(first: GraphRunner, kept: list[GraphRunner]) -> None:
         taking.own_forward, taking.extend = first.own_forward, first.extend
         first.root._modules[RESERVED] = taking
         first.root.__dict__["forward"] = as_forward(taking.run, first.root, taking.own_forward)
+
+
+def remove_programs(first: GraphRunner) -> None:
+    """Let a module run the user's own forward again."""
+    del first.root._modules[RESERVED], first.root.__dict__["forward"]
+    if first.own_forward is not None:
+        first.root.__dict__["forward"] = first.own_forward
 
 
 def runners(model: nn.Module) -> dict[str, GraphRunner]:

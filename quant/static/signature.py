@@ -1,4 +1,4 @@
-"""A captured graph as lines of text: what tells a model's code from another's, and says to people where they part."""
+"""A captured graph as lines of text, to compare the code of two models and to show where they differ."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ IGNORED = {"inplace", "p"}
 
 
 def signature(graph: Graph, root: nn.Module) -> list[str]:
-    """A line per call: what is called, with which settings and on which values. No shapes, which inputs decide."""
+    """A line per call: the callee, its settings and the values it reads; without shapes, which depend on inputs."""
     return [f"{_target(node, root)}({_arguments(node)})" for node in graph.nodes]
 
 
 def outline(graph: Graph) -> list[str]:
-    """A line per call, as `signature`, that is the same before and after its layers become int8: without settings."""
+    """As `signature`, without settings, so that it is the same before and after layers become int8."""
     held = [repr(node.args[1]) if node.kind is Kind.GUARD else "" for node in graph.nodes]
     calls = [
         f"{node.kind.value} {_name(node)}({_arguments(node)}) {guard}"
@@ -33,12 +33,12 @@ def outline(graph: Graph) -> list[str]:
 
 
 def guards(graph: Graph) -> list[str]:
-    """What the guards of a graph expect, in order: programs of one module may differ in this alone."""
+    """The expected values of a graph's guards, in order: programs of one module may differ in these only."""
     return [repr(node.args[1]) for node in graph.nodes if node.kind is Kind.GUARD]
 
 
 def same_call(line: str, other: str) -> bool:
-    """Whether two lines are one call: `2 * x` is recorded as `x * 2`; older descriptions have it as it was written."""
+    """Whether two lines are the same call: `2 * x` is recorded as `x * 2`, in older descriptions as it was written."""
     return _number_last(line) == _number_last(other)
 
 
@@ -58,14 +58,14 @@ def _name(node: Node) -> str:
 
 
 def _settings(module: nn.Module) -> str:
-    """What a layer of torch's declares as constant (stride, eps, ...); not extra_repr, which is for people to read."""
+    """The constants that a layer of torch declares (stride, eps, ...); extra_repr may change between versions."""
     names = [name for name in getattr(type(module), "__constants__", ()) if name not in IGNORED]
     shown = [f"{name}={_text(getattr(module, name))}" for name in sorted(names) if hasattr(module, name)]
     return f"[{', '.join(shown)}]" if shown else ""
 
 
 def _arguments(node: Node) -> str:
-    if node.kind is Kind.GUARD:  # on a size, which other example inputs may give otherwise
+    if node.kind is Kind.GUARD:  # of a size, which may differ for other example inputs
         return f"%{node.args[0].index}" if isinstance(node.args[0], Ref) else ""
     named = [f"{name}={_text(value)}" for name, value in node.kwargs.items()]
     return ", ".join([*map(_text, node.args), *named])
@@ -94,4 +94,4 @@ def _leaf(leaf: Any) -> Any:
         return _Word(f"tensor{tuple(leaf.shape)}")
     if leaf is None or leaf is ... or isinstance(leaf, (bool, int, float, complex, str, torch.dtype, torch.device)):
         return leaf
-    return _Word(type(leaf).__name__)  # a repr may hold an address, which differs from run to run
+    return _Word(type(leaf).__name__)  # a repr may contain an address, which differs from run to run

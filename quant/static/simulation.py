@@ -10,6 +10,7 @@ of functional calls (`F.linear(x, self.weight)`) are then the user's own and not
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,19 +20,24 @@ from torch import Tensor, nn
 
 from quant.dynamic import quantize_dynamic
 from quant.graph import Kind
+from quant.int8_classes import Maker
 from quant.kernels import QParams
 from quant.ops.operator import Weighted
+from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
 from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
 from quant.runtime.own_forward import is_falling_back
+from quant.runtime.own_forward import without_runner as as_users_child
 from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
 from quant.static.outlier_check import leave_float
+from quant.static.registered_layers import registered_layer
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated
+from quant.waiting_forwards import not_waiting
 
 REFERENCE = "reference"
 
@@ -46,14 +52,18 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
     """
     model = unwrapped(prepared)
     with torch.no_grad(), contextlib.ExitStack() as undo:
+        undo.enter_context(not_waiting(model, simulates=True))
         info = model.__dict__.get(RESERVED + "_prepared")
         for first in runners(model).values():
             programs = first.programs()
             undo.enter_context(_as_they_were(programs))
             seen = [one for one in programs if one.has_seen()]
+            if first.alone and not seen:
+                undo.enter_context(_computing(first.root, _own(first)))
             for one in programs:
                 one.simulate, one.adds_exactly = True, exact
-                one.dropped = bool(seen) and (one not in seen or not agree(one, seen[0]))
+                drops = bool(seen) or first.alone
+                one.dropped = drops and (one not in seen or not agree(one, seen[0]))
             if info is not None and seen:
                 leave_float(seen, info.recipe)
             for one in programs:
@@ -66,6 +76,17 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
             for module, forward in _lone_layers(model).items():
                 undo.enter_context(_computing(module, forward))
         yield prepared
+
+
+def _own(runner: GraphRunner) -> Callable[..., Any]:
+    """The user's own forward of a captured module."""
+    own = runner.own_forward or types.MethodType(type(runner.root).forward, runner.root)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with as_users_child(runner):
+            return own(*args, **kwargs)
+
+    return forward
 
 
 @contextlib.contextmanager
@@ -111,6 +132,9 @@ def _lone_layers(model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
         for one in first.programs():
             for step in () if one.dropped else one.fused.steps:
                 node = one.graph.nodes[step.nodes[0]]
+                if isinstance(step.operator, Registered):
+                    module = attribute(one.root, node.target)
+                    forwards.setdefault(module, _LoneRegistered(module, step.qconfig, step.operator.make).forward)
                 if not isinstance(step.operator, Weighted) or node.kind is not Kind.MODULE:
                     continue
                 module = attribute(one.root, node.target)
@@ -132,6 +156,18 @@ class _FoldedNorm:
         """The input in float32, as a batch norm gives it."""
         output: Tensor = input if is_falling_back() else self.own(input)
         return output
+
+
+class _LoneRegistered:
+    """A registered layer of a program that is called by itself (`StaticQuantModule.forward`)."""
+
+    def __init__(self, module: nn.Module, qconfig: QConfig | None, make: Maker) -> None:
+        assert qconfig is not None
+        self.own, self.int8 = module.forward, registered_layer(module, qconfig, make)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """With a range of this call where the user's forward runs as it is."""
+        return self.int8.dynamic(*args, **kwargs) if is_falling_back() else self.own(*args, **kwargs)
 
 
 class _LoneLayer:

@@ -12,6 +12,7 @@ from quant.graph import Graph, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
+from quant.ops.registered import Registered
 from quant.ops.step import Step
 from quant.runtime.layers.recurrent_walk import Run, call_of
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
@@ -20,6 +21,7 @@ from quant.runtime.names import attribute
 from quant.static import weights
 from quant.static.int8_recurrent import rounded
 from quant.static.recurrent_float import float_run, run_float
+from quant.static.registered_layers import simulated_registered
 
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -52,7 +54,10 @@ def simulated(
     """
     if not isinstance(step.operator, Weighted):
         own: dict[int, Any] = {}
-        for index in step.nodes:
+        if isinstance(step.operator, Registered):
+            module, x = attribute(root, graph.nodes[step.nodes[0]].target), value(step.inputs[0])
+            own[step.nodes[0]] = simulated_registered(module, step.qconfig, step.operator.make, x)
+        for index in step.nodes[len(own) :]:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
     q = weights.quantized(step, graph, root, smallest, learned, mean)

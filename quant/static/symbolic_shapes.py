@@ -1,4 +1,4 @@
-"""Shapes with symbols: which sizes of a captured graph follow from the call, as its recordings on other sizes show."""
+"""Shapes with symbols: finds which sizes of a captured graph depend on the call, by recordings with other sizes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from quant.graph import Graph, Kind, Node
 from quant.runtime.values import Shape, Size
 
 Seen = tuple[int, ...]
-"""One size in every recording, the first one's first."""
+"""One size in each recording, in their order."""
 
 
 class SymbolicShapes:
     """The shapes of a graph's values.
 
-    A size that was the same in all recordings is a number. One of an input is a symbol; another is a multiple of such a
-    symbol, or off it by a constant, or a symbol of its own. With few recordings two sizes may be taken for one.
+    A size that is the same in all recordings is a number. A varying size of an input is a symbol; any other is a
+    multiple of such a symbol, a symbol plus a constant, or a symbol of its own. With few recordings two different sizes
+    may get the same symbol.
 
     Attributes:
-        sizes: of each symbol the number that it was when the graph was captured.
+        sizes: symbol -> its size at capture.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -32,7 +33,7 @@ class SymbolicShapes:
             self._add(node)
 
     def shape(self, node: int) -> Shape | None:
-        """Of a value of the graph; None where it is no tensor."""
+        """The shape of a value of the graph; None where it is not a tensor."""
         return self._shapes.get(node)
 
     def _add(self, node: Node) -> None:
@@ -48,7 +49,7 @@ class SymbolicShapes:
         return self._known[seen]
 
     def _derived(self, seen: Seen) -> Size | None:
-        """What a size is in terms of an input's: the smallest multiple, or the nearest offset."""
+        """A size as the smallest multiple of an input's, or else with the smallest offset."""
         multiples, offsets = [], []
         for base, symbol in self._of_inputs.items():
             factors = {size // one if one and size % one == 0 else 0 for size, one in zip(seen, base, strict=True)}

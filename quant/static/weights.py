@@ -45,10 +45,10 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
 
 
 def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Gain and shift, float32 (out,), of all that is folded into a step's weight; None where nothing is.
+    """Gain and shift, float32 (out,), of everything folded into a step's weight; None where nothing is.
 
-    Nor are there any for a call of a function whose bias is added after it, as in x @ weight + bias: the weight is what
-    it was. Where the gain is 0 the weight is gone, and cannot be had back by them.
+    A bias added after a functional product, as in x @ weight + bias, does not change the weight and gives None. Where
+    the gain is 0, the weight is lost and cannot be restored from them.
     """
     layer = step.weighted
     only_added = all(one.keeps_weight for one in layer.affine)

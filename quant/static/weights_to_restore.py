@@ -1,4 +1,4 @@
-"""Which parameters a user's forward reads that become parts of int8 layers (`runtime/restored_weights.py`)."""
+"""Finds the parameters that a user's forward reads and int8 layers replace (`runtime/restored_weights.py`)."""
 
 from __future__ import annotations
 

@@ -275,6 +275,33 @@ def test_another_version_is_refused(half: Path, monkeypatch: pytest.MonkeyPatch)
     refused(half, "has version 1, this library reads 2")
 
 
+class Runner(nn.Module):
+    """Holds observers under the name of this version, or of those before it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._quant = nn.Module()
+        self._quant.add_module(name, nn.ModuleDict({"x": MinMaxObserver()}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        [name] = self._quant._modules
+        out: Tensor = self._quant.get_submodule(name)["x"](x)  # type: ignore[index]
+        return out
+
+
+def test_a_run_that_an_earlier_version_began_goes_on(tmp_path: Path) -> None:
+    path, whole = tmp_path / "run.q8c", Runner("observers")
+    calibrate.run(Runner("points"), data()[:3], checkpoint=path, progress=False)
+    now = Runner("observers")
+    calibrate.run(now, data(), checkpoint=path, progress=False)
+    calibrate.run(whole, data(), progress=False)
+    assert_same(state(now), state(whole))
+
+
+def test_what_is_refused_says_which_version_wrote_it(half: Path) -> None:
+    refused(half, r"octet-quant \S+ wrote it, this is \S+: finish with the version and the model", OneMore())
+
+
 def test_the_file_holds_plain_tensors_and_json(half: Path) -> None:
     raw = half.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])

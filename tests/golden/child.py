@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import warnings
@@ -16,6 +15,7 @@ import quant
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `golden` is a package
 
+from golden.hashing import digest
 from golden.networks import outputs
 
 
@@ -36,14 +36,6 @@ def main() -> None:
         if keep:
             save_file({place: value.clone() for place, value in values.items()}, Path(keep) / f"{name}.safetensors")
         print(json.dumps([name, result]), flush=True)
-
-
-def digest(values: dict[str, Tensor]) -> str:
-    hashed = hashlib.sha256()
-    for place, value in values.items():
-        hashed.update(f"{place} {value.dtype} {tuple(value.shape)}".encode())
-        hashed.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()[:32]
 
 
 def versions() -> dict[str, str]:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 import quant
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "quant"))  # tests/quant, whose generators need no more
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `golden` is a package
+sys.path.append(str(Path(__file__).resolve().parents[1] / "quant"))  # whose generators need no more
 
+from golden.hashing import tensors
 from random_blocks import Draw
 from random_operators import draw_network
 
@@ -57,17 +59,6 @@ def outputs(name: str) -> Iterator[tuple[str, Tensor]]:
         with torch.no_grad():
             result = converted(*one)
         yield from ((f"call {index}, output {place}", leaf) for place, leaf in enumerate(tensors(result)))
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """In the order in which they stand in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from tensors(one)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
 
 
 # How a network becomes int8.

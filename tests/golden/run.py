@@ -3,14 +3,17 @@
     python tests/golden/run.py --against ../older        # a checkout with its kernels built: both sides, compared
     python tests/golden/run.py --write FILE              # this side alone, into a small file; --checkout for another
     python tests/golden/run.py --check FILE              # this side against that file, on the same machine
-    python tests/golden/run.py --against ../older --suite tests/quant/test_convert.py   # models that the tests convert
+    python tests/golden/run.py --against ../older --suite --results FILE    # models that the tests convert, or load
+    python tests/golden/run.py --against ../older --suite tests/quant/test_convert.py
 
 3,000 networks are drawn from their numbers (networks.py), made int8 by the public functions and run on fixed inputs, on
 one thread; what is kept of each is a hash of all its outputs' bytes. Where float32 parts of a network round by the
 machine (torch's own kernels do), so do the hashes: a file holds for one machine. Of networks that differ, the first are
 run again on both sides, and the largest difference is shown with the ratio of signal to difference.
 
-With --suite each side runs its own tests, and every model that a test of both converts is hashed instead (suite.py).
+With --suite each side runs its own tests, and every model that a test of both converts or loads is hashed instead
+(suite.py). A run that was stopped goes on from its --results. Differences that were decided are those of
+differences.py: the exit status is 0 where each one has its reason there, and where each of those was met.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `gold
 
 import torch
 from architecture.sources import link
+from golden.differences import headings, judge
+from golden.suite import TESTS, compare_suites
 from safetensors.torch import load_file
 from tqdm import tqdm
 
@@ -67,17 +72,19 @@ class Side:
         commit: of the checkout, with "+" where files are changed.
         versions: of torch and others, as the child said.
         results: per network the hash of its outputs, or the name of the error that it ended with.
+        decisions: that the version follows, by their headings in docs/decisions.md.
     """
 
     commit: str
     versions: dict[str, str] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
+    decisions: list[str] = field(default_factory=list)
 
 
 def main() -> int:
     options = parsed()
-    if options.suite:
-        return report_suite(*(run_suite(side, options.suite) for side in (options.checkout, options.against)))
+    if options.suite is not None:
+        return compare_suites(options.checkout.resolve(), options.against.resolve(), options.suite, options.results)
     names = [name for name in drawn(options.count) if re.search(options.only, name)]
     here = run(options.checkout, names, options.jobs)
     print(f"{len(names)} networks, {summary(here)}")
@@ -102,9 +109,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=3000, help="networks (default: 3000)")
     parser.add_argument("--only", default="", metavar="REGEX", help="names of networks, as 'recurrent-1[0-9]$'")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
-    parser.add_argument("--suite", nargs="+", metavar="ARGUMENT", help="of pytest: tests to run, with --against")
+    parser.add_argument(
+        "--suite", nargs="*", metavar="FILE", help=f"models of the tests; of all files in {', '.join(TESTS)} if none"
+    )
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keeps what the files of --suite gave")
     options = parser.parse_args()
-    if options.suite and not options.against:
+    if options.suite is not None and not options.against:
         parser.error("--suite goes with --against")
     return options
 
@@ -115,7 +125,7 @@ def drawn(count: int) -> list[str]:
 
 def run(checkout: Path, names: list[str], jobs: int, keep: Path | None = None) -> Side:
     """Convert and run the networks with the package of a checkout; interrupted, those that are done count."""
-    side = Side(commit_of(checkout))
+    side = Side(commit_of(checkout), decisions=headings(checkout))
     with tempfile.TemporaryDirectory() as folder:
         link(checkout, Path(folder))
         lines: Queue[Line] = Queue()
@@ -180,35 +190,8 @@ def summary(side: Side) -> str:
     return f"commit {side.commit}: " + ", ".join(f"{count} {end}" for end, count in ends.most_common())
 
 
-def run_suite(checkout: Path, arguments: list[str]) -> dict[str, str]:
-    """Test, number of the model and what was hashed -> the hash, of every model that the tests convert."""
-    with tempfile.TemporaryDirectory() as folder:
-        site, out = Path(folder, "site"), Path(folder, "out")
-        site.mkdir()
-        out.mkdir()
-        link(checkout, site)
-        path = os.pathsep.join((str(site), str(ROOT / "tests")))
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "golden.suite", "-p", "no:cacheprovider", "--tb=no"]
-        environment["OCTET_GOLDEN"] = str(out)
-        subprocess.run([*command, *arguments], cwd=checkout, env=environment, check=False)
-        lines = [line for file in sorted(out.iterdir()) for line in file.read_text().splitlines()]
-        return dict(json.loads(line) for line in lines)
-
-
-def report_suite(here: dict[str, str], other: dict[str, str]) -> int:
-    both = [place for place in here if place in other]
-    differing = [place for place in both if here[place] != other[place]]
-    for what in ("outputs", "weights"):
-        count = sum(place.endswith(what) for place in both)
-        print(f"{what:10}{count - sum(place.endswith(what) for place in differing):6} of {count:5} equal")
-    print(f"on one side alone: {len(set(here) ^ set(other))}")
-    print(*differing, sep="\n")
-    return 1 if differing or not both else 0
-
-
 def report(here: Side, other: Side, names: list[str], checkouts: tuple[Path, Path] | None) -> int:
-    """Print what differs; 1 where anything does, 2 where the two cannot be compared."""
+    """Print what differs; 1 where anything does without a reason, 2 where the two cannot be compared."""
     unlike = {key for key in here.versions if key != "octet" and here.versions[key] != other.versions.get(key)}
     if unlike:
         for key in sorted(unlike):
@@ -226,7 +209,10 @@ def report(here: Side, other: Side, names: list[str], checkouts: tuple[Path, Pat
         print(f"{name}: {difference(name, checkouts) if checkouts else 'with --against its values can be seen'}")
     if len(differing) > SHOWN:
         print(f"and {len(differing) - SHOWN} more: {' '.join(differing[SHOWN:])}")
-    return 1 if differing or not both else 0
+    verdict = judge(differing, here.decisions, other.decisions, compared=both.__contains__)
+    verdict.show()
+    print(f"{len(both) - len(differing)} networks equal, {verdict.summary()}")
+    return 1 if verdict.failed or not both else 0
 
 
 def difference(name: str, checkouts: tuple[Path, Path]) -> str:

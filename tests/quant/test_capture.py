@@ -605,3 +605,21 @@ def test_what_a_forward_sets_and_then_changes_is_a_value_like_others() -> None:
     for _ in range(2):
         assert equal(replay(found.graphs[""], model, x), copied(x))
         assert equal([model.cache, model.total], [copied.cache, copied.total])
+
+
+last = torch.ones(3, requires_grad=True) * 2
+"""A tensor of the script's own, by a name that `Plain` has too."""
+
+
+def test_a_tensor_of_the_script_by_the_name_of_an_attribute_is_no_part_of_the_graph() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(self.first(x).relu())
+            return out
+
+    graph = capture(nn.Sequential(Plain()), torch.randn(2, 4)).graphs[""]
+    assert [node.target for node in graph.nodes] == ["input", "0.first", "relu", "0.last"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,3 +217,29 @@ def test_parameters_of_a_scripted_part_are_the_copys_own() -> None:
     copied(torch.randn(4, 10)).sum().backward()
     assert all(one.grad is None for one in model.parameters())
     assert [one.grad is not None for one in copied.parameters()] == [True, True, False, True]
+
+
+def test_a_copy_has_tables_of_hooks_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[0].notes = OrderedDict()
+    model[0].notes.kept = [1]  # an attribute of an empty table
+    copied = copy_model(model)
+    seen: list[str] = []
+    copied[0].register_forward_hook(lambda module, args, output: seen.append("copy"))
+    model(torch.randn(1, 2))
+    assert seen == []
+    copied(torch.randn(1, 2))
+    assert seen == ["copy"]
+    assert copied[0].notes.kept == [1]
+    assert copied[0].notes.kept is not model[0].notes.kept
+
+
+def test_a_list_that_holds_itself_is_copied() -> None:
+    model = nn.Linear(2, 2)
+    model.ring = [model.weight * 2]  # with a history
+    model.ring.append(model.ring)
+    ring = copy_model(model).ring
+    assert ring[1] is ring
+    assert ring is not model.ring
+    assert torch.equal(ring[0], model.ring[0])
+    assert ring[0].grad_fn is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +414,43 @@ def test_a_channel_that_is_switched_off_stays_off_where_the_users_forward_runs()
     q = quant.quantize_static(model, [images], progress=False)
     with torch.no_grad(), pytest.warns(UncapturedCall):
         assert decibels(model(images, twice=True), q(images, twice=True)) > 25
+
+
+class Longer(nn.Module):
+    """Does something else to long inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[2] > 20 else x
+
+
+class EachChild(nn.Module):
+    """Goes through its children, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.longer, self.last = nn.Conv1d(4, 4, 3, padding=1), Longer(), nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        return x * len(self._modules)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [EachChild, lambda: nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), Longer(), nn.Conv1d(4, 4, 1))],
+    ids=["children", "Sequential"],
+)
+@torch.no_grad()
+def test_a_forward_that_goes_through_its_children_sees_the_users_alone(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    q = quant.quantize_static(model, [torch.randn(8, 4, 10)], progress=False)
+    x = torch.randn(8, 4, 30)
+    with pytest.warns(UncapturedCall):
+        y = q(x)
+    assert decibels(model(x), y) > 25
+    assert RESERVED in q._modules
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(y, one) for one in pool.map(q, [x] * 16))
+    assert RESERVED in q._modules

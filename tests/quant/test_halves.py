@@ -210,6 +210,20 @@ def test_a_half_model_is_static_and_answers_in_its_own_types(dtype: torch.dtype,
     assert torch.equal(wide(other.float())["logits"].to(dtype), q(other)["logits"])
 
 
+@torch.no_grad()
+@HALVES
+def test_a_loaded_model_answers_in_the_types_of_the_float_model_that_is_given(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+    quant.save(quant.quantize_static(net(dtype), [IMAGES.to(dtype)], progress=False), tmp_path / "half.q8")
+    for given in (dtype, torch.float32, other):
+        loaded = quant.load(tmp_path / "half.q8", model=net(given))
+        assert loaded(IMAGES.to(given))["logits"].dtype == given
+    with pytest.raises(TypeError, match=r"expected torch\.float32, got"):
+        quant.load(tmp_path / "half.q8", model=net(torch.float32))(IMAGES.to(dtype))
+
+
 @HALVES
 def test_the_integers_of_a_half_model_are_those_that_training_saw(dtype: torch.dtype) -> None:
     x = IMAGES.to(dtype)

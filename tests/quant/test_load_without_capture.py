@@ -302,7 +302,7 @@ def test_a_model_without_a_text_says_why_and_is_captured_again(tmp_path: Path) -
     q = quant.quantize_static(Complex().eval(), [x], progress=False)
     quant.save(q, tmp_path / "model.q8")
     reason = read(tmp_path / "model.q8")[0]["programs"][""]["why_none"]
-    assert reason == "a constant of its forward is a tensor that no file holds"
+    assert reason == "a constant of its forward is a tensor that a file cannot hold"
     assert torch.equal(quant.load(tmp_path / "model.q8", model=Complex())(x), q(x))
 
 
@@ -329,26 +329,26 @@ def in_layer(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (in_text("program", "method mean(", "os.system("), "os.system is no function that a program may name"),
-        (in_text("program", "method mean(", "method __reduce_ex__("), "is no method of a tensor"),
+        (in_text("program", "method mean(", "os.system("), "os.system is not a function that a program may name"),
+        (in_text("program", "method mean(", "method __reduce_ex__("), "is not a tensor method"),
         (in_text("program", "module embedding", "module nothing"), "there is no module 'nothing'"),
         (in_text("program", "@calls", "@forward.__globals__"), "leads through a private attribute"),
         (in_text("program", "@calls", "@forward.fc"), "there is no module 'forward'"),
         (in_text("program", "@calls", "@forward"), "'forward' is no parameter, buffer or attribute"),
         (in_text("program", "layer block.fc", "layer rnn"), "'rnn' is no int8 layer with a place 0"),
         (in_text("program", "layer /linear_", "layer /nothing_"), "is no int8 layer with a place 0"),
-        (in_text("program", "output ", "output %999, "), "%999 is not made before"),
-        (in_text("program", "scale=", "scale=-"), "no scale and zero point"),
+        (in_text("program", "output ", "output %999, "), "%999 is used before it is defined"),
+        (in_text("program", "scale=", "scale=-"), "not a scale and zero point"),
         (in_text("program", "octet.mul", "octet.destroy"), "there is no operator 'destroy'"),
         (in_text("schedule", "native(", "foreign("), "expected 'native'"),
         (in_text("floats", "module block.fc", "module block.__class__"), "leads through a private attribute"),
         (in_layer("names", ["nothing"]), "cannot be read"),
-        (in_layer("clamps", []), "its numbers do not fit each other"),
+        (in_layer("clamps", []), "its tensors and settings do not fit each other"),
         (in_layer("product", {"kind": "conv", "pad_before": None}), "cannot be read"),
-        (in_layer("product", {"kind": "os", "pad_before": None}), "is no product of an int8 layer"),
+        (in_layer("product", {"kind": "os", "pad_before": None}), "is not a product of an int8 layer"),
         (in_layer("backend", 3), "expected str, got 3"),
         (lambda document: document["units"][0].update(path="nothing"), "cannot be read"),
-        (lambda document: document["units"][0]["programs"][0].update(ranges=[[1, "nan", 3]]), "no scale and zero"),
+        (lambda document: document["units"][0]["programs"][0].update(ranges=[[1, "nan", 3]]), "not a scale and zero"),
         (lambda document: document.pop("units"), "cannot be read"),
         (lambda document: document["units"][0]["programs"].clear(), "cannot be read"),
         (lambda document: document.update(recurrent=[{"names": ["block"]}]), "cannot be read"),

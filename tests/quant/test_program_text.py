@@ -22,7 +22,8 @@ from quant.runtime.objects import Given, Instance, Result, Write
 from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
 from quant.runtime.shown_programs import ProgramsByModule, programs_of
-from quant.runtime.tree_reader import Reader, TextError
+from quant.runtime.text_scanner import TextError
+from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer
 from quant.runtime.trees import Attr, PackedParts, Ref, Sizes
 
@@ -92,9 +93,9 @@ def test_the_calls_that_a_program_stands_for_come_back() -> None:
 
 
 def test_a_call_that_names_what_is_no_input_or_checks_what_is_not_known_is_refused() -> None:
-    with pytest.raises(TextError, match="the call names %9, which is no input"):
+    with pytest.raises(TextError, match="the call names %9, which is not an input"):
         parse(WHOLE_CALL.replace("x=%0", "x=%9"))
-    with pytest.raises(TextError, match="'flat' is nothing that an input is checked for"):
+    with pytest.raises(TextError, match="'flat' is not a requirement of an input"):
         parse(WHOLE_CALL.replace("contiguous", "flat"))
     with pytest.raises(TextError, match="line 5: expected 'argument'"):
         parse(WHOLE_CALL.replace(" argument 'cache[0][0]'", ""))
@@ -195,17 +196,17 @@ output %1"""
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     "no program": ("octet-program 1", "octet-plan 1", "line 1: expected 'octet-program 1'"),
-    "unknown value": ("torch.relu(%0)", "torch.relu(%7)", r"line 3: %7 is not made before"),
-    "made twice": ("%1 y", "%0 y", "line 3: %0 is made twice"),
-    "not dense": ("%1", "%5", "there is no line of %1"),
+    "unknown value": ("torch.relu(%0)", "torch.relu(%7)", r"line 3: %7 is used before it is defined"),
+    "defined twice": ("%1 y", "%0 y", "line 3: %0 is defined twice"),
+    "not dense": ("%1", "%5", "no line defines %1"),
     "no output": ("\noutput %1", "", "no line with the output"),
-    "a dtype": ("%1 y: float32", "%1 y: float33", "line 3: 'float33' is no dtype"),
+    "a dtype": ("%1 y: float32", "%1 y: float33", "line 3: 'float33' is not a dtype"),
     "a symbol": ("%1 y: float32[2]", "%1 y: float32[m]", "line 3: size 'm' is not among the sizes"),
-    "a file": ("torch.relu", "torch.load", "line 3: torch.load is no function that a program may name"),
-    "a builtin": ("torch.relu", "builtins.eval", "line 3: builtins.eval is no function"),
-    "a module": ("torch.relu", "os.system", "line 3: os.system is no function"),
-    "a lambda": ("torch.relu", "function tests:<lambda>", "line 3: tests.<lambda> is no function"),
-    "a method": ("torch.relu", "method __subclasses__", "line 3: '__subclasses__' is no method of a tensor"),
+    "a file": ("torch.relu", "torch.load", "line 3: torch.load is not a function that a program may name"),
+    "a builtin": ("torch.relu", "builtins.eval", "line 3: builtins.eval is not a function"),
+    "a module": ("torch.relu", "os.system", "line 3: os.system is not a function"),
+    "a lambda": ("torch.relu", "function tests:<lambda>", "line 3: tests.<lambda> is not a function"),
+    "a method": ("torch.relu", "method __subclasses__", "line 3: '__subclasses__' is not a tensor method"),
     "a class": ("torch.relu(%0)", "torch.relu(!no.such:Thing(1))", "line 3: class Thing is not known; import no.such"),
     "no tuple": ("torch.relu(%0)", "torch.relu(!builtins:str('a'))", "line 3: str is neither a dataclass nor a tuple"),
     "an object": ("torch.relu(%0)", "torch.relu(?mine:Thing)", "line 3: holds an object of class Thing"),

@@ -248,6 +248,7 @@ def test_the_smallest_input_scale_gives_room_for_the_bias() -> None:
             assert torch.equal(prepared(*x), y)
 
 
+@pytest.mark.filterwarnings("ignore:quant.convert. the running statistics:UserWarning")  # 20 steps are few
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda() -> None:
     prepared, x, labels = made()

@@ -302,7 +302,10 @@ def test_a_layer_that_is_read_and_not_called_is_said_to_be(island: bool) -> None
     if island:
         assert report[""].detail.startswith("an island: ")
         for name in ("qkv", "dead"):
-            told = "not called itself on the example inputs; (root), an island, may compute with it in float"
+            told = (
+                "called by no example and no batch of data; (root), an island, calls it for other values, or computes "
+                "with it in float"
+            )
             assert report[name].detail == told
     else:
         assert report["qkv"].detail == "its parameters are read by (root), which computes with them in float"

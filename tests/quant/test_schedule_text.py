@@ -15,7 +15,7 @@ from quant.runtime.program import Program, alike
 from quant.runtime.program_reader import parse
 from quant.runtime.program_text import text_without_constants
 from quant.runtime.schedule_text import parse_schedule, schedule_text
-from quant.runtime.tree_reader import TextError
+from quant.runtime.text_scanner import TextError
 from quant.runtime.tree_text import Writer
 from quant.static.description import captured_runners
 
@@ -110,25 +110,25 @@ single(%3, drops=[%2])"""
     [
         (ONE_CALL, "schedule 1", "schedule 2", "written by another version"),
         (ONE_CALL, "native", "notive", "line 2: expected 'native'"),
-        (ONE_CALL, "[%1, %2, %3]", "[%1, %2, %9]", "line 2: %9 is made by no instruction"),
-        (ONE_CALL, "[%1, %2, %3]", "[%1, %3]", "line 4: is no layer of this region"),
+        (ONE_CALL, "[%1, %2, %3]", "[%1, %2, %9]", "line 2: no instruction defines %9"),
+        (ONE_CALL, "[%1, %2, %3]", "[%1, %3]", "line 4: is not a layer of this region"),
         (ONE_CALL, "[%1, %2, %3]", "[1, 2]", "expected a list of values"),
-        (ONE_CALL, "[%1, %2, %3], ", "", "expected one argument without a name"),
-        (ONE_CALL, "inputs=[%0]", "inputs=[%2]", "reads %2, which is not there"),
-        (ONE_CALL, "outputs=[%3]", "outputs=[%0]", "gives out what it does not make"),
-        (ONE_CALL, "outputs=[%3]", "outputs=[%2]", "drops %3, which is given out"),
+        (ONE_CALL, "[%1, %2, %3], ", "", "expected one positional argument"),
+        (ONE_CALL, "inputs=[%0]", "inputs=[%2]", "reads %2, which does not exist at this point"),
+        (ONE_CALL, "outputs=[%3]", "outputs=[%0]", "has an output that none of its instructions defines"),
+        (ONE_CALL, "outputs=[%3]", "outputs=[%2]", "drops %3, which the program returns"),
         (ONE_CALL, "booleans=[False]", "booleans=[]", "a boolean for each input"),
         (ONE_CALL, "booleans=[False]", "booleans=[False], ranks=[1, 2]", "a number of dimensions"),
-        (ONE_CALL, "booleans=[False]", "booleans=[False], other=1", "is no region"),
+        (ONE_CALL, "booleans=[False]", "booleans=[False], other=1", "is not a region"),
         (ONE_CALL, "quantize", "destroy", "line 3: no such operation"),
         (ONE_CALL, "zero_point=128", "zero_point=256", "zero_point is 256, expected 0 to 255"),
-        (ONE_CALL, "layer %2", "layer %1", "is no layer of this region"),
+        (ONE_CALL, "layer %2", "layer %1", "is not a layer of this region"),
         (ONE_CALL, "layer %2", "layer_norm(%2, [%1])", "expected 3 values"),
-        (ONE_CALL, "layer %2", "system(%2, [%1], 'a')", "is no plan's line, layer or module"),
+        (ONE_CALL, "layer %2", "system(%2, [%1], 'a')", "is not a plan's line, nor a layer or module"),
         (ONE_CALL, "layer %2", "attention(%2, [%1], 'a', 'rm')", "expected '%register = operation"),
-        (STEPS, "single(%2, drops=[%1])\n", "", "%3 reads %2, which is not there"),
-        (STEPS, "drops=[%0]", "drops=[%0, %1]", "%2 reads %1, which is not there"),
-        (STEPS, "drops=[%2]", "drops=[%2, %3]", "drops %3, which is given out"),
+        (STEPS, "single(%2, drops=[%1])\n", "", "%3 reads %2, which does not exist at this point"),
+        (STEPS, "drops=[%0]", "drops=[%0, %1]", "%2 reads %1, which does not exist at this point"),
+        (STEPS, "drops=[%2]", "drops=[%2, %3]", "drops %3, which the program returns"),
         (STEPS, "single(%3, drops=[%2])", "reason('a', 'b')", "each once and in order"),
     ],
 )  # fmt: skip
@@ -147,16 +147,16 @@ def test_a_schedule_that_does_not_fit_its_program_is_refused(schedule: str, old:
         ("builtins.getattr(%0, %0)", "no private name"),
         ("builtins.max((1, 2), key=&builtins:len)", "no function as a key"),
         ("torch.sum(%0, &builtins:getattr)", "getattr is no argument"),
-        ("method apply_(%0, &builtins:len)", "no method of a tensor"),
-        ("method __reduce_ex__(%0, 2)", "no method of a tensor"),
-        ("method system(%0, 'ls')", "no method of a tensor"),
-        ("torch.from_file('/etc/passwd', False, 4)", "no function that a program may name"),
-        ("function torch.ops:load_library('a.so')", "no function that a program may name"),
-        ("function torch.ops.profiler:_record_function_enter('a')", "no function that a program may name"),
-        ("torch._C._from_dlpack(%0)", "no function that a program may name"),
-        ("os.system('ls')", "no function that a program may name"),
-        ("builtins.eval('1')", "no function that a program may name"),
-        ("operator.methodcaller('a')", "no function that a program may name"),
+        ("method apply_(%0, &builtins:len)", "is not a tensor method that a program may call"),
+        ("method __reduce_ex__(%0, 2)", "is not a tensor method that a program may call"),
+        ("method system(%0, 'ls')", "is not a tensor method that a program may call"),
+        ("torch.from_file('/etc/passwd', False, 4)", "not a function that a program may name"),
+        ("function torch.ops:load_library('a.so')", "not a function that a program may name"),
+        ("function torch.ops.profiler:_record_function_enter('a')", "not a function that a program may name"),
+        ("torch._C._from_dlpack(%0)", "not a function that a program may name"),
+        ("os.system('ls')", "not a function that a program may name"),
+        ("builtins.eval('1')", "not a function that a program may name"),
+        ("operator.methodcaller('a')", "not a function that a program may name"),
     ],
 )
 def test_a_text_names_nothing_that_does_more_than_compute(call: str, said: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
+from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
 import quant
 from quant.runtime import nonfinite
+from quant.static.simulation import simulating
 
 pytestmark = [
     pytest.mark.usefixtures("seeded_on_one_thread"),
@@ -239,3 +242,38 @@ def test_a_layer_that_reads_what_a_softmax_makes_of_a_mask_is_int8(by_buffer: bo
     torch.manual_seed(0)
     q = quant.quantize_static(Masked(lambda y: y.softmax(-1), by_buffer).eval(), masked_batches(), progress=False)
     assert {entry.name: entry.outcome for entry in quant.summary(q)}["last"] == "int8"
+
+
+def spoiled_batch() -> torch.Tensor:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16)
+    x[3, 2], x[5, 1] = torch.inf, torch.nan
+    return x
+
+
+@torch.no_grad()
+def test_convert_says_what_calibration_by_hand_left_out_and_says_it_once() -> None:
+    torch.manual_seed(0)
+    prepared = quant.prepare(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(8, 16))
+    prepared(spoiled_batch())
+    with pytest.warns(CalibrationWarning, match=r"layer 'input_0' and 1 more: 1 NaN and 1 infinite values came"):
+        quant.convert(prepared)
+    quant.convert(prepared)
+
+
+@pytest.mark.parametrize("form", ["simulated", "trained", "int8"])
+def test_samples_that_are_not_finite_are_nan_and_others_keep_their_bits(form: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x, bad = torch.randn(8, 16), spoiled_batch()
+    rows = torch.tensor([3, 5])
+    clean = bad.index_fill(0, rows, 0.0)
+    prepared = quant.prepare_qat(model, x).train() if form == "trained" else quant.prepare(model, x)
+    prepared(x)
+    prepared.eval()
+    with torch.no_grad(), simulating(prepared) if form == "simulated" else contextlib.nullcontext():
+        run = quant.convert(prepared) if form == "int8" else prepared
+        found, expected = run(bad), run(clean)
+    assert bool(found[rows].isnan().all())
+    others = torch.tensor([0, 1, 2, 4, 6, 7])
+    assert torch.equal(found[others], expected[others])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.artefact.rebuild import rebuild
+from quant.capture.called import AloneReason
 from quant.convert import convert
 from quant.prepare import prepare
 from quant.recipe import QConfig, Recipe
@@ -58,6 +59,39 @@ def test_the_same_integers_come_back() -> None:
     again.load_state_dict(converted.state_dict())
     assert torch.equal(again(**inputs)["y"], converted(**inputs)["y"])
     assert describe(again) == describe(converted)
+
+
+class Borrows(nn.Module):
+    """Calls its table with other parameters, where the ids are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(8, 8), nn.Linear(8, 8)
+        self.other = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if bool(ids.sum() > 40):
+            return self.last(torch.func.functional_call(self.table, {"weight": self.other}, (ids,)))
+        return self.last(self.table(ids))
+
+
+def test_a_table_that_is_called_with_other_parameters_stays_float_where_the_example_does_not_show_it() -> None:
+    """A table read from int8 weights has none for others to take the place of; the file has the reason as a text."""
+    model, ids = Borrows().eval(), torch.full((16,), 7)
+    prepared = prepare(model, ids)
+    prepared(ids)
+    converted = convert(prepared)
+    assert type(converted.table) is nn.Embedding
+    description = json.loads(json.dumps(describe(converted)))
+    why = description["islands"]["table"]
+    assert why == "it is called with parameters that are not its own"
+    assert AloneReason.read(why) is AloneReason.OTHER_PARAMETERS
+    assert AloneReason.read(description["islands"][""]) == description["islands"][""]
+    assert all(type(why) is str for why in describe(converted)["islands"].values())
+    again = rebuild(model, description, tables(converted))  # on ids that are 1
+    again.load_state_dict(converted.state_dict())
+    assert type(again.table) is nn.Embedding
+    assert torch.equal(again(ids), converted(ids))
 
 
 LAYERS = [nn.Linear(4, 4), nn.LeakyReLU(0.2), nn.Linear(4, 2)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.half_precision import OwnOutputs
+from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.own_forward import falling_back
 
 
@@ -354,3 +355,22 @@ def test_the_report_has_no_note_of_hooks_that_cast() -> None:
     ]
     assert "hook" not in " ".join(notes[0])
     assert "hook" in " ".join(notes[1])
+
+
+@torch.no_grad()
+def test_a_call_without_a_program_says_that_dtypes_are_others_there(tmp_path: Path) -> None:
+    model, x = made(Scaled, torch.bfloat16), rows(Scaled, torch.bfloat16)
+    prepared = quant.prepare(model, {"x": x})
+    prepared(x)
+    q = quant.convert(prepared)
+    assert "compares dtypes, and finds float32 instead of torch.bfloat16" in quant.summary(q)[""].detail
+    quant.save(q, tmp_path / "q.q8")
+    for one in (q, quant.load(tmp_path / "q.q8", model=made(Scaled, torch.bfloat16))):
+        with pytest.warns(quant.types.UncapturedCall, match="Scaled compares dtypes and may go another way"):
+            assert one(x, scale=torch.ones(16).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [Two, Doubles, Gain, Scaled])
+def test_comparisons_of_dtypes_are_found_in_the_code(kind: type[Any]) -> None:
+    model = nn.Sequential(kind())
+    assert comparing_dtypes(model) == ([] if kind is Two else ["0"])

@@ -18,12 +18,12 @@ from quant.runtime.layers.recurrent_module import Int8Direction, Int8Tensors
 
 
 class Direction(Int8Direction):
-    """Its dynamic form, which `torch.jit.script` takes.
+    """The dynamic form of one direction of a layer, which `torch.jit.script` can compile.
 
     Attributes:
-        per_row: whether the input has a range per row.
-        activation_bits: of the input, 8 or 16.
-        described: what is special about its weights, for the report; else ''.
+        per_row: whether each row of the input has its own range.
+        activation_bits: 8 or 16, for the input.
+        described: for the report, the form of its weights where it is not the default; else ''.
     """
 
     # As in the class above: TorchScript reads them of a module's very class.
@@ -130,7 +130,7 @@ class Direction(Int8Direction):
                 self.mode,
                 self.reverse,
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise self._named(error) from error
 
 

@@ -1,7 +1,7 @@
-"""A transposed convolution as an ordinary one, for which there are kernels, and its outputs put in order.
+"""Computes a transposed convolution by an ordinary one, for which there are kernels, and reorders the outputs.
 
-With stride s the outputs at places r, r + s, r + 2 s, ... are a convolution of stride 1 by the taps r, r + s, ... of
-its kernel. All phases r together are one convolution with s times as many output channels, per dimension.
+With stride s, the outputs at r, r + s, r + 2 s, ... are a convolution of stride 1 with the taps r, r + s, ... of the
+kernel. All phases r together are one convolution with s times as many output channels, per dimension.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from quant.runtime.layers.products import ConvProduct, TransposedProduct
 
 
 class Polyphase:
-    """What an ordinary convolution needs to give a transposed one's sums, the same to the bit.
+    """The operands of an ordinary convolution whose sums equal those of a transposed one bit for bit.
 
     Attributes:
         q_weight: int8, (out * phases, in / groups, taps...), from (in, out / groups, kernel...).
-        q_bias, multiplier: of the transposed convolution, for each phase.
+        q_bias, multiplier: those of the transposed convolution, repeated for each phase.
         product: the convolution.
     """
 

@@ -1,7 +1,6 @@
 """The products of static int8 layers: linear, convolution and transposed convolution, with their settings.
 
-Each names the operators that compute it, the axis of its channels, and the kernel that a backend uses. Files do not
-store a product: the float model determines it.
+Each names the operators that compute it, the axis of its channels, and the kernel that a backend uses.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Padding = tuple[list[int], str]
 
 @dataclass(frozen=True)
 class Product:
-    """The base class.
+    """The kind of product of an int8 layer, with its settings; the base class.
 
     Attributes:
         name: for reports and errors.
@@ -38,7 +37,7 @@ class Product:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the operators between bias and multiplier, in order, by name."""
+        """The operators' arguments between bias and multiplier, in order, by name."""
         return {}
 
     def along_channels(self, values: Tensor, dims: int) -> Tensor:
@@ -50,11 +49,11 @@ class Product:
         return q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (q_weight.dim() - 1))
 
     def lacks_batch(self, x: Tensor) -> bool:
-        """Whether torch takes `x` for one sample without a batch dimension, where the operators want one."""
+        """Whether `x` is one sample without a batch dimension, which torch takes and the operators do not."""
         return False
 
     def why_not(self, backend: Backend, q_weight: Tensor) -> str:
-        """'' where `backend` computes it with this weight; else the reason why the reference does."""
+        """'' where `backend` computes it with this weight; else the reason that the reference does."""
         return ""
 
     def route(self, backend: Backend, q_weight: Tensor) -> str:
@@ -119,7 +118,7 @@ class TransposedProduct(ConvProduct):
 
     @property
     def has_phases(self) -> bool:
-        """Whether it is an ordinary convolution over `polyphase.py`; with a dilation it falls into others."""
+        """Whether `polyphase.py` can compute it, which it cannot with a dilation."""
         return set(self.dilation) == {1}
 
     def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What every int8 module shares: its name in the user's model, its backend, and errors that say both.
+"""The base of int8 modules: the name in the user's model, the backend, and errors with that name.
 
-The files of int8 modules do without `from __future__ import annotations`: torch.jit.script cannot read the annotations
-of a module class where they are strings.
+Files of int8 modules do not use `from __future__ import annotations`: torch.jit.script cannot read annotations of a
+module class that are strings.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 HALVES = (torch.bfloat16, torch.float16)
-"""Float types that a model may be in besides float32."""
+"""Float types of a model besides float32."""
 
 
 class QuantModule(nn.Module):
-    """An int8 stand-in for a float module.
+    """An int8 module in the place of a float one.
 
     Attributes:
         layer_name: dotted name in the user's model, for errors.
         backend: '' for the dispatcher's choice, or a name of `quant.kernels.available()`.
-        kept_in_files: attributes (numbers, texts, booleans) that a file keeps besides those of every int8 layer, and
-            that the float module does not tell.
-        dtype: the float type of the user's layer, which outputs and the real weights have. The arithmetic between is
-            that of float32 whatever it is: scales and biases are kept so.
+        kept_in_files: further attributes (numbers, texts, booleans) that a file stores, because the float module does
+            not determine them.
+        dtype: the float type of the user's layer, of its outputs and of its real weights. Arithmetic, scales and biases
+            are float32 in any case.
     """
 
     __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
@@ -40,7 +40,7 @@ class QuantModule(nn.Module):
         self.dtype = torch.float32
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantModule":
-        # `half()` and `to(torch.bfloat16)` change what goes in and out; scales and biases lose nothing by it.
+        # `half()` and `to(torch.bfloat16)` change the type of inputs and outputs; scales and biases stay float32.
         for child in self.children() if recurse else ():
             child._apply(fn)
 
@@ -56,7 +56,7 @@ class QuantModule(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **named: Any) -> None:
-        # Whether columns are scaled, and with it the bits of the input, hangs on the weights: those loaded decide.
+        # The loaded weights decide whether columns are scaled, and with that the bits of the input.
         for columns, q_weight in (("columns", "q_weight"), ("columns_ih", "q_weight_ih")):
             if columns not in self._buffers or prefix + q_weight not in state_dict:
                 continue
@@ -67,19 +67,22 @@ class QuantModule(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
     def _named(self, error: Exception) -> Exception:
-        """The same error, saying which layer it comes from."""
-        return type(error)(f"layer {self.layer_name or '(root)'!r} ({type(self).__name__}): {error}")
+        """The error with the layer's name in front of its message."""
+        where = f"layer {self.layer_name or '(root)'!r} ({type(self).__name__})"
+        if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
+            return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
+        return type(error)(f"{where}: {error}")
 
 
 def frozen(parameter: Tensor | None) -> nn.Parameter | None:
-    """A bias as a parameter that no optimiser moves: readers find what they expect under its name."""
+    """A bias as a float32 parameter without a gradient, under the name where other code expects it."""
     if parameter is None:
         return None
     return nn.Parameter(parameter.detach().to(torch.float32).clone(), requires_grad=False)
 
 
 def dequantize_weight(q_weight: Tensor, scale: Tensor, columns: Tensor | None, terms: int = 1) -> Tensor:
-    """The real weight (N, K) that an int8 one (N, terms * K) stands for: float32."""
+    """The float32 weight (N, K) of an int8 weight (N, terms * K)."""
     weight = q_weight.to(torch.float32) * scale.unsqueeze(1)
     if columns is not None:
         weight = weight * columns

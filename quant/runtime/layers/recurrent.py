@@ -1,7 +1,7 @@
-"""Recurrent layers and cells of any kind with ranges known beforehand (`reference_rnn.rnn_layer_static`).
+"""Int8 recurrent layers and cells of any kind with static ranges (`reference_rnn.rnn_layer_static`).
 
-Called by itself a layer takes and gives floats, as the user's own. Inside a converted model `compute` takes uint8; the
-states of every layer but the last are uint8 between layers, and those of the last where the model wants them so.
+Called by itself, a layer takes and returns floats. Inside a converted model, `compute` takes uint8. States are uint8
+between layers; those of the last layer are uint8 or float32, as the model reads them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RecurrentRanges:
     """The ranges of a recurrent layer.
 
     Attributes:
-        input: of what it reads.
-        states: of each layer, of both directions.
-        products: of what each layer's projection reads; empty without one.
+        input: that of its input.
+        states: for each layer, that of its states in both directions.
+        products: for each layer, that of its projection's input; empty without projections.
     """
 
     input: QParams
@@ -39,15 +39,15 @@ class RecurrentRanges:
 
 
 class _Static(QuantModule):
-    """The ranges of a recurrent layer, and the call of its operator.
+    """The ranges of a recurrent layer, and the call of its operator; a base class.
 
     Attributes:
-        _kind: what it computes at a step.
+        _kind: the kind of cell.
 
     Buffers:
-        input_scale, input_zero_point: float32 and int32, (), of what it reads.
-        state_scale, state_zero_point: (layers,), of the states of each layer, of both directions.
-        product_scale, product_zero_point: (layers,), of what a projection reads; None without one.
+        input_scale, input_zero_point: float32 and int32, (), of its input.
+        state_scale, state_zero_point: (layers,), of the states of each layer in both directions.
+        product_scale, product_zero_point: (layers,), of the projections' inputs; None without projections.
     """
 
     input_scale: Tensor
@@ -56,7 +56,7 @@ class _Static(QuantModule):
     _numbers: _Numbers | None
 
     def _take(self, ranges: RecurrentRanges) -> None:
-        """Make the buffers."""
+        """Register the buffers."""
         x = ranges.input
         self.register_buffer("input_scale", x.scale.reshape(()).clone())
         self.register_buffer("input_zero_point", x.zero_point.reshape(()).clone())
@@ -149,12 +149,12 @@ def _pairs(layer: nn.Module, name: str) -> list[tuple[float, int]]:
 
 
 class StaticRecurrent(_Static, Int8Sequence):
-    """A recurrent network in int8; the same call, shapes and PackedSequence handling."""
+    """An int8 recurrent network, called as torch's, PackedSequence included."""
 
     def __init__(
         self, kind: RecurrentKind, sizes: Sizes, tensors: Sequence[Int8Tensors], ranges: RecurrentRanges
     ) -> None:
-        """`tensors` are of each layer and direction, in torch's order."""
+        """`tensors` has one entry per layer and direction, in torch's order."""
         super().__init__(kind, sizes, bias=tensors[0].bias_ih is not None)
         self._kind = kind
         ways = sizes.directions * sizes.num_layers
@@ -191,7 +191,7 @@ class StaticRecurrent(_Static, Int8Sequence):
 
 
 class StaticCell(_Static, Int8Cell):
-    """A cell in int8."""
+    """An int8 recurrent cell, called as torch's."""
 
     def __init__(self, kind: RecurrentKind, sizes: Sizes, tensors: Int8Tensors, ranges: RecurrentRanges) -> None:
         super().__init__(sizes, bias=tensors.bias_ih is not None)
@@ -207,7 +207,7 @@ class StaticCell(_Static, Int8Cell):
         return nonfinite.spoiled(self.compute(self.quantize(input), hx), seen)
 
     def compute(self, input: Tensor, hx: Any = None, *, quantized: bool = False) -> Any:
-        """uint8 in, float32 out: a state goes round in the user's loop and is rounded where it is multiplied."""
+        """uint8 in, float32 out: the state passes through the user's loop and is rounded where it is multiplied."""
 
         def run(
             layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None

@@ -1,6 +1,6 @@
-"""What int8 recurrent layers hold, dynamic and static ones: integers under the float layer's names, and its sizes.
+"""The base of int8 recurrent layers, dynamic and static: their integers, and the float layer's names and sizes.
 
-The files of int8 modules do without `from __future__ import annotations`, as `quant_module.py` says.
+Files of int8 modules do not use `from __future__ import annotations`, as `quant_module.py` explains.
 """
 
 import re
@@ -15,12 +15,12 @@ from quant.runtime.layers.quant_module import QuantModule, dequantize_weight, fr
 from quant.runtime.layers.recurrent_walk import Sizes
 
 FLOAT_NAME = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d+)(_reverse)?")
-"""How recurrent layers call their parameters."""
+"""The names of a recurrent layer's parameters."""
 
 
 @dataclass(frozen=True)
 class Int8Tensors:
-    """The tensors of one layer and direction, as `Int8Direction` holds them; biases in any float type."""
+    """The tensors of an `Int8Direction`; biases in any float type."""
 
     q_weight_ih: Tensor
     scale_ih: Tensor
@@ -34,11 +34,11 @@ class Int8Tensors:
 
 
 class Int8Direction(QuantModule):
-    """One direction of one layer (`reference_rnn.rnn_layer`), or a cell's only one.
+    """One direction of one recurrent layer (`reference_rnn.rnn_layer`), or the only one of a cell.
 
     Attributes:
         mode: the name of its kind, which operators and TorchScript take.
-        terms: in how many int8 terms the input's weight is stored.
+        terms: number of int8 terms in which the input's weight is stored.
 
     Buffers: q_weight_ih int8 (gates * hidden, terms * input), scale_ih (gates * hidden,), columns_ih (terms * input,)
     or None;
@@ -74,7 +74,7 @@ class Int8Direction(QuantModule):
 
     @torch.jit.unused
     def float_tensor(self, which: str) -> Tensor | None:
-        """weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`: what the int8 one stands for, or None."""
+        """The real value of weight_ih, weight_hh, weight_hr, bias_ih or bias_hh in `dtype`; None where it has none."""
         tensor = self._float32(which)
         return None if tensor is None else tensor.to(self.dtype)
 
@@ -91,7 +91,7 @@ class Int8Direction(QuantModule):
 
 
 class Int8Sequence(QuantModule):
-    """A layer over sequences: its sizes, and the real values of its tensors by the names that torch's have.
+    """A recurrent layer over sequences: its sizes, and the real values of its tensors under torch's names.
 
     Children: directions, an `Int8Direction` per layer and direction, which a subclass sets.
     """
@@ -111,7 +111,7 @@ class Int8Sequence(QuantModule):
         self.bias = bias
 
     def __getattr__(self, name: str) -> Any:
-        # What other code reads of a float LSTM: weight_ih_l0, bias_hh_l0_reverse, ...
+        # Other code reads a float LSTM's weight_ih_l0, bias_hh_l0_reverse, ...
         asked = FLOAT_NAME.fullmatch(name)
         if asked is None or "directions" not in self._modules:
             return super().__getattr__(name)
@@ -127,7 +127,7 @@ class Int8Sequence(QuantModule):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def flatten_parameters(self) -> None:
-        """Nothing to do: int8 weights are packed by the kernels. Here because training code calls it."""
+        """Does nothing, as kernels pack the int8 weights; training code calls it."""
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, bias={self.bias}"
@@ -138,7 +138,7 @@ class Int8Sequence(QuantModule):
 
 
 class Int8Cell(QuantModule):
-    """One step, with the real values of its tensors by the names that torch's have.
+    """A recurrent cell: its sizes, and the real values of its tensors under torch's names.
 
     Children: direction, an `Int8Direction`, which a subclass sets.
     """
@@ -158,12 +158,12 @@ class Int8Cell(QuantModule):
 
     @property
     def weight_ih(self) -> Tensor | None:
-        """`dtype` (gates * hidden, input): what the int8 weight stands for."""
+        """The real value of the int8 weight, in `dtype`, (gates * hidden, input)."""
         return self._real("weight_ih")
 
     @property
     def weight_hh(self) -> Tensor | None:
-        """`dtype` (gates * hidden, hidden): what the int8 weight stands for."""
+        """The real value of the int8 weight, in `dtype`, (gates * hidden, hidden)."""
         return self._real("weight_hh")
 
     @property

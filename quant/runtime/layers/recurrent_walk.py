@@ -1,9 +1,9 @@
-"""One walk over the layers, directions and shapes of a recurrent network of any kind, which every phase takes.
+"""The walk over the layers and directions of a recurrent network of any kind, shared by all phases.
 
-`run_layers` and `run_cell` take the user's input in any of torch's forms (batch first, unbatched, packed, with or
-without a state) and call `run` once per layer and direction. Calibration shows each layer's states to observers,
-simulation and training round them in float (`recurrent_float.py`), and the int8 layer (`recurrent.py`) brings the
-operator: the walk is the same.
+`run_layers` and `run_cell` take an input in any of torch's forms (batch first, unbatched, packed, with or without a
+state) and call `run` once per layer and direction. In calibration `run` shows each layer's states to observers, in
+simulation and training it rounds them in float (`recurrent_float.py`), and in the int8 layer (`recurrent.py`) it calls
+the operator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sizes:
 
 
 class Shape(Protocol):
-    """What a whole-sequence layer says of itself, in float (`Sizes`) and in int8."""
+    """The sizes of a recurrent layer, as `Sizes` and int8 layers have them."""
 
     @property
     def input_size(self) -> int: ...
@@ -65,13 +65,17 @@ def call_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]
 
 
 def run_layers(kind: RecurrentKind, shape: Shape, input: Any, hx: Any, run: Run, *, dropout: float = 0.0) -> Any:
-    """The forward of a recurrent network, with `run` for every layer and direction.
+    """The forward of a recurrent network; `run` computes each layer and direction.
 
     Args:
-        dropout: between layers, in training; no integer layer has any.
+        kind: the kind of cell.
+        shape: the network's sizes.
+        input, hx: as of torch's layer.
+        run: computes one layer and direction.
+        dropout: probability between layers, in training.
 
     Raises:
-        ValueError: a size is not the layer's; the message says which was expected.
+        ValueError: a size of the input or state does not fit; the message says which was expected.
     """
     if isinstance(input, PackedSequence):
         data, batch_sizes, order, back = input
@@ -157,7 +161,7 @@ def run_cell(kind: RecurrentKind, input_size: int, hidden_size: int, input: Tens
     """The forward of a cell: a sequence of one step.
 
     Raises:
-        ValueError: a size is not the layer's; the message says which was expected.
+        ValueError: a size of the input or state does not fit; the message says which was expected.
     """
     if input.dim() not in (1, 2) or input.size(-1) != input_size:
         raise ValueError(f"input has shape {list(input.shape)}, expected (batch, {input_size}) or ({input_size},)")

@@ -1,4 +1,4 @@
-"""The integers beside a layer's products: its bias, and the ends that a clamp leaves of its output."""
+"""A layer's bias and clamp as integers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 BIAS_LIMIT = 2**30
-"""Largest quantised bias: as much again fits beside it in int32."""
+"""Largest quantised bias: half of int32's range, so that the products have the other half."""
 
 
 def quantized_bias(bias: Tensor, scale: Tensor) -> Tensor:
-    """int32 at scale s_x * s_w, (out,)."""
+    """The bias as int32, (out,), at scale s_x * s_w."""
     return torch.round(bias.double() / scale.double()).clamp(-BIAS_LIMIT, BIAS_LIMIT).to(torch.int32)
 
 
 def clamp_limits(clamp: tuple[float, float] | None, scale: float, zero_point: int) -> tuple[int, int]:
-    """The integers that a clamp of real values leaves, so that it costs nothing on top of requantising."""
+    """A clamp of real values as bounds of uint8, which requantising applies at no cost."""
     if clamp is None:
         return 0, 255
     ends = torch.tensor(clamp, dtype=torch.float32)

@@ -1,8 +1,8 @@
-"""Int8 layers with ranges known beforehand, under the user's names.
+"""Int8 linear layers and convolutions with static ranges, under the user's names.
 
-Called by itself a layer takes and gives floats. Inside a converted model `compute` takes uint8 and gives uint8, or
-float32 where only floats are wanted. What is stored is what the arithmetic is defined by: the int8 weight, the scales
-and zero points, the float bias. All else is derived when first needed.
+Called by itself, a layer takes and returns floats. Inside a converted model, `compute` takes uint8 and returns uint8,
+or float32 where only floats are read. Buffers hold what defines the arithmetic: the int8 weight, the scales and zero
+points, the float bias. Everything else is derived from them when first needed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
 from quant.runtime.layers.products import Product, TransposedProduct
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
+from quant.runtime.layers.sites import add_site, register_sites
 from quant.runtime.own_forward import is_falling_back
 
 
@@ -33,22 +34,21 @@ class QWeight:
 
 
 class StaticLayer(nn.Module):
-    """A linear layer or a convolution with an int8 weight, and an input and an output range per place it is called at.
+    """A linear layer or convolution with an int8 weight, and with input and output ranges for each site that calls it.
 
     Buffers:
         q_weight: int8, in the layout of the user's layer.
         weight_scale: float32, (out,).
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
-        input_scale, output_scale: float32, (sites,); input_zero_point, output_zero_point: int32, (sites,).
-            An output_scale of 0 says that the site gives float32.
-        fold_gain, fold_shift: float32 (out,), or None: what a batch norm or the like in the weight does to the layer's
-            own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
+        input_scale, input_zero_point, output_scale, output_zero_point: per place (`sites.py`).
+        fold_gain, fold_shift: float32 (out,), or None: the batch norm or similar that is folded into the weight, as a
+            function of the layer's own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 
     Attributes:
-        product: what it multiplies, with the settings of a convolution.
-        clamps: (low, high) or None per site, of the activation that is part of the layer.
+        product: the kind of product, with the settings of a convolution.
+        clamps: for each site, (low, high) of the activation that is fused with the layer, or None.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
-        own: the place whose ranges a call of the layer by itself has.
+        own: the site whose ranges apply when the layer is called by itself.
     """
 
     q_weight: Tensor
@@ -78,48 +78,48 @@ class StaticLayer(nn.Module):
         gain, shift = (None, None) if fold is None else _invertible(*fold)
         self.register_buffer("fold_gain", gain)
         self.register_buffer("fold_shift", shift)
-        for name in ("input", "output"):
-            self.register_buffer(f"{name}_scale", torch.empty(0))
-            self.register_buffer(f"{name}_zero_point", torch.empty(0, dtype=torch.int32))
+        register_sites(self)
         self._derived: dict[int, _Derived] = {}
         self.training = False
 
     def add_site(self, x: QParams, y: QParams | None, clamp: tuple[float, float] | None) -> int:
-        """Take note of one more place that calls the layer; returns its number."""
-        self.input_scale = torch.cat([self.input_scale, x.scale.reshape(1)])
-        self.input_zero_point = torch.cat([self.input_zero_point, x.zero_point.reshape(1)])
-        scale, zero_point = (
-            (torch.zeros(1), torch.zeros(1, dtype=torch.int32)) if y is None else (y.scale, y.zero_point)
-        )
-        self.output_scale = torch.cat([self.output_scale, scale.reshape(1)])
-        self.output_zero_point = torch.cat([self.output_zero_point, zero_point.reshape(1)])
+        """Add a site that calls the layer.
+
+        Args:
+            x: scale and zero point of the input.
+            y: those of the output; None where the site returns float32.
+            clamp: the activation's bounds, if any.
+
+        Returns:
+            the site's number.
+        """
         self.clamps.append(clamp)
-        return len(self.clamps) - 1
+        return add_site(self, x, y)
 
     @property
     def weight(self) -> Tensor:
-        """The real values that the int8 weight stands for, so that code which reads a layer's weight finds one."""
+        """The real values of the int8 weight, for code that reads a layer's weight."""
         return self.unfolded()[0] if is_falling_back() else self.product.real_weight(self.q_weight, self.weight_scale)
 
     def unfolded(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the layer alone, in float, without what is folded into them."""
+        """Weight and bias in float, without the norm that is folded into them."""
         if self.fold_gain is None or self.fold_shift is None:
             return self.product.real_weight(self.q_weight, self.weight_scale), self.bias
         bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
         return self.product.real_weight(self.q_weight, self.weight_scale / self.fold_gain), bias
 
     def unknown_fold(self) -> dict[str, Tensor]:
-        """Gain and shift by name, for tensors of an older version, which do not say what is in the weight."""
+        """Neutral gain and shift by name, for files of an older version, which do not store what is folded in."""
         if self.fold_gain is None or self.fold_shift is None:
             return {}
         return {"fold_gain": torch.ones_like(self.fold_gain), "fold_shift": torch.zeros_like(self.fold_shift)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 in, float32 out, with the ranges of a call outside of captured code, or else of the first call.
+        """float32 in, float32 out, by the ranges of site `own`.
 
-        Where the user's forward runs as it is (`own_forward.py`), other values may come than calibration saw, and other
-        calls may follow: the input's range is that of the call, nothing is done to the output, and what is folded into
-        the weight is taken out of it again, because the forward computes that itself, or leaves it out.
+        Where the user's own forward runs (`own_forward.py`), calibration may not have seen such values: the input has
+        the range of this call, the output is not rounded or clamped, and a folded norm is undone, because the
+        forward computes it itself, or leaves it out.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"an int8 {self.product.name} layer: expected a tensor, got a {type(x).__name__}")
@@ -141,11 +141,11 @@ class StaticLayer(nn.Module):
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
 
     def compute(self, q_x: Tensor, site: int) -> Tensor:
-        """uint8 in; uint8 or float32 out, as the site says."""
+        """uint8 in; uint8 or float32 out, as of the site."""
         return self._compute(q_x, self.site(site), self.clamps[site], dispatch.current(self.backend))
 
     def _alone(self, x: Tensor) -> _Derived:
-        """What follows from the buffers for an input with a range of its own, and no range of the output."""
+        """The derived numbers for an input with the range of this call, and a float32 output."""
         return _Derived(self, self.own, range_of_call(x))
 
     def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None, backend: Backend) -> Tensor:
@@ -167,15 +167,15 @@ class StaticLayer(nn.Module):
         return table[how.product.integers](*args, known.output_zero_point, *known.limits)
 
     def site(self, site: int) -> _Derived:
-        """What follows from the buffers for one place."""
+        """The derived numbers of a site."""
         if site not in self._derived:
             self._derived[site] = _Derived(self, site)
         return self._derived[site]
 
     def derive(self) -> None:
-        """Work out what follows from the buffers, for all places: numbers from tensors, which no graph can hold.
+        """Derive the numbers of all sites now, so that torch.compile takes a model that never ran.
 
-        So that torch.compile takes a model that never ran. Without values (on the meta device) there is nothing yet.
+        Numbers read from tensors cannot be part of a graph. On the meta device there are none yet.
         """
         self._derived = {}
         if self.q_weight.device.type != "meta":
@@ -183,7 +183,7 @@ class StaticLayer(nn.Module):
                 self.site(site)
 
     def knows(self, site: int, derived: object) -> bool:
-        """Whether `derived` is still what `site` gives."""
+        """Whether `derived` is still the object that `site` returns."""
         return self._derived.get(site) is derived
 
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
@@ -204,10 +204,10 @@ class StaticLayer(nn.Module):
 
 
 class FoldedNorm(nn.Identity):
-    """Where a batch norm was that is part of a layer's weight: nothing, but where the user's forward runs as it is.
+    """Replaces a batch norm that is folded into a layer: the identity, except where the user's own forward runs.
 
     Attributes:
-        layer: whose weight it is in; not a child.
+        layer: the layer that it is folded into; not a child.
     """
 
     def __init__(self, layer: StaticLayer) -> None:
@@ -215,7 +215,7 @@ class FoldedNorm(nn.Identity):
         self.__dict__["layer"] = layer
 
     def forward(self, input: Tensor) -> Tensor:
-        """The layer gives its own output in such a forward, so that the norm is computed here."""
+        """The input; where the user's own forward runs, the norm of it, since the layer returns its unfolded output."""
         layer: StaticLayer = self.__dict__["layer"]
         if not is_falling_back() or layer.fold_gain is None or layer.fold_shift is None:
             return input
@@ -224,13 +224,13 @@ class FoldedNorm(nn.Identity):
 
 
 def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """A channel that a gain of 0 switches off keeps nothing of its weight: it stays folded in."""
+    """Gain 1 and shift 0 for channels whose gain has no reciprocal: their norm stays folded in."""
     lost = ~torch.isfinite(1 / gain)
     return torch.where(lost, 1.0, gain), torch.where(lost, 0.0, shift)
 
 
 class _Derived:
-    """What follows from a layer's buffers for one site, as plain numbers and int32 tensors."""
+    """The numbers of one site that are derived from a layer's buffers: Python numbers and int32 tensors."""
 
     def __init__(self, layer: StaticLayer, site: int, input_range: tuple[Tensor, int] | None = None) -> None:
         scale = layer.input_scale[site]
@@ -257,7 +257,7 @@ class _Derived:
 
 
 def range_of_call(x: Tensor) -> tuple[Tensor, int]:
-    """Scale, float32 (), and zero point that an input takes where other values may come than calibration saw."""
+    """Scale, float32 (), and zero point of an input's own extremes, for values that calibration may not have seen."""
     x = x.detach()
     low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
     if not math.isfinite(high - low) or high == low:

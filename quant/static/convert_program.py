@@ -1,0 +1,103 @@
+"""Converts one program of a captured module: its int8 layers, its instructions, and the regions that run natively."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from quant.graph import expected_call
+from quant.half_precision import carry
+from quant.kernels import QParams
+from quant.runtime.as_forward import as_forward
+from quant.runtime.names import full_name
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.static.assembly import AssemblyContext, assemble
+from quant.static.dynamic_fallback import is_lone_dynamic
+from quant.static.int8_layers import Built, int8_layers
+from quant.static.kept_graph import keep_graph
+from quant.static.module_replacement import remove_folded, replace_module
+from quant.static.native import schedule
+from quant.static.native_forms import Planner
+from quant.static.part_calls import add_parts
+from quant.static.report_entries import Entries, note_floats
+from quant.static.runner import GraphRunner
+from quant.static.symbolic_shapes import SymbolicShapes
+from quant.static.weights_to_restore import weights_to_restore
+
+PLANNED = "(planned run)"
+"""The report's entry that says which steps of a captured module are computed in one native call."""
+
+
+def convert_program(
+    model: nn.Module,
+    path: str,
+    runner: GraphRunner,
+    ranges: dict[str, QParams],
+    backend: str | None,
+    built: Built,
+    entries: Entries,
+    *,
+    further: bool,
+) -> nn.Module:
+    """Convert one program of a captured module, and put its layers and its runner in place.
+
+    Args:
+        model: the model, whose captured modules before this one are converted.
+        path: the name of the captured module, with `@n` behind it for further programs.
+        runner: runs the program's graph.
+        ranges: slot -> scale and zero point.
+        backend: for all its layers; None for the dispatcher's choice.
+        built: the int8 layers up to now; those of this program are added.
+        entries: lines of the report; those of this program are added.
+        further: whether the module's first program is in place already.
+
+    Returns:
+        the model; the int8 layer in its stead where the model is a layer itself.
+    """
+    fused, root = runner.fused, runner.root
+    by_value = {value: ranges[slot] for value, slot in fused.slot_of.items()}
+    emitted = {step.output for step in fused.steps if fused.emits_integers(step)}
+    shapes = SymbolicShapes(fused.graph)
+    context = AssemblyContext(fused.graph, root, by_value, emitted, runner.tables, shapes=shapes)
+    shown: Entries = {} if further else entries  # the first program has reported the layers
+    layers, sites = int8_layers(runner, ranges, backend, built, shown, path)
+    note_floats(fused, shown, path)
+    steps = fused.steps
+    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
+    remove_folded(fused, root, layers, sites)
+    if not further:
+        del root._modules[RESERVED]
+        del root.__dict__["forward"]
+    if is_lone_dynamic(runner):
+        return model
+    if "" in layers:
+        if further:
+            return model
+        carry(root, layers[""])
+        return replace_module(model, root, layers[""])
+    for name, layer in layers.items():
+        if not name.startswith("/"):
+            carry(built.originals[path, name], layer)
+            replace_module(root, built.originals[path, name], layer)
+    numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
+    program_runner = ProgramRunner(root, assembled.program, numbers, backend)
+    keep_graph(program_runner, fused.graph)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
+    program_runner.eval()
+    for name, layer in layers.items():
+        if name.startswith("/"):
+            program_runner.layers[name[1:]] = layer
+    planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
+    assembled.program.schedule = planned
+    if planned.regions or planned.reasons:
+        name = PLANNED if not further else PLANNED.replace("run", f"run {path.partition('@')[2]}")
+        entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
+    if further:
+        first = root._modules.get(RESERVED)
+        if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
+            first.others.append(program_runner)
+        return model
+    root._modules[RESERVED] = program_runner
+    root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
+    add_parts(root, fused, context, sites, program_runner)
+    return model
