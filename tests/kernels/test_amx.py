@@ -25,7 +25,8 @@ def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_products_in_emulated_tiles_are_exact_and_read_no_byte_too_many(program: Path) -> None:
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert int(done.stdout.split()[2]) > 200
+    tiled, across, within = (int(done.stdout.split()[i]) for i in (2, 7, 12))
+    assert min(tiled - 150, across, within) > 50, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,10 @@ def same(operator, *arguments):
     for a, b in zip(*((one, other) if isinstance(one, tuple) else ((one,), (other,)))):
         assert torch.equal(a, b), (operator, [getattr(x, "shape", x) for x in arguments])
 
-for _ in range(60):
-    m, k, n = number(1, 40), number(1, 400), number(1, 200)
+small = [(number(1, 40), number(1, 400), number(1, 200)) for _ in range(60)]
+large = [(number(65, 300), number(100, 600), number(100, 400)) for _ in range(4)]
+in_parts = [(140, 700, 801)]  # of a weight that is not read again for each 64 rows
+for m, k, n in small + large + in_parts:
     x = torch.randint(0, 256, (m, k), dtype=torch.uint8, generator=g)
     weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=g)
     bias = torch.randint(-999, 999, (n,), dtype=torch.int32, generator=g)
@@ -71,12 +74,18 @@ for _ in range(60):
     q, scale = quantize_weight(torch.randn(n, k, generator=g))
     for bits in (8, 16):
         same("linear_dynamic", real, q, scale, None, None, bits, True, False)
-convolutions = ((2, 64, 9, 11), 1, 1), ((1, 48, 14, 14), 3, 1), ((1, 32, 12, 12), 3, 2), ((1, 3, 30, 30), 7, 1)
+convolutions = (
+    *(((2, 64, 9, 11), 1, 1), ((1, 48, 14, 14), 3, 1), ((1, 32, 12, 12), 3, 2), ((1, 3, 30, 30), 7, 1)),
+    *(((1, 64, 30, 28), 3, 1), ((2, 256, 28, 28), 1, 1), ((1, 3, 112, 112), 7, 1)),
+    *(((2, 24, 56, 50), 3, 1), ((3, 256, 14, 14), 3, 1)),
+)
 for shape, kernel, groups in convolutions:
     x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g).contiguous(memory_format=torch.channels_last)
     weight = torch.randint(-128, 128, (80, shape[1] // groups, kernel, kernel), dtype=torch.int8, generator=g)
     pad = [kernel // 2] * 2
-    same("conv_u8s8_u8", x, 3, weight, None, [1, 1], pad, [1, 1], groups, torch.rand(80, generator=g) / 9000, 8, 0, 255)
+    for stride, dilation in ((1, 1), (2, 1), (1, 2)):
+        by = [[stride] * 2, [p * dilation for p in pad], [dilation] * 2, groups]
+        same("conv_u8s8_u8", x, 3, weight, None, *by, torch.rand(80, generator=g) / 9000, 8, 0, 255)
     same("conv_u8s8_s32", x, 3, weight, None, [2, 2], pad, [1, 1], groups)
 class Block(nn.Module):
     def __init__(self):
@@ -86,12 +95,12 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = self.before(x).relu()
-        x = self.deep(self.after(x + self.body(x).relu()).relu()).relu()
+        x = self.deep(self.after(x + self.body(x)).relu()).relu()
         return self.head(x.mean((2, 3)))
 
 torch.manual_seed(0)
-encoder = nn.Sequential(nn.Linear(96, 192), nn.ReLU(), nn.Linear(192, 96), nn.ReLU(), nn.Linear(96, 40))
-for model, x in ((Block().eval(), torch.randn(2, 3, 32, 32)), (encoder, torch.randn(2, 30, 96))):
+encoder = nn.Sequential(nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 96), nn.ReLU(), nn.Linear(96, 40))
+for model, x in ((Block().eval(), torch.randn(2, 3, 96, 88)), (encoder, torch.randn(8, 90, 96))):
     by_native, by_reference = (
         quant.quantize_static(model, [x], backend=name, progress=False)(x) for name in ("native", "reference")
     )
@@ -107,8 +116,8 @@ from torch import nn
 
 torch.manual_seed(0)
 digest = hashlib.sha256()
-for model in (nn.LSTM(77, 130, 2), nn.GRU(77, 130, bidirectional=True)):
-    x = torch.randn(5, 16, 77)
+for model in (nn.LSTM(77, 130, 2), nn.GRU(77, 130, bidirectional=True), nn.LSTM(400, 350)):
+    x = torch.randn(9, 16, model.input_size)
     for q in (quant.quantize_dynamic(model), quant.quantize_static(model, [x], progress=False)):
         y, states = q(x)
         for tensor in (y, *(states if isinstance(states, tuple) else (states,))):

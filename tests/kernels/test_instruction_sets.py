@@ -140,7 +140,7 @@ def test_a_kernel_that_a_table_leaves_out_does_not_compile(tmp_path: Path) -> No
     portable = build.SOURCES / "core" / "gemm" / "gemm_portable.cpp"
     shorter = tmp_path / portable.name
     shorter.write_text(portable.read_text().replace("nullptr, nullptr, nullptr}", "nullptr, nullptr}"))
-    for source, expected in ((portable, ""), (shorter, "run_pieces_u8")):
+    for source, expected in ((portable, ""), (shorter, "run_image_u8")):
         command = [compiler(), *build.flags_of(portable), "-fsyntax-only", str(source)]
         said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
         assert (expected in said) if expected else said == ""

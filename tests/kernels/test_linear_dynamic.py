@@ -134,7 +134,7 @@ def test_a_row_does_not_depend_on_the_others(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("shape", [(1, 700, 1024), (30, 515, 600), (300, 130, 513)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 700, 1024), (30, 515, 600), (300, 130, 513), (150, 1030, 600)], ids=str)
 @bits
 def test_bits_do_not_depend_on_the_number_of_threads(
     backend: Backend, shape: tuple[int, int, int], threads: int, activation_bits: int

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/conv/conv_call.h"
 #include "core/conv/conv_gather.h"
-#include "core/conv/conv_workspace.h"
+#include "core/conv/conv_image.h"
 #include "core/depthwise/native_depthwise.h"
-#include "core/gemm/workspace.h"
 
 namespace octet {
 namespace {
@@ -74,50 +74,21 @@ class PaddedInput {
   const uint8_t* data_;
 };
 
-// What a call of conv_static works on.
-struct Call {
-  const ConvShape& shape;
-  const uint8_t* q_x;
-  int32_t zero_point;
-  const int32_t* bias;
-  const StaticOutput& output;
-
-  int64_t products() const { return shape.pixels() * shape.out_channels * shape.taps() * shape.channels / shape.groups; }
-};
-
-Requantize requantize_of(const Call& call, const int32_t* row_sums) {
-  return requantize_of(call.output, call.shape.out_channels, call.zero_point, row_sums, call.bias);
-}
-
 std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   std::vector<int32_t> all;
   for (const auto& group : groups) all.insert(all.end(), group->row_sums(), group->row_sums() + group->n());
   return all;
 }
 
-// run(to) leaves channels [begin, end) of output pixels [first, first + rows) at `to`, whose rows are those of the outputs:
-// there, or where a residual is added on the way. That may lie where the outputs go, and is read after they are computed.
-template <class Run>
-void leave(const Call& call, int64_t first, int64_t rows, int64_t begin, int64_t end, Run run) {
-  const int64_t outputs = call.shape.out_channels;
-  if (begin == end) return;
-  if (!call.output.residual) return run(call.output.quantized ? call.output.quantized + first * outputs : nullptr);
-  uint8_t* own = conv_workspace().unsummed.get(rows * outputs);
-  run(own);
-  if (end - begin == outputs) return add_residual(call.output, own, first * outputs, rows * outputs);
-  for (int64_t i = 0; i < rows; ++i)
-    add_residual(call.output, own + i * outputs + begin, (first + i) * outputs + begin, end - begin);
-}
-
 // Whether the pixels of the input are the rows of the product as they lie.
-bool is_product(const Call& call) {
+bool is_product(const ConvCall& call) {
   bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.shape.channels % 4 == 0;
   for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.in[axis] == call.shape.out[axis];
   return plain;
 }
 
 // The rows of the kernel as they lie in the image, and nothing gathered.
-void convolve_in_place(const Call& call, const PackedGemm& gemm) {
+void convolve_in_place(const ConvCall& call, const PackedGemm& gemm) {
   const ConvShape& shape = call.shape;
   const int64_t bytes = shape.kernel[2] * shape.channels;
   const PaddedInput input(shape, call.q_x, call.zero_point, bytes % kPieceStep != 0);
@@ -135,10 +106,30 @@ void convolve_in_place(const Call& call, const PackedGemm& gemm) {
   });
 }
 
+// The pixels of the input as they lie, all in one call.
+void convolve_whole(const ConvCall& call, const PackedGemm& gemm) {
+  const int64_t pixels = call.shape.pixels(), k = gemm.k(), n = gemm.n();
+  const Requantize by = requantize_of(call, gemm.row_sums());
+  each_share(pixels, call.products(), pixels, outputs_are_shared(gemm, call.products()),
+             [&](int64_t first, int64_t rows, int part, int parts) {
+               leave_added(call, by, first, [&](const Requantize& added, uint8_t* to) {
+                 gemm.run_u8(call.q_x + first * k, k, rows, added, to, n, part, parts);
+               });
+             });
+}
+
+// Rows that are gathered and multiplied together: more where the product takes them in blocks of its own.
+int64_t gathered_at_once(const ConvShape& shape, const PackedGemm& gemm) {
+  constexpr int64_t kCached = 256 << 10;
+  return gemm.takes_whole(shape.pixels()) ? std::max(kRowBlock, kCached / padded_row(shape.k())) : kRowBlock;
+}
+
 // To uint8 by kernels that requantise tile by tile.
-void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
   const bool product = is_product(call);
+  if (product && adds(call) && groups[0]->takes_whole(shape.pixels())) return convolve_whole(call, *groups[0]);
+  if (!product && shape.groups == 1 && serves_image(call, *groups[0])) return convolve_image(call, *groups[0]);
   // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
   // channels and 14 x 14 in place took 255 us, gathered 219.
   const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !product;
@@ -147,7 +138,8 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
   const Gather gather(shape, call.q_x, call.zero_point);
   const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
   const int64_t ldq = product ? shape.channels : padded_row(shape.k());
-  each_share(shape.pixels(), call.products(), kRowBlock, false, [&](int64_t first, int64_t rows, int part, int parts) {
+  const int64_t block = product ? kRowBlock : gathered_at_once(shape, *groups[0]);
+  each_share(shape.pixels(), call.products(), block, false, [&](int64_t first, int64_t rows, int part, int parts) {
     const uint8_t* q = call.q_x + first * ldq;
     for (int64_t g = 0; g < shape.groups; ++g) {
       if (!product) {
@@ -165,7 +157,7 @@ void convolve_u8(const Call& call, const std::vector<std::shared_ptr<const Packe
 
 // `products(first, rows, sums)` leaves the raw sums of output pixels [first, first + rows).
 template <class Products>
-void convolve_sums(const Call& call, const int32_t* row_sums, Products products) {
+void convolve_sums(const ConvCall& call, const int32_t* row_sums, Products products) {
   const int64_t outputs = call.shape.out_channels;
   each_part(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
     int32_t* sums = call.output.sums ? call.output.sums + first * outputs : workspace().sums.get(rows * outputs);
@@ -180,7 +172,7 @@ void convolve_sums(const Call& call, const int32_t* row_sums, Products products)
   });
 }
 
-void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+void convolve(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
   const Gather gather(shape, call.q_x, call.zero_point);
   const int64_t ldq = padded_row(shape.k()), group_outputs = shape.out_channels / shape.groups;
@@ -194,7 +186,7 @@ void convolve(const Call& call, const std::vector<std::shared_ptr<const PackedGe
 }
 
 // Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
-bool in_planes(const Call& call) {
+bool in_planes(const ConvCall& call) {
   const ConvShape& shape = call.shape;
   return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
          shape.dilation[2] == 1;
@@ -203,7 +195,7 @@ bool in_planes(const Call& call) {
 // The rows of input that the kernel sees at once, as NativeDepthwise::row wants them, with padding around.
 class PlacedRows {
  public:
-  PlacedRows(const Call& call, const NativeDepthwise& kernel) : call_(call), kernel_(kernel) {
+  PlacedRows(const ConvCall& call, const NativeDepthwise& kernel) : call_(call), kernel_(kernel) {
     const ConvShape& shape = call.shape;
     columns_ = (shape.out[2] - 1) * shape.stride[2] + shape.kernel[2];
     bytes_ = columns_ * kernel.placed_bytes(shape.channels);
@@ -237,7 +229,7 @@ class PlacedRows {
                   columns_, static_cast<uint8_t>(call_.zero_point), base_ + h % span_ * bytes_);
   }
 
-  const Call& call_;
+  const ConvCall& call_;
   const NativeDepthwise& kernel_;
   int64_t columns_, bytes_, span_, plane_ = -1, next_ = 0;
   uint8_t* base_;
@@ -257,7 +249,7 @@ bool fits_int32(const Requantize& by, int64_t channels, int64_t taps) {
   return (static_cast<double>(taps) * 255 * 128 + offset) * multiplier < 0.99 * 2147483648.0;
 }
 
-void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requantize& plain) {
+void depthwise_u8(const ConvCall& call, const PackedDepthwise& layer, const Requantize& plain) {
   const ConvShape& shape = call.shape;
   const NativeDepthwise& kernel = *native_depthwise();
   const int64_t lines = shape.batch * shape.out[0] * shape.out[1], arranged = kernel.arranged(shape.channels);
@@ -279,7 +271,7 @@ void depthwise_u8(const Call& call, const PackedDepthwise& layer, const Requanti
   });
 }
 
-void depthwise(const Call& call, const PackedDepthwise& layer) {
+void depthwise(const ConvCall& call, const PackedDepthwise& layer) {
   const ConvShape& shape = call.shape;
   const PaddedInput input(shape, call.q_x, call.zero_point);
   std::vector<int64_t> offsets;
@@ -327,7 +319,7 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
                  const PackedDepthwise* layer, const uint8_t* q_x, int32_t zero_point, const int32_t* bias,
                  const StaticOutput& output) {
   if (shape.pixels() == 0 || shape.out_channels == 0) return;
-  const Call call{shape, q_x, zero_point, bias, output};
+  const ConvCall call{shape, q_x, zero_point, bias, output};
   if (shape.depthwise()) {
     if (layer->native() && in_planes(call)) {
       const Requantize by = requantize_of(call, layer->row_sums());

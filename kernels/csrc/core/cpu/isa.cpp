@@ -69,14 +69,19 @@ uint32_t find_features() {
   return features;
 }
 
-// Why this process cannot use a set, in words, or "". Asks the system for what it gives on request.
-std::string why_not(const InstructionSet& set) {
+// The features of a set that this CPU lacks, or its system does not save, each behind a space.
+std::string missing_features(const InstructionSet& set) {
   static const uint32_t features = find_features();
   std::string missing;
 #define OCTET_CPU_FEATURE(name, ...) \
   if (set.needs & name & ~features) missing += " " #name;
 #include "core/cpu/instruction_sets.inc"
-  if (!missing.empty()) return "this CPU, or its system, lacks" + missing;
+  return missing;
+}
+
+// Why this process cannot use a set, in words, or "". Asks the system for what it gives on request.
+std::string why_not(const InstructionSet& set) {
+  if (const std::string missing = missing_features(set); !missing.empty()) return "this CPU, or its system, lacks" + missing;
 #if defined(__x86_64__)
   if (set.needs & amx_tile) return ask_for_tiles();
 #endif
@@ -122,9 +127,13 @@ std::string bad_isa_request() {
 }
 
 std::string isa_refusal() {
-  for (const InstructionSet& set : kSets)
-    if (std::strcmp(requested(), set.name) == 0 && set.isa != isa())
-      return std::string("QUANT_ISA is '") + set.name + "', and " + why_not(set);
+  for (const InstructionSet& set : kSets) {
+    const bool asked = std::strcmp(requested(), set.name) == 0;
+    if (asked && set.isa != isa()) return std::string("QUANT_ISA is '") + set.name + "', and " + why_not(set);
+    // What the CPU has and would choose, and the system does not give.
+    if (!*requested() && set.chosen == by_cpu && set.isa > isa() && missing_features(set).empty())
+      return std::string(set.name) + ": " + why_not(set);
+  }
   return "";
 }
 

@@ -33,7 +33,7 @@ bool isa_needs(uint32_t features);
 const char* isa_name(Isa isa);
 // The error in the value of QUANT_ISA, in words; "" where it is unset or an instruction set of this architecture.
 std::string bad_isa_request();
-// The reason that the set named by QUANT_ISA is not in use, in words; "" where it is, or none is named.
+// The reason that the set named by QUANT_ISA, or without one the best that this CPU has, is not in use, in words; "" where it is.
 std::string isa_refusal();
 
 }  // namespace octet

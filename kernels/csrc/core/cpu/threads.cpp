@@ -24,19 +24,18 @@ void each_range(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> fn
   });
 }
 
-void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn) {
+void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn, int64_t block) {
   const int64_t threads = std::min(m, threads_for(products));
   each_thread(threads, [&](int64_t thread) {
     const int64_t last = m * (thread + 1) / threads;
-    for (int64_t first = m * thread / threads; first < last; first += kRowBlock)
-      fn(first, std::min(kRowBlock, last - first));
+    for (int64_t first = m * thread / threads; first < last; first += block) fn(first, std::min(block, last - first));
   });
 }
 
-void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn) {
+void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn, int64_t block) {
   const int64_t threads = threads_for(products);
   if (m < 8 * threads) return fn(0, m, threads);
-  each_part(m, products, [&](int64_t first, int64_t rows) { fn(first, rows, 1); });
+  each_part(m, products, [&](int64_t first, int64_t rows) { fn(first, rows, 1); }, block);
 }
 
 void each_share(int64_t m, int64_t products, int64_t block, bool wide,

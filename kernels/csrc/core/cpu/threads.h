@@ -44,11 +44,11 @@ void each_range(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> fn
 constexpr int64_t kRowBlock = 64;
 
 // fn(first, count) over blocks of [0, m) that threads share.
-void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn);
+void each_part(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t)> fn, int64_t block = kRowBlock);
 
 // fn(first row, rows, threads to use inside) over blocks of [0, m): many rows are shared among threads, few rows leave the
 // threads to the product itself.
-void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn);
+void each_block(int64_t m, int64_t products, FunctionRef<void(int64_t, int64_t, int64_t)> fn, int64_t block = kRowBlock);
 
 // fn(first row, rows, part, parts) over blocks of the rows [0, m) of a product, `part` of `parts` of its outputs each: few rows
 // are not shared among threads but the outputs are, and so they are where the weight is `wide`, so that each weight goes to

@@ -46,6 +46,8 @@ struct CpuTiles {
   static OCTET_TILE_INLINE void store(void* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
   }
+  // Asks for the line of `to`, as one that will be written. The compiler's own prefetch asks for one to read.
+  static OCTET_TILE_INLINE void expect(const uint8_t* to) { asm volatile("prefetchw %0" ::"m"(*to)); }
   // C += A (u8) * B (s8)
   template <int C, int A, int B>
   static OCTET_TILE_INLINE void dot() {
@@ -108,6 +110,7 @@ struct EmulatedTiles {
     for (int row = 0; row < r.config.rows[T]; ++row)
       std::memcpy(static_cast<uint8_t*>(to) + row * stride, r.data[T][row], r.config.bytes[T]);
   }
+  static void expect(const uint8_t*) {}
   template <int C, int A, int B>
   static void dot() {
     static_assert(C != A && C != B && A != B, "#UD: the tiles must differ");

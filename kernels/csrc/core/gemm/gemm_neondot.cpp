@@ -30,6 +30,6 @@ struct NeonDot : ByLane<NeonDot> {
 }  // namespace
 
 extern const NativeGemm kNeonDotGemm = {"dot",         tile::kGroup<NeonDot>, &NeonDot::packed_bytes, &NeonDot::pack,
-                                        &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32,     nullptr};
+                                        &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32,     nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace octet

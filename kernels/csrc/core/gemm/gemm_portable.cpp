@@ -24,6 +24,6 @@ void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t
 }  // namespace
 
 extern const NativeGemm kPortableGemm = {"portable", kGroup, &packed_bytes, &pack, &run,
-                                         nullptr, nullptr, nullptr};  // bytes and reals come from these sums
+                                         nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};  // bytes and reals come from these sums
 
 }  // namespace octet

@@ -22,13 +22,6 @@ struct Linear {
 // y (m, n) = x (m, k) @ weight' + bias, the activations quantised on the way; x has row stride ldx.
 void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y);
 
-// What is added to the uint8 outputs of a layer, place by place.
-struct Residual {
-  AddSettings by;
-  const uint8_t* other;
-  bool first;  // whether the layer's own values are the left ones of the sum
-};
-
 // Where static sums go: exactly one of the three outputs is set.
 struct StaticOutput {
   int32_t* sums = nullptr;      // zero point removed, bias added

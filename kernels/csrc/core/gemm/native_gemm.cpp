@@ -68,6 +68,15 @@ class NativePacked final : public PackedGemm {
 
   bool takes_pieces() const override { return gemm_.run_pieces_u8 != nullptr; }
 
+  bool takes_whole(int64_t rows) const override { return gemm_.takes_whole && gemm_.takes_whole(rows, n(), k()); }
+
+  bool serves_image(const ImageRows& rows) const override { return gemm_.serves_image && gemm_.serves_image(rows, n()); }
+
+  void run_image_u8(const ImageRows& rows, const Requantize& by, uint8_t* out, int64_t ldout, int thread,
+                    int threads) const override {
+    gemm_.run_image_u8(rows, packed_.get(), n(), by, out, ldout, first_group(thread, threads), first_group(thread + 1, threads));
+  }
+
   std::string route() const override { return gemm_.route; }
 
  private:

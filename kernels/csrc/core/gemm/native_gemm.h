@@ -26,6 +26,14 @@ struct NativeGemm {
   // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where rows are gathered first.
   void (*run_pieces_u8)(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
                         const Requantize& by, uint8_t* out, int64_t ldout);
+  // Whether run_u8 takes so many rows in one call, in blocks of its own, and adds by.residual. Null where it never does.
+  bool (*takes_whole)(int64_t m, int64_t n, int64_t k);
+  // Whether run_image_u8 is faster than gathering the rows. Null where rows of an image are never multiplied as they lie, and
+  // then run_image_u8 is.
+  bool (*serves_image)(const ImageRows& rows, int64_t n);
+  // run_u8 of rows that lie in an image, with by.residual; `out` has one after the other.
+  void (*run_image_u8)(const ImageRows& rows, const int8_t* packed, int64_t n, const Requantize& by, uint8_t* out,
+                       int64_t ldout, int64_t first, int64_t last);
 };
 
 // The kernel for this CPU, and the one for weights that pass pairs_fit_int16, or null where they need none of their own.

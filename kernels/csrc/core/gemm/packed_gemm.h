@@ -62,6 +62,22 @@ class PackedGemm {
     return false;
   }
   virtual bool takes_pieces() const { return false; }
+  // Whether run_u8 takes so many rows in one call, in blocks of its own, and adds by.residual: its other side lies as `out` does.
+  virtual bool takes_whole(int64_t rows) const {
+    (void)rows;
+    return false;
+  }
+  // Whether run_image_u8 computes, and faster than run_u8 after these rows are gathered.
+  virtual bool serves_image(const ImageRows& rows) const {
+    (void)rows;
+    return false;
+  }
+  // run_u8 of the rows of an image, whose pieces together are K, with by.residual, where serves_image says so; `out` has one after
+  // the other.
+  virtual void run_image_u8(const ImageRows& rows, const Requantize& by, uint8_t* out, int64_t ldout, int thread,
+                            int threads) const {
+    (void)rows, (void)by, (void)out, (void)ldout, (void)thread, (void)threads;
+  }
 
   // How the products are formed, for the report: "vnni", "pairwise", "wide", "split", ...
   virtual std::string route() const = 0;

@@ -256,10 +256,10 @@ void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int
   run_to<A>(Reals<A>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
 }
 
-// Without products of pieces: tile_pieces.h.
+// Without products of pieces (tile_pieces.h) and of images.
 template <class A>
 constexpr NativeGemm table(const char* route) {
-  return {route, kGroup<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>, nullptr};
+  return {route, kGroup<A>, &packed_bytes<A>, &pack<A>, &run<A>, &run_u8<A>, &run_f32<A>, nullptr, nullptr, nullptr, nullptr};
 }
 
 }  // namespace octet::tile

@@ -43,6 +43,17 @@ struct Plain {
       out[j] = static_cast<uint8_t>(std::clamp(q, static_cast<float>(by.bottom), static_cast<float>(by.top)));
     }
   }
+
+  // Elementwise additions as kernels/reference_ops.py has them.
+  using Adding = AddSettings;
+  static void add(const uint8_t* own, const uint8_t* other, int64_t columns, const Adding& s, uint8_t* out) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const float left = static_cast<float>(own[j] - s.a_zero) * s.a_multiplier;
+      const float right = static_cast<float>(other[j] - s.b_zero) * s.b_multiplier;
+      const float q = std::nearbyint(left + right) + static_cast<float>(s.zero_point);
+      out[j] = static_cast<uint8_t>(std::clamp(q, static_cast<float>(s.bottom), static_cast<float>(s.top)));
+    }
+  }
 };
 
 }  // namespace

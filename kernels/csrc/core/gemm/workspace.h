@@ -37,6 +37,9 @@ void finish_row(const StaticOutput& output, int32_t* sums, int64_t index, int64_
 // Writes the outputs [first, first + count) of a layer with a residual: `own` with it added.
 void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first, int64_t count);
 
+// Whether threads share the outputs of a product rather than its rows, so that each weight goes to one core.
+bool outputs_are_shared(const PackedGemm& gemm, int64_t products);
+
 // How `output` requantises raw sums, in arrays of the calling thread's workspace that hold until its next call.
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
                          const int32_t* bias);

@@ -5,6 +5,8 @@
 
 namespace octet {
 
+bool AddSettings::fits() const { return 255.0f * (std::abs(a_multiplier) + std::abs(b_multiplier)) < 1e9f; }
+
 void RescaleSettings::fill_table() {
   for (int q = 0; q < 256; ++q) {
     const float scaled = std::nearbyint(static_cast<float>(q - x_zero) * multiplier) + static_cast<float>(zero_point);

@@ -11,6 +11,15 @@ struct AddSettings {
   int32_t a_zero, b_zero;
   float a_multiplier, b_multiplier;
   int32_t zero_point, bottom, top;
+
+  bool fits() const;  // whether every sum fits int32, before it is rounded
+};
+
+// What is added to the uint8 outputs of a layer, place by place.
+struct Residual {
+  AddSettings by;
+  const uint8_t* other;
+  bool first;  // whether the layer's own values are the left ones of the sum
 };
 
 // round((a - a_zero) * (b - b_zero) * multiplier) + zero_point, in [bottom, top].

@@ -87,9 +87,36 @@ struct Rounding512 {
   }
 };
 
+// An addition that fits int32, of `a` and `b`.
+struct Adding512 {
+  __m512i a_zero, b_zero;
+  __m512 a_multiplier, b_multiplier;
+  Rounding512 rounding;
+  explicit Adding512(const AddSettings& s)
+      : a_zero(_mm512_set1_epi32(s.a_zero)),
+        b_zero(_mm512_set1_epi32(s.b_zero)),
+        a_multiplier(_mm512_set1_ps(s.a_multiplier)),
+        b_multiplier(_mm512_set1_ps(s.b_multiplier)),
+        rounding({nullptr, nullptr, s.zero_point, s.bottom, s.top}) {}
+  static __m512 real(const uint8_t* q, __m512i zero, __m512 multiplier) {
+    const __m512i whole = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole, zero)), multiplier);
+  }
+  __m512i whole(const uint8_t* a, const uint8_t* b) const {
+    return _mm512_cvtps_epi32(_mm512_add_ps(real(a, a_zero, a_multiplier), real(b, b_zero, b_multiplier)));
+  }
+};
+
 // The bytes of four packed vectors, in the order of these.
 inline __m512i in_order512(__m512i packed) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), packed);
+}
+
+// 64 bytes of a sum.
+inline __m512i add512(const Adding512& adding, const uint8_t* a, const uint8_t* b) {
+  const __m512i first = _mm512_packs_epi32(adding.whole(a, b), adding.whole(a + 16, b + 16));
+  const __m512i second = _mm512_packs_epi32(adding.whole(a + 32, b + 32), adding.whole(a + 48, b + 48));
+  return in_order512(adding.rounding.bytes(first, second));
 }
 
 // Up to four vectors of 16 sums to bytes.
