@@ -20,7 +20,7 @@ TORCH_AO = ("torch.ao", "torch.quantization", "torch.quint8", "torch.qint8", "to
 # pickle.UnpicklingError is what torch.load raises of a file that it refuses.
 PICKLE = ("dill", *(f"pickle.{name}" for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler")))
 FORBIDDEN = TORCH_AO + PICKLE
-BELOW_CAPTURE = ("graph", "leaves", "recurrent_layers", "dead_calls", "folding", "runtime")
+BELOW_CAPTURE = ("graph", "leaves", "recurrent_layers", "int8_classes", "dead_calls", "folding", "runtime")
 """What of `quant` `quant.capture` stands on; the operators, the plans and the three jobs stand on capture."""
 CAPTURE = [*(ROOT / "quant/capture").glob("*.py"), *(ROOT / f"quant/{name}.py" for name in BELOW_CAPTURE[:-1])]
 
