@@ -98,9 +98,8 @@ class ProgramRunner(Programs):
         Every call checks it against the model, as it checks what an earlier call has prepared.
         """
         self._binding.make_ready(self.root)
-        if self.program.schedule is None:
-            return
-        for step in self.program.schedule.steps:
+        planned, plans = self.program.schedule, dispatch.current(self.backend).plans
+        for step in self.program.instructions if planned is None or not plans else planned.steps:
             if isinstance(step, Region):
                 step.text(self)
             for instruction in step.tail if isinstance(step, Region) else (step,):
