@@ -29,15 +29,10 @@ from start_child import CASES
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-CHILD = Path(__file__).with_name("start_child.py")
-PACKAGES = {
-    "quant": "quant",
-    "quant/kernels": "kernels",
-    "quant/observers": "observers",
-    "quant/calibrate": "calibrate",
-}
-"""Where a package is imported from -> its folder in a checkout, as in setup.py."""
+sys.path.append(str(ROOT / "tests"))  # where `architecture` is a package
+from architecture.sources import FOLDERS, link  # noqa: E402
 
+CHILD = Path(__file__).with_name("start_child.py")
 HERE, THERE = "here", "there"
 
 LAPS, FRESH = 25, 7
@@ -81,8 +76,8 @@ class Side:
     def __init__(self, name: str, checkout: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
         site = folder / "site"
-        for place, source in PACKAGES.items():
-            link(checkout / source, site / place)
+        site.mkdir()
+        link(checkout, site)
         self.environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
         self._server: subprocess.Popen[str] | None = None
 
@@ -108,14 +103,6 @@ class Side:
         """End the process that lives on."""
         if self._server is not None:
             self._server.communicate()
-
-
-def link(source: Path, target: Path) -> None:
-    """Make a package's folder importable; those of a checkout lie beside each other, and one goes into another."""
-    target.mkdir(parents=True)
-    for entry in source.resolve().iterdir():
-        if entry.name != "__pycache__":
-            (target / entry.name).symlink_to(entry)
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, float]:
@@ -206,7 +193,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def checkout(text: str) -> Path:
     """The folder of a checkout."""
-    missing = [name for name in PACKAGES.values() if not Path(text, name).is_dir()]
+    missing = [name for name in FOLDERS.values() if not Path(text, name).is_dir()]
     if missing:
         raise argparse.ArgumentTypeError(f"{text} is no checkout of this package: it has no {missing[0]}/")
     return Path(text)

@@ -116,7 +116,7 @@ def test_a_checkout_is_measured_in_processes_of_its_own(load: Callable[[str], Mo
 
 def test_a_checkout_without_a_package_says_so(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
     bench = load("bench_start")
-    for name in bench.PACKAGES.values():
+    for name in bench.FOLDERS.values():
         (tmp_path / "old" / name).mkdir(parents=True)
     with (
         bench.opened({bench.HERE: tmp_path / "old"}) as [side],
