@@ -83,7 +83,7 @@ class IslandOfWaiting(WaitingForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The island's forward; what it calls that waits gets a program afterwards."""
-        if self.later.islands or not self._adds((args, kwargs)):
+        if self.later.islands or _is_fixed() or read_once((args, kwargs)):
             return self.as_it_is(args, kwargs)
         call = copied_together((args, kwargs))
         before = None if self.later.extender.training else snapshot(self.watches, self._last)
@@ -95,11 +95,6 @@ class IslandOfWaiting(WaitingForward):
         if self.later.calls:
             self._add(call, before)
         return output
-
-    def _adds(self, call: Arguments) -> bool:
-        """Whether what a call of the island calls is captured afterwards."""
-        trains = self.watches.training or is_replaying() or not self.later.extender.training
-        return trains and not _is_fixed() and not read_once(call)
 
     def _add(self, call: Arguments, before: Snapshot | None) -> None:
         """Capture the modules that were called; `before` is what the island held before its call."""
@@ -113,7 +108,7 @@ class IslandOfWaiting(WaitingForward):
             if runner is None:
                 continue
             runner.alone, runner.example = True, encode((args, kwargs))
-            if before is not None and not is_replaying():
+            if not is_replaying():  # an example, which shows calls and not their ranges
                 runner.observe(args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,7 +116,7 @@ class IslandOfWaiting(WaitingForward):
 
 
 def _is_fixed() -> bool:
-    """Whether this is no call of calibration or training that may add programs."""
+    """Whether this is no call of calibration, nor of an example, that may add programs."""
     return torch.compiler.is_compiling() or is_falling_back()
 
 

@@ -104,13 +104,12 @@ def parity(prepared: nn.Module, converted: nn.Module, batches: Iterable[Any]) ->
         TypeError: `batches` is a single batch.
     """
     prepared = unwrapped(prepared)
+    if runners(prepared) and device_of(prepared) != torch.device("cpu"):
+        prepared = copy_model(prepared).cpu()
     units = {path: runner for path, runner in runners(prepared).items() if _converted(converted, path)}
     if not units:
         raise ValueError("quant.parity: expected a model from quant.prepare and its conversion by quant.convert")
     check_batches(batches, "quant.parity")
-    if device_of(prepared) != torch.device("cpu"):
-        prepared = copy_model(prepared).cpu()
-        units = {path: runners(prepared)[path] for path in units}
     caller = Caller(prepared)
     steps: dict[str, StepParity] = {}
     outside: set[str] = set()

@@ -242,8 +242,8 @@ def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_s
             prepared(*args, **kwargs)
     if examples:
         forward_state.put_back(state, prepared)
-    for program in all_runners(prepared).values():  # those that the examples added began in eval mode
-        program.train(program.root.training)
+        for program in all_runners(prepared).values():  # those that the examples added began in eval mode
+            program.train(program.root.training)
 
 
 def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
