@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quant.capture.differences import decides_otherwise, difference, problem_of
-from quant.capture.random_draws import seed
+from quant.capture.random_draws import put_back_draws, seed
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
@@ -199,7 +199,7 @@ def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str
     last = {ref: node.index for node in one.nodes for ref in (node.index, *node.refs)}
     last.update((leaf.index, len(one.nodes)) for leaf in leaves(one.output) if isinstance(leaf, Ref))
     values: dict[int, Any] = {}
-    with _seeded():
+    with put_back_draws():
         try:
             for node in one.nodes:
                 values[node.index] = (
@@ -216,10 +216,6 @@ def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str
     expected = map_leaves(lambda leaf: other.value(leaf.index) if isinstance(leaf, Ref) else leaf, other.output)
     same = all(_same_bits(a, b) for a, b in zip(_tensors(real), _tensors(expected), strict=True))
     return None if same else ("", "gives other numbers than its captured calls")
-
-
-def _seeded() -> Any:
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

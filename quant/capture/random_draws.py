@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -39,6 +41,16 @@ def set_torch_state(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if states[1:]:
         torch.cuda.set_rng_state_all(states[1:])
+
+
+@contextlib.contextmanager
+def put_back_draws() -> Iterator[None]:
+    """Let torch's own generators be at the end where they were before."""
+    states = torch_state()
+    try:
+        yield
+    finally:
+        set_torch_state(states)
 
 
 def seed(number: int) -> None:

@@ -10,7 +10,7 @@ from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
 from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig, RecipeError
-from quant.runtime.layers.quant_module import QuantModule, dequantize_weight
+from quant.runtime.layers.quant_module import REFUSALS, QuantModule, dequantize_weight
 
 _embedding = direct("embedding")
 
@@ -60,7 +60,7 @@ class Embedding(_Table):
             if dispatch.is_direct(self.backend) and self.dtype is torch.float32:
                 return _embedding(rows, input, self.bits, self.embedding_dim, "")  # type: ignore[no-any-return]
             return dispatch.current(self.backend).embedding(rows, input, self.bits, self.embedding_dim).to(self.dtype)
-        except (TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except (*REFUSALS, IndexError) as error:
             raise self._named(error) from error
 
 
@@ -130,7 +130,7 @@ class EmbeddingBag(_Table):
                 include_last_offset,
                 padding_idx,
             )
-        except (TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except (*REFUSALS, IndexError) as error:
             raise self._named(error) from error
 
 

@@ -7,7 +7,7 @@ from quant.kernels import dispatch
 from quant.kernels.backends.compiled import direct
 from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig
-from quant.runtime.layers.quant_module import QuantModule, dequantize_weight, frozen
+from quant.runtime.layers.quant_module import REFUSALS, QuantModule, dequantize_weight, frozen
 
 _linear_dynamic_plain = direct("linear_dynamic_plain")
 
@@ -67,7 +67,7 @@ class Linear(QuantModule):
                 return _linear_dynamic_plain(  # type: ignore[no-any-return]
                     input, buffers["q_weight"], buffers["scale"], self._parameters["bias"]
                 )
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except REFUSALS as error:
             raise self._named(error) from error
         return self._dispatch(input, self.q_weight, self.scale, self.bias)
 
@@ -93,7 +93,7 @@ class Linear(QuantModule):
             return dispatch.current(self.backend).linear_dynamic(
                 input, q_weight, scale, bias, self.columns, self.activation_bits, self.per_row, False
             )
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except REFUSALS as error:
             raise self._named(error) from error
 
     def extra_repr(self) -> str:

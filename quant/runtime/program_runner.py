@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import dispatch
+from quant.kernels.backend import Backend
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.arguments import copied
@@ -41,6 +42,7 @@ from quant.runtime.program import Program
 from quant.runtime.programs import Programs
 from quant.runtime.region import Region
 from quant.runtime.restored_weights import WeightsToRestore
+from quant.runtime.schedule import Schedule
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
@@ -98,8 +100,8 @@ class ProgramRunner(Programs):
         Every call checks it against the model, as it checks what an earlier call has prepared.
         """
         self._binding.make_ready(self.root)
-        planned, plans = self.program.schedule, dispatch.current(self.backend).plans
-        for step in self.program.instructions if planned is None or not plans else planned.steps:
+        planned = self._schedule(self.program, dispatch.current(self.backend))
+        for step in self.program.instructions if planned is None else planned.steps:
             if isinstance(step, Region):
                 step.text(self)
             for instruction in step.tail if isinstance(step, Region) else (step,):
@@ -183,10 +185,16 @@ class ProgramRunner(Programs):
             return self.layers[key.name]  # type: ignore[return-value]
         return submodule(self.root, key.name)  # type: ignore[return-value]
 
+    @staticmethod
+    def _schedule(program: Program, backend: Backend) -> Schedule | None:
+        """What is computed in one call each; None where the instructions are run one by one."""
+        return program.schedule if backend.plans else None
+
     def execute(self, program: Program, registers: dict[int, Any]) -> Any:
         """Run a program; `registers` holds its inputs and receives all other values."""
-        backend, planned = dispatch.current(self.backend), program.schedule
-        if planned is None or not backend.plans:
+        backend = dispatch.current(self.backend)
+        planned = self._schedule(program, backend)
+        if planned is None:
             self._steps(program, program.instructions, program.drops, registers)
         else:
             self._steps(program, planned.steps, planned.drops, registers, backend.name)

@@ -148,6 +148,6 @@ def _by_torch(
 
 
 def _without_autocast(input: Any) -> contextlib.AbstractContextManager[object]:
-    """Float32 in autocast too, where torch's kernels on a GPU want all weights in one piece of memory of theirs."""
+    """Float32 in autocast too: the states that are observed are those of the weights as they are."""
     kind = (input.data if isinstance(input, PackedSequence) else input).device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()

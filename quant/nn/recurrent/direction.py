@@ -14,6 +14,7 @@ from quant.kernels.recurrent.kind import RecurrentKind
 from quant.nn.base import QuantizedWeight, as_float32
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors
+from quant.runtime.layers.quant_module import REFUSALS
 from quant.runtime.layers.recurrent_module import Int8Direction, Int8Tensors
 
 
@@ -130,7 +131,7 @@ class Direction(Int8Direction):
                 self.mode,
                 self.reverse,
             )
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except REFUSALS as error:
             raise self._named(error) from error
 
 

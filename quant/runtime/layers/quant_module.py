@@ -14,6 +14,10 @@ HALVES = (torch.bfloat16, torch.float16)
 """Float types of a model besides float32."""
 
 
+REFUSALS = (TypeError, ValueError, NotImplementedError)
+"""What kernels, and torch for a device that has none, raise of operands; a layer puts its name in front."""
+
+
 class QuantModule(nn.Module):
     """An int8 module in the place of a float one.
 
