@@ -63,6 +63,7 @@ ORDER = (
     "quant.parity",
     "quant.page",
     "quant.artefact",
+    "quant.migrate",
     "quant.types",
     # Doors.
     "quant",
