@@ -60,6 +60,7 @@ void find_layouts(Program& program, const Uses& uses) {
   each<op::Dequantize>(program, [&](const Operation& operation, op::Dequantize& dequantize) {
     dequantize.given_out = uses.given_out[operation.out];
   });
+  each<op::Conv>(program, [&](const Operation& operation, op::Conv& conv) { conv.given_out = uses.given_out[operation.out]; });
 }
 
 void run_passes(Program& program) {
