@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Kind, Node
@@ -307,10 +306,7 @@ def squeeze(call: Call) -> Recognised:
     return view_of(Squeeze(call.get(1, "dim")), call)
 
 
-@recognises(
-    nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, torch.channel_shuffle,
-    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "repeat", "t",
-)  # fmt: skip
+@recognises(torch.movedim, torch.flip, torch.repeat_interleave, "movedim", "flip", "repeat", "t")
 def unplanned(call: Call) -> Recognised:
     """Views without an operation in native plans."""
     return view_of(View(), call)

@@ -218,6 +218,8 @@ class Planner:
 
 def _chain(out: int, operations: Lines) -> list[Piece]:
     """A call as operations over new registers of the text."""
+    if len(operations) > MOST_LINES:
+        raise Unplanned(f"it takes more than {MOST_LINES} operations")
     pieces: list[Piece] = []
     for place, (op, settings) in enumerate(operations):
         last = place == len(operations) - 1
@@ -227,7 +229,6 @@ def _chain(out: int, operations: Lines) -> list[Piece]:
         line = Line(own, op, settings)
         constants = {name: value for name, value in settings.items() if isinstance(value, Attr)}
         pieces.append(_with_attributes(line, constants) if constants else line)
-    assert len(pieces) <= MOST_LINES
     return pieces
 
 
