@@ -7,6 +7,7 @@ and other operators define their lines in `quant/ops/` (`ops/planning.py`).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from quant.capture.calls import says_it_writes
-from quant.graph import Graph, Kind, Node
+from quant.graph import Graph, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
@@ -31,7 +31,8 @@ from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
-from quant.runtime.names import attribute, has_submodule, submodule
+from quant.runtime.module_calls import IdleCall
+from quant.runtime.names import has_submodule, submodule
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Assembled
 
@@ -48,12 +49,23 @@ class Planned:
         symbol: the symbolic value, where it is no tensor.
         exact: whether its bits are those of the instruction by itself.
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
+        count: the number of values of a float view, as captured.
     """
 
     pieces: tuple[Piece, ...] = ()
     symbol: Symbol | None = None
     exact: bool = True
     moves_reals: bool = False
+    count: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is a view that gives the values in the order in which its input has them."""
+        return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
+
+
+IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
+"""Operations that change nothing, or the sizes alone."""
 
 
 class Planner:
@@ -70,7 +82,7 @@ class Planner:
         self.program, self.operators = assembled.program, assembled.operators
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
-        self._views_are_safe = not writes_in_place(graph, root)
+        self._written = views_written_to(graph)
         self.rounded: set[int] = set()
 
     def plan(self, instruction: Instruction) -> Planned:
@@ -185,9 +197,10 @@ class Planner:
         if shape is not None:
             return self._planned(call, shape, moves_reals=True)
         form = real_form(call.node, self.root)
-        if form is not None and (self._views_are_safe or not form.moves):
+        copies = call.node.index not in self._written
+        if form is not None and (copies or not form.moves):
             return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
-        if not isinstance(operator, View) or not operator.planned_in_reals or not self._views_are_safe:
+        if not isinstance(operator, View) or not operator.planned_in_reals or not copies:
             raise Unplanned("it is computed in float")
         return self._planned(call, operator.plan(call), moves_reals=True)
 
@@ -202,7 +215,11 @@ class Planner:
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
-        return Planned(pieces, None, exact, moves_reals)
+        count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
+        return Planned(pieces, None, exact, moves_reals, count)
+
+    def _is_tensor(self, index: int) -> bool:
+        return self.program.values[index].dtype is not None
 
 
 def _chain(out: int, operations: Lines) -> list[Piece]:
@@ -246,24 +263,20 @@ CHAINED = 1 << 24
 """The first register for values between the operations of one call."""
 
 
-def writes_in_place(graph: Graph, root: nn.Module) -> bool:
-    """Whether some call of the graph writes to a value that may share memory with a view.
+def views_written_to(graph: Graph) -> set[int]:
+    """The values through which some call of the graph writes to a tensor that outlives the run.
 
-    A planned run copies where torch creates a view; the difference shows only through writes.
+    A planned run copies where torch creates a view, so a write to the copy would not reach the input or buffer. Writes
+    to other tensors do not show: a captured graph reads no value after another one that shares its memory was changed.
     """
-    users = graph.users()
+    written: set[int] = set()
     for node in graph.nodes:
-        if node.kind in (Kind.FUNCTION, Kind.METHOD, Kind.MODULE):
-            module = attribute(root, node.target) if node.kind is Kind.MODULE else None
-            writes = says_it_writes(node.kind, node.target, node.kwargs, module)
-            if writes and not _fills_new(node, graph, users):
-                return True
-    return False
-
-
-def _fills_new(node: Node, graph: Graph, users: dict[int, list[int]]) -> bool:
-    """Whether a call fills a new tensor that nothing else reads, as torch fills masks."""
-    if not node.args or not isinstance(node.args[0], Ref):
-        return False
-    source = node.args[0].index
-    return users[source] == [node.index] and graph.nodes[source].target is torch.zeros_like
+        waiting = [*node.refs] if node.writes else []
+        if node.writes and node.args and isinstance(node.args[0], (Ref, Attr)):
+            waiting = [node.args[0].index] if isinstance(node.args[0], Ref) else []
+        while waiting:
+            index = waiting.pop()
+            if index not in written:
+                written.add(index)
+                waiting += graph.nodes[index].refs
+    return written
