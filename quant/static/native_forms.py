@@ -19,7 +19,7 @@ from torch import nn
 from quant.graph import Graph, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
-from quant.kernels.reference_plan import Line, Register
+from quant.kernels.reference_plan import IN_ORDER, Line, Register
 from quant.ops import planning
 from quant.ops.planning import Lines, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
@@ -62,10 +62,6 @@ class Planned:
     def in_order(self) -> bool:
         """Whether it is a view that gives the values in the order in which its input has them."""
         return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
-
-
-IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
-"""Operations that change nothing, or the sizes alone."""
 
 
 class Planner:

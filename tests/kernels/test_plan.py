@@ -71,6 +71,21 @@ CASES: dict[str, tuple[Any, ...]] = {
         f"conv_u8s8_f32 {CONV} stride=1,1 padding=0,0 dilation=1,1 groups=1",
         constants=weights(5, 6, 1, 1),
     ),
+    "conv of images to float": one(
+        f"conv_u8s8_f32 {CONV} stride=1,1 padding=1,1 dilation=1,1 groups=2",
+        (3, 32, 19, 17), constants=weights(20, 16, 3, 3),
+    ),
+    "wide conv to float": one(
+        f"conv_u8s8_f32 {CONV} stride=1,1 padding=0,0 dilation=1,1 groups=1",
+        (2, 16, 23, 29), constants=weights(67, 16, 1, 1),
+    ),
+    "depthwise conv to float": one(
+        f"conv_u8s8_f32 {CONV} stride=2,2 padding=1,1 dilation=1,1 groups=6", constants=weights(6, 1, 3, 3)
+    ),
+    "conv3d to float": one(
+        f"conv_u8s8_f32 {CONV} stride=1,1,2 padding=1,0,1 dilation=1,1,1 groups=1",
+        (2, 3, 4, 5, 6), constants=weights(4, 3, 3, 2, 3),
+    ),
     "conv1d": one(
         f"conv_u8s8_u8 {CONV} stride=1, padding=1, dilation=1, groups=1 {CLAMPED}",
         (2, 6, 9), constants=weights(4, 6, 3),

@@ -74,6 +74,7 @@ struct Conv {
   int64_t groups;
   Finish finish;
   Place sum = kNowhere;  // pass: the Add that alone reads the outputs
+  bool given_out = false;  // pass
 };
 struct Linear {
   Value x;

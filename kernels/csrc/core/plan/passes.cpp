@@ -64,6 +64,7 @@ void find_layouts(Program& program, const Uses& uses) {
   each<op::Dequantize>(program, [&](const Operation& operation, op::Dequantize& dequantize) {
     dequantize.given_out = uses.given_out[operation.out];
   });
+  each<op::Conv>(program, [&](const Operation& operation, op::Conv& conv) { conv.given_out = uses.given_out[operation.out]; });
   each<op::Matmul>(program, [&](const Operation& operation, op::Matmul& matmul) {
     const Place reader = uses.only_reader(operation.out);
     matmul.turned = is<op::Transpose>(program, reader) || is<op::Permute>(program, reader);
