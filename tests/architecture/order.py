@@ -62,6 +62,7 @@ ORDER = (
     "quant.step_parity",
     "quant.parity",
     "quant.page",
+    "quant.export",
     "quant.artefact",
     "quant.migrate",
     "quant.types",
