@@ -26,6 +26,9 @@ from quant.static.native_forms import Piece, Planned, Planner
 SHORTEST = 2
 """The number of instructions from which one native call pays off."""
 
+SMALL = 1 << 14
+"""The number of float values up to which a native call copies them in less time than a step of its own takes."""
+
 
 def schedule(program: Program, planner: Planner) -> Schedule:
     """Group a program's instructions; `planner` decides which have a plan."""
@@ -103,8 +106,8 @@ class _Run:
         self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
 
     def close(self, schedule: Schedule, wanted: set[int]) -> None:
-        """Add the run to the schedule: as a region without float views at its ends, or one by one if it is short."""
-        begin, end = self._edges()
+        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short."""
+        begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
         lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
         if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
@@ -123,17 +126,22 @@ class _Run:
             schedule.drops.append(region.drops)
         _append(schedule, after)
 
-    def _edges(self) -> tuple[int, int]:
-        """The first and last instruction that are not float views; shapes that are read between stay in."""
+    def _edges(self, wanted: set[int]) -> tuple[int, int]:
+        """Where the region begins and ends.
+
+        Torch gives a view without a copy, and a region copies what it gives out: large views of its inputs that others
+        read, and large ones in another order that it would end with, stay out. Shapes that are read between stay in.
+        """
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
                 break
-            begin = begin if part.planned.symbol is not None else place + 1
+            begin = place + 1 if part.instruction.out in wanted and part.planned.count > SMALL else begin
         for place in range(len(self.parts) - 1, begin - 1, -1):
-            if not self.parts[place].planned.moves_reals:
+            planned = self.parts[place].planned
+            if not planned.moves_reals or (planned.symbol is None and (planned.in_order or planned.count <= SMALL)):
                 break
-            end = end if self.parts[place].planned.symbol is not None else place
+            end = end if planned.symbol is not None else place
         return begin, end
 
 

@@ -7,6 +7,7 @@ and other operators define their lines in `quant/ops/` (`ops/planning.py`).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import IdleCall
 from quant.runtime.trees import Attr, Ref
 from quant.static.assembly import Assembled
 
@@ -45,12 +47,23 @@ class Planned:
         symbol: the symbolic value, where it is no tensor.
         exact: whether its bits are those of the instruction by itself.
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
+        count: the number of values of a float view, as captured.
     """
 
     pieces: tuple[Piece, ...] = ()
     symbol: Symbol | None = None
     exact: bool = True
     moves_reals: bool = False
+    count: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is a view that gives the values in the order in which its input has them."""
+        return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
+
+
+IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
+"""Operations that change nothing, or the sizes alone."""
 
 
 class Planner:
@@ -191,7 +204,11 @@ class Planner:
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
-        return Planned(pieces, None, exact, moves_reals)
+        count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
+        return Planned(pieces, None, exact, moves_reals, count)
+
+    def _is_tensor(self, index: int) -> bool:
+        return self.program.values[index].dtype is not None
 
 
 def _chain(out: int, operations: Lines) -> list[Line]:

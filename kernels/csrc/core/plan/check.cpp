@@ -7,14 +7,10 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/rows/elementwise.h"
+
 namespace octet {
 namespace {
-
-// A field of the table: `name?` may be missing, `kind|-` may be nothing.
-struct Setting {
-  std::string name, kind;
-  bool optional = false, nothing = false;
-};
 
 using Table = std::map<std::string, std::vector<Setting>, std::less<>>;
 
@@ -28,18 +24,21 @@ Setting setting_of(std::string_view word) {
   return setting;
 }
 
+void add_row(std::string_view row, Table* rows) {
+  const std::vector<std::string_view> words = split(row, ' ');
+  std::vector<Setting>& settings = (*rows)[std::string(words[0])];
+  for (size_t i = 1; i < words.size(); ++i) settings.push_back(setting_of(words[i]));
+}
+
 const Table& table() {
   static const Table known = [] {
     static constexpr std::string_view text =
 #include "core/plan/settings.inc"
         ;
     Table rows;
-    for (const std::string_view row : split(text, '\n')) {
-      if (row.empty()) continue;
-      const std::vector<std::string_view> words = split(row, ' ');
-      std::vector<Setting>& settings = rows[std::string(words[0])];
-      for (size_t i = 1; i < words.size(); ++i) settings.push_back(setting_of(words[i]));
-    }
+    for (const std::string_view row : split(text, '\n'))
+      if (!row.empty()) add_row(row, &rows);
+    for (const BinaryKind* kind = element_kernels().binary; kind->line; ++kind) add_row(kind->line, &rows);
     return rows;
   }();
   return known;
@@ -181,6 +180,8 @@ std::vector<int64_t> registers_of(const PlanLine& line) {
 }
 
 }  // namespace
+
+const std::vector<Setting>& settings_of(std::string_view operation) { return table().find(operation)->second; }
 
 void check_plan(const PlanText& text) {
   std::set<int64_t> written;

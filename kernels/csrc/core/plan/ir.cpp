@@ -171,6 +171,26 @@ OperationKind attention(LineReader& in) {
                        in.line().has("scale") ? std::optional(in.real("scale")) : std::nullopt, in.flag("causal")};
 }
 
+// An operator of core/rows/binary.inc, whose line says which of its settings are values.
+OperationKind binary(LineReader& in, const BinaryKind& kind) {
+  std::vector<Value> values;
+  std::vector<double> numbers;
+  for (const Setting& setting : settings_of(in.line().op))
+    if (setting.kind == "u8")
+      values.push_back(in.value(setting.name));
+    else
+      numbers.push_back(in.line().number(setting.name));
+  op::Binary operation{values.at(0), values.at(1), &kind, {}};
+  kind.read(numbers.data(), &operation.by);
+  return operation;
+}
+
+const BinaryKind* binary_kind(std::string_view name) {
+  for (const BinaryKind* kind = element_kernels().binary; kind->line; ++kind)
+    if (split(kind->line, ' ')[0] == name) return kind;
+  return nullptr;
+}
+
 using Read = OperationKind (*)(LineReader&);
 
 const std::map<std::string, Read, std::less<>>& readers() {
@@ -189,11 +209,6 @@ const std::map<std::string, Read, std::less<>>& readers() {
          return op::Add{in.value("q_a"), in.value("q_b"),
                         {in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("a_multiplier"), in.real("b_multiplier"),
                          in.byte("output_zero_point"), in.byte("quant_min"), in.byte("quant_max")}};
-       }},
-      {"mul", [](LineReader& in) -> OperationKind {
-         return op::Mul{in.value("q_a"), in.value("q_b"),
-                        {in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("multiplier"), in.byte("output_zero_point"),
-                         in.byte("quant_min"), in.byte("quant_max")}};
        }},
       {"conv_u8s8_u8", &conv<false>},
       {"conv_u8s8_f32", &conv<true>},
@@ -239,6 +254,12 @@ const std::map<std::string, Read, std::less<>>& readers() {
   return known;
 }
 
+OperationKind read(LineReader& in) {
+  if (const auto found = readers().find(in.line().op); found != readers().end()) return found->second(in);
+  if (const BinaryKind* const kind = binary_kind(in.line().op)) return binary(in, *kind);
+  in.line().fail("no such operation");
+}
+
 }  // namespace
 
 Program parse_program(std::string_view text) {
@@ -249,9 +270,7 @@ Program parse_program(std::string_view text) {
   for (const int64_t reg : parsed.inputs) values.emplace(reg, program.inputs++);
   for (const PlanLine& line : parsed.lines) {
     LineReader in(line, values);
-    const auto found = readers().find(line.op);
-    if (found == readers().end()) line.fail("no such operation");
-    OperationKind kind = found->second(in);
+    OperationKind kind = read(in);
     const Value out = program.values();
     values.emplace(line.out, out);
     program.operations.push_back({out, std::move(kind), in.take_reads(), line.text});

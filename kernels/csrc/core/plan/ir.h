@@ -52,9 +52,11 @@ struct Add {
   Value a, b;
   AddSettings by;
 };
-struct Mul {
+// Any operator of core/rows/binary.inc.
+struct Binary {
   Value a, b;
-  MulSettings by;
+  const BinaryKind* kind;
+  BinarySettings by;
 };
 
 // The output of a layer's sums: float32, or uint8 in [bottom, top].
@@ -193,7 +195,7 @@ struct Attention {
 }  // namespace op
 
 using OperationKind =
-    std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Mul, op::Conv, op::Linear, op::MaxPool,
+    std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Binary, op::Conv, op::Linear, op::MaxPool,
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention>;

@@ -19,7 +19,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize&
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Lookup& lookup);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Add& add);
-PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mul& mul);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& binary);
 // lower_layers.cpp: convolutions and linear layers.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear);
