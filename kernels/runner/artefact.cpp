@@ -1,5 +1,6 @@
 #include "artefact.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -79,6 +80,19 @@ Tensors read_tensors(const Json& header, std::string_view data) {
   return tensors;
 }
 
+// Under `make fuzz-runner` every checksum matches: what an altered file does behind it is what is tried there.
+#if defined(FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION)
+bool matches(const void*, size_t, int64_t) { return true; }
+#else
+bool matches(const void* bytes, size_t size, int64_t sum) { return crc32(bytes, size) == sum; }
+#endif
+
+// A number of the metadata, whose values are strings.
+int64_t read_number(const std::string& text) {
+  const bool is_number = !text.empty() && text.size() < 12 && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  return is_number ? std::stoll(text) : -1;
+}
+
 // The runner's part of the metadata, parsed.
 Json read_document(const Json& header) {
   const Json* metadata = header.find("__metadata__");
@@ -86,7 +100,7 @@ Json read_document(const Json& header) {
   const Json* text = metadata->find(kDocument);
   if (!text) fail("it has no part for the runner: write it by quant.save(model, path, runner=True)");
   const std::string& document = text->string(kDocument);
-  if (metadata->at(kDocumentSum).string(kDocumentSum) != std::to_string(crc32(document.data(), document.size())))
+  if (!matches(document.data(), document.size(), read_number(metadata->at(kDocumentSum).string(kDocumentSum))))
     fail("it was altered or damaged: the runner's part does not match its checksum");
   Json parsed = Json::parse(document);
   const int64_t version = parsed.at("version").integer("version");
@@ -149,7 +163,7 @@ void check_sums(const std::vector<PlanConstant>& constants, const std::vector<Js
   std::atomic<int64_t> next{0}, wrong{-1};
   each_thread(available_threads(), [&](int64_t) {
     for (int64_t i = next++; i < count; i = next++)
-      if (crc32(stored[i]->data, stored[i]->bytes) != sums[i]) wrong = i;
+      if (!matches(stored[i]->data, stored[i]->bytes, sums[i])) wrong = i;
   });
   if (wrong >= 0)
     fail("it was altered or damaged: tensor '" + entries[wrong].at("tensor").string("tensor") + "' does not match its checksum");

@@ -13,13 +13,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
 
-import build as kernels_build  # noqa: E402  # kernels/build.py, by its path: its package may not be installed
+if TYPE_CHECKING:
+    from quant.kernels import build as kernels_build
+else:  # by its path: its package may not be installed
+    sys.path.insert(0, str(HERE.parent))
+    import build as kernels_build
 
 LIBRARY = ("artefact.cpp", "crc32.cpp", "file_bytes.cpp", "json.cpp", "model.cpp", "octet.cpp", "thread_limit.cpp")
 PROGRAM = ("npy.cpp", "octet_run.cpp")
@@ -134,7 +138,8 @@ def _compile_all(settings: Settings, sources: list[Path], jobs: int | None) -> d
 
 
 def _link(settings: Settings, parts: Iterable[Path], name: str, kind: list[str]) -> None:
-    flags = [*kind, *THREADS[settings.threads], *settings.flags, "-Wl,--gc-sections", "-s"]
+    stripped = [] if settings.flags else ["-s"]
+    flags = [*kind, *THREADS[settings.threads], *settings.flags, "-Wl,--gc-sections", *stripped]
     whole = settings.out / f".{name}.{os.getpid()}"
     _run([settings.cxx, *map(str, parts), *flags, "-o", str(whole)])
     os.replace(whole, settings.out / name)
@@ -152,6 +157,23 @@ def _run(command: list[str]) -> None:
         raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
+SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
+
+
+def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
+    """The program of fuzz.cpp, with the core under the sanitizer too where `settings` brings none; returns its path.
+
+    Raises:
+        kernels_build.BuildError: as `build`.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    settings = replace(settings, flags=(*SANITIZED, *settings.flags))
+    core = core_sources(settings.arch) if settings.core is None else []
+    objects = _compile_all(settings, [*core, *(HERE / name for name in (*LIBRARY, "fuzz.cpp"))], jobs)
+    _link(settings, [*objects.values(), *([settings.core] if settings.core else [])], "fuzz", [])
+    return settings.out / "fuzz"
+
+
 def list_flags(arch: str, threads: str) -> str:
     """For CMake: a line for each file of the library, its path and its flags with semicolons between."""
     files = [*core_sources(arch), *(HERE / name for name in LIBRARY)]
@@ -166,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the library and the program")
     parser.add_argument("--threads", choices=THREADS, default="openmp", help="what shares work among threads")
     parser.add_argument("--static", action="store_true", help="octet-run with the C and C++ libraries inside")
+    parser.add_argument("--fuzz", action="store_true", help="the program of fuzz.cpp instead, under AddressSanitizer")
     parser.add_argument(
         "--list-flags", action="store_true", help="print files and flags for CMake, and compile nothing"
     )
@@ -177,6 +200,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cxx = options.cxx or kernels_build.require_compiler()
         settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static)
+        if options.fuzz:
+            print(f"built {build_fuzz(settings)}")
+            return 0
         if is_current(settings):
             print(f"the runner is up to date: {options.out / 'octet-run'}")
             return 0

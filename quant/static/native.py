@@ -6,13 +6,14 @@ one, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
 from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
@@ -193,6 +194,13 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
     return tail, wanted
 
 
+def _registers_in(setting: Any) -> Iterator[Register]:
+    """The registers that a setting of a line names, be it for their sizes."""
+    for part in dimensions_in(setting) if isinstance(setting, Arithmetic) else [setting]:
+        if isinstance(part, Register):
+            yield part
+
+
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
     registers: list[int] = []
@@ -205,5 +213,5 @@ def _tensors(pieces: Sequence[Piece]) -> list[int]:
         else:
             for value in piece.settings.values():
                 parts = value if isinstance(value, (tuple, list)) else (value,)
-                registers += [part.index for part in parts if isinstance(part, Register)]
+                registers += [one.index for part in parts for one in _registers_in(part)]
     return [register for register in registers if register not in own]
