@@ -213,25 +213,30 @@ class _Text:
             widths, mode, fill = known.pad
             lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
             x = Register(spare)
+        how = known if known.phases is None else known.phases
         settings: dict[str, Any] = {
             "q_x": x,
             "zero_point": known.input_zero_point,
-            "q_weight": self._constant(layer.q_weight),
+            "q_weight": self._constant(layer.q_weight if known.phases is None else known.phases.q_weight),
         }
-        settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
-        settings.update(layer.product.settings)
-        settings["multiplier"] = self._constant(known.multiplier)
-        clamp = layer.clamps[site]
+        settings["q_bias"] = None if how.q_bias is None else self._constant(how.q_bias)
+        settings.update(how.product.settings)
+        settings["multiplier"] = self._constant(how.multiplier)
+        op = how.product.reals
         if known.limits is not None:
-            low, high = known.limits
+            op, (low, high) = how.product.integers, known.limits
             settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(call.out, layer.product.integers, settings))
-        elif clamp is None:
-            lines.append(Line(call.out, layer.product.reals, settings))
-        else:
-            lines.append(Line(spare + 1, layer.product.reals, settings))
-            ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
-            lines.append(Line(call.out, "clamp", ends))
+        operations = [(op, settings)]
+        # What follows the product reads the value before it, under `x`.
+        if known.phases is not None:
+            operations += known.phases.moves(Register(spare + 1))
+        clamp = layer.clamps[site]
+        if known.limits is None and clamp is not None:
+            operations.append(("clamp", {"low": clamp[0], "high": clamp[1]}))
+        for place, (op, settings) in enumerate(operations):
+            before = {"x": Register(spare + place)} if place else {}
+            is_last = place + 1 == len(operations)
+            lines.append(Line(call.out if is_last else spare + 1 + place, op, {**before, **settings}))
         return [str(line) for line in lines]
 
     def _module(self, call: ModuleCall, module: Any) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from quant.kernels.reference_plan import Register
 from quant.runtime.layers.products import ConvProduct, TransposedProduct
 
 
@@ -48,6 +50,23 @@ class Polyphase:
             y = y.flatten(2 + d, 3 + d)
             y = y.narrow(2 + d, self.padding[d], sizes[d] * self.stride[d] + self.beyond[d])
         return y.contiguous()
+
+    def moves(self, y: Register) -> list[tuple[str, dict[str, Any]]]:
+        """`in_order` of a plan's value as operations with their settings, each of the value before it."""
+        rank = len(self.stride)
+        channels, phases = self.q_weight.shape[0] // math.prod(self.stride), self.stride
+        sizes = (Register(y.index, 2 + d) for d in range(rank))
+        shape = (Register(y.index, 0), channels, *phases, *sizes)
+        dims = (0, 1, *(place for d in range(rank) for place in (2 + rank + d, 2 + d)))
+        lines: list[tuple[str, dict[str, Any]]] = [("reshape", {"shape": shape}), ("permute", {"dims": dims})]
+        for d in range(rank):
+            lines.append(("flatten", {"start": 2 + d, "end": 3 + d}))
+            # Of (size + taps - 1) * stride values are read those from `padding` on, size * stride + beyond of them.
+            cut = (self.q_weight.shape[2 + d] - 1) * self.stride[d] - self.padding[d] - self.beyond[d]
+            if self.padding[d] or cut:
+                ends = {"start": self.padding[d], "end": -cut if cut else None}
+                lines.append(("slice", {"dim": 2 + d, **ends, "step": 1}))
+        return lines
 
 
 def _by_phase(q_weight: Tensor, taps: Sequence[int], stride: Sequence[int], groups: int) -> Tensor:
