@@ -26,7 +26,9 @@ CHECKS := lint types docs build runner test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat bench-start install build core runner fuzz-runner docs drawings architecture clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
+    test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
+    bench-throughput bench-start bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -128,8 +130,14 @@ bench-calibration: build ## Calibrating against plain float inference and torch.
 bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
+bench-throughput: build ## Samples a second for batches of 1, 8 and 32, and p50 and p99 of requests, by processes and threads (15 minutes)
+	@$(in_venv) python benchmarks/bench_throughput.py $(ARGS)
+
 bench-start: build ## Import, prepare, convert, load and first calls, here or against another checkout: ARGS='--against PATH' (minutes)
 	@$(in_venv) python benchmarks/bench_start.py $(ARGS)
+
+bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
+	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
 

@@ -1,5 +1,7 @@
 """Checks the text of a plan against the table csrc/core/plan/settings.inc, which the C++ reads too.
 
+Elementwise operators of two bytes have their rows beside their kernels, in csrc/core/rows/binary.inc.
+
 A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
 kind is a register (u8, f32, any), a constant ($int8), a number with bounds, one of several words, or a list: `counts`
 is a list of `count`, `count/s` a list or one value for all. Shapes are not known here; `plan_shapes` and the kernels
@@ -15,11 +17,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from quant.kernels import plan_sizes
 
 _Check: TypeAlias = "Callable[[str, str], Any]"
 
-TABLE = Path(__file__).resolve().parent / "csrc" / "core" / "plan" / "settings.inc"
+CORE = Path(__file__).resolve().parent / "csrc" / "core"
 
 MOST = 1 << 24
 """Of a window, a width, a factor: beyond every image, and no product of them overflows."""
@@ -48,7 +52,10 @@ class Setting:
 def table() -> dict[str, dict[str, Setting]]:
     """Operator -> its settings by name."""
     rows = {}
-    for row in TABLE.read_text(encoding="ascii").strip().split("\n")[1:-1]:
+    for row in (
+        *(CORE / "plan" / "settings.inc").read_text(encoding="ascii").strip().split("\n")[1:-1],
+        *binary_rows(),
+    ):
         op, *fields = row.split(" ")
         settings = {}
         for field in fields:
@@ -57,6 +64,13 @@ def table() -> dict[str, dict[str, Setting]]:
             settings[bare] = Setting(bare, kind.removesuffix("|-"), name != bare, kind.endswith("|-"))
         rows[op] = settings
     return rows
+
+
+def binary_rows() -> list[str]:
+    """The rows of operators whose kernels are functions of two bytes."""
+    kernels = (CORE / "rows" / "binary.inc").read_text(encoding="ascii")
+    calls = re.findall(r"^ +kind_of<\w+>\(((?:\s*\"[^\"]*\")+)\)", kernels, re.MULTILINE)
+    return ["".join(re.findall(r"\"([^\"]*)\"", call)) for call in calls]
 
 
 def integer(word: str) -> int:
@@ -208,12 +222,19 @@ def _output(name: str, word: str) -> None:
 
 
 def _size(name: str, word: str) -> None:
-    register, dot, dim = word.partition(".")
-    if not dot:
+    if isinstance(plan_sizes.parse(word, Dimension), int):
         _within(-1, 1 << 40)(name, word)
-    else:
-        index(register, "%")
-        integer(dim)
+
+
+def _place(name: str, word: str) -> None:
+    plan_sizes.parse(word, Dimension)
+
+
+class Dimension(NamedTuple):
+    """The size of a register's dimension."""
+
+    register: int
+    dim: int
 
 
 def _flag(name: str, word: str) -> None:
@@ -239,6 +260,7 @@ KINDS: dict[str, _Check] = {
     "integer": lambda name, word: integer(word),
     "output": _output,
     "size": _size,
+    "place": _place,
     "real": _real,
     "number": lambda name, word: number(word),
     "positive": _positive(LARGEST),

@@ -15,11 +15,15 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
 
-import build as kernels_build  # noqa: E402  # kernels/build.py, by its path: its package may not be installed
+if TYPE_CHECKING:
+    from quant.kernels import build as kernels_build
+else:  # by its path: its package may not be installed
+    sys.path.insert(0, str(HERE.parent))
+    import build as kernels_build
 
 LIBRARY = ("artefact.cpp", "crc32.cpp", "file_bytes.cpp", "json.cpp", "model.cpp", "octet.cpp", "thread_limit.cpp")
 PROGRAM = ("npy.cpp", "octet_run.cpp")

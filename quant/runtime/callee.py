@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from quant.runtime.names import attribute
+from quant.runtime.names import submodule
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Submodule:
     def call(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Its value; for the root, the value of its class's forward, since its own forward runs the program."""
         if self.path:
-            return attribute(root, self.path)(*args, **kwargs)
+            return submodule(root, self.path)(*args, **kwargs)
         return type(root).forward(root, *args, **kwargs)
 
 

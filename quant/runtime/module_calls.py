@@ -52,6 +52,28 @@ class NormCall(ModuleCall):
 
 
 @dataclass(frozen=True)
+class SoftmaxCall(ModuleCall):
+    """An `nn.Softmax` or `nn.LogSoftmax` over the last dimension.
+
+    Attributes:
+        rank: of its input.
+    """
+
+    kind: ClassVar[str] = "softmax"
+    rank: int
+
+    def holds(self, module: nn.Module) -> bool:
+        if not is_untouched(module) or type(module) not in (nn.Softmax, nn.LogSoftmax):
+            return False
+        dim: Any = module.dim
+        return isinstance(dim, int) and dim in (-1, self.rank - 1)
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        logarithm = type(module) is nn.LogSoftmax
+        return Line(self.out, "softmax", {"x": Register(self.reads[0]), "logarithm": logarithm})
+
+
+@dataclass(frozen=True)
 class AttentionCall(ModuleCall):
     """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
 

@@ -214,6 +214,8 @@ class ProgramRunner(Programs):
     ) -> None:
         table: OpTable = {}
         eager = not torch.compiler.is_compiling()
+        # Where regions are run, a float call that runs by itself has no native form.
+        known = self._steps_known if eager and backend else {}
         for step, gone in zip(steps, drops, strict=True):
             singles: Sequence[Instruction]
             if isinstance(step, Region):
@@ -223,6 +225,10 @@ class ProgramRunner(Programs):
             else:
                 singles = (step,)
             for instruction in singles:
+                ready = known.get(id(instruction))
+                if ready is not None and ready.direct is not None and ready.stands():
+                    registers[instruction.out] = ready.direct(registers)
+                    continue
                 table = table or dispatch.current(self.backend).operators
                 registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
             for register in gone:

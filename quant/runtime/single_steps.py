@@ -5,19 +5,20 @@ Without that, a program that runs step by step spends more time on looking at it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from quant.kernels.reference_ops import rescale
-from quant.runtime.callee import Submodule
+from quant.runtime.callee import Method, Submodule
 from quant.runtime.filling import Fill, filler
 from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
 from quant.runtime.names import attribute
 from quant.runtime.objects import holds_objects
 from quant.runtime.origin import Edge, Origin
-from quant.runtime.trees import settle
+from quant.runtime.trees import Ref, is_plain, settle
 
 
 @dataclass
@@ -27,12 +28,14 @@ class SingleStep:
     Attributes:
         edges: the modules that it was converted from, as they were when this was prepared.
         args, kwargs: return its arguments for the registers of a call.
+        direct: returns its value for the registers of a call, where no more than a function or a method is called.
     """
 
     instruction: Instruction
     edges: list[Edge]
     args: Fill
     kwargs: Fill
+    direct: Fill | None = None
 
     def stands(self) -> bool:
         """Whether the modules are still in their places."""
@@ -52,7 +55,47 @@ def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None
     calls_module = not isinstance(instruction, Guard) and isinstance(instruction.callee, Submodule)
     if calls_module and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)
-    return SingleStep(instruction, edges, args, kwargs)
+    return SingleStep(instruction, edges, args, kwargs, _direct(instruction, args, kwargs))
+
+
+def _direct(instruction: Instruction, args: Fill, kwargs: Fill) -> Fill | None:
+    """A float call of a function or a method, as one function of the registers.
+
+    Half of the steps of a language model take a size, an index or an attribute: what is asked about them at each run
+    must not cost more than they do.
+    """
+    if not isinstance(instruction, FloatCall) or isinstance(instruction.callee, Submodule):
+        return None
+    places, named = instruction.arguments
+    if "training" in named:
+        return None  # `call` replaces it
+    if isinstance(instruction.callee, Method):
+        return _direct_method(instruction.callee.name, args, kwargs, len(places), bool(named))
+    target = instruction.callee.target
+    if named:
+        return lambda registers: target(*args(registers), **kwargs(registers))
+    if len(places) == 1 and type(places[0]) is Ref:
+        only = places[0].index
+        return lambda registers: target(registers[only])
+    if len(places) == 2 and type(places[0]) is Ref:
+        first, second = places[0].index, places[1]
+        if type(second) is Ref:
+            index = second.index
+            return lambda registers: target(registers[first], registers[index])
+        if is_plain(second):
+            return lambda registers: target(registers[first], second)
+    return lambda registers: target(*args(registers))
+
+
+def _direct_method(name: str, args: Fill, kwargs: Fill, count: int, named: bool) -> Fill:
+    if count == 1 and not named:
+        return lambda registers: getattr(args(registers)[0], name)()
+
+    def run(registers: Mapping[int, Any]) -> Any:
+        owner, *rest = args(registers)
+        return getattr(owner, name)(*rest, **kwargs(registers)) if named else getattr(owner, name)(*rest)
+
+    return run
 
 
 def _settled(fill: Fill) -> Fill:

@@ -64,6 +64,7 @@ ORDER = (
     "quant.page",
     "quant.export",
     "quant.artefact",
+    "quant.migrate",
     "quant.types",
     # Doors.
     "quant",

@@ -114,23 +114,30 @@ def described(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor], isa: str = "") -> bytes:
-    """The bytes of the outputs for each input, one after the other."""
+Inputs = list[Tensor] | list[tuple[Tensor, ...]]
+"""Of one call after the other: the input of a plan that has one, or all of them."""
+
+
+def run(program: Path, folder: Path, text: str, constants: list[Tensor], inputs: Inputs, isa: str = "") -> bytes:
+    """The bytes of the outputs of each call, one after the other."""
     return run_and_say(program, folder, text, constants, inputs, isa)[0]
 
 
 def run_and_say(
-    program: Path, folder: Path, text: str, constants: list[Tensor], inputs: list[Tensor], isa: str
+    program: Path, folder: Path, text: str, constants: list[Tensor], inputs: Inputs, isa: str
 ) -> tuple[bytes, str]:
-    """The bytes of the outputs for each input, one after the other, and what the program wrote to stderr."""
+    """The bytes of the outputs of each call, one after the other, and what the program wrote to stderr."""
     message = packed(text.encode(), len(constants))
     for constant in constants:
         message += packed(
             str(constant.dtype).removeprefix("torch.").encode(), list(constant.shape), described(constant)
         )
     message += packed(len(inputs))
-    for x in inputs:
-        message += packed(1, int(x.dtype == torch.float32), list(x.shape), list(x.stride()), described(x))
+    for call in inputs:
+        tensors = call if isinstance(call, tuple) else (call,)
+        message += packed(len(tensors))
+        for x in tensors:
+            message += packed(int(x.dtype == torch.float32), list(x.shape), list(x.stride()), described(x))
     (folder / "in").write_bytes(message)
     environment = {**os.environ, "QUANT_ISA": isa} if isa else None
     done = subprocess.run(

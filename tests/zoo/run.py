@@ -11,36 +11,23 @@ come; at the end a table in Markdown lies beside them, and the sums are printed.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import multiprocessing
 import os
 import re
-import resource
-import signal
 import sys
-import time
 from collections import Counter
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is trained, so nothing is to be fetched
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `zoo` is a package
 
-import torch
 from tqdm import tqdm
-from zoo.catalogue import CATALOGUE, library
-from zoo.measure import MODES, Row, measure
-from zoo.torchvision_ops import import_library
+from zoo.catalogue import CATALOGUE
+from zoo.measure import MODES, measure
+from zoo.rows import Key, Limits, Row, computable, compute, kept
 
 TIME_LIMIT = 300
 """Seconds of CPU time for one row. A row computes on one thread, so on a quiet machine these are seconds; on one that
 others compute on, seconds say how many they are, not how long the row takes."""
-
-PATIENCE = 6
-"""Times the limit until a row ends whatever it does: one that waits for something uses no CPU time."""
 
 
 def main() -> int:
@@ -55,14 +42,19 @@ def main() -> int:
     wanted = [(name, mode) for mode in options.mode for name in names]
     rows = {} if options.again else kept(options.out)
     todo = [key for key in wanted if key not in rows]
-    missing = preload({library(CATALOGUE[name]) for name, _ in todo}, training=any(mode == "qat" for _, mode in todo))
-    for reason in missing.values():
-        print(f"left out: {reason}", file=sys.stderr)
-    todo = [(name, mode) for name, mode in todo if library(CATALOGUE[name]) not in missing]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    todo = computable(todo, training=any(mode == "qat" for _, mode in todo))
     if options.again:
         options.out.unlink(missing_ok=True)
-    run(todo, options, rows)
+
+    def measured(key: Key) -> Row:
+        return measure(CATALOGUE[key[0]], key[1], speed=options.speed)
+
+    def note(row: Row) -> None:
+        rows[row["name"], row["mode"]] = row
+        if row["verdict"] != "ok":
+            tqdm.write(f"{row['name']} {row['mode']}: {row['verdict'][:160]}", file=sys.stderr)
+
+    compute(todo, measured, options.out, Limits(options.time_limit, options.jobs), note)
     shown = [rows[key] for key in wanted if key in rows]
     table = options.out.with_suffix(".md")
     table.write_text(markdown(shown), encoding="utf-8")
@@ -86,116 +78,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the names and end")
     return parser.parse_args()
-
-
-def kept(path: Path) -> dict[tuple[str, str], Row]:
-    """The rows of an earlier run; a last line that was cut off does not count."""
-    rows = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            rows[row["name"], row["mode"]] = row
-    return rows
-
-
-def end_line(path: Path) -> None:
-    """End a last line that was cut off, so that the next row begins its own."""
-    if path.exists() and path.read_text(encoding="utf-8")[-1:] not in ("", "\n"):
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n")
-
-
-def preload(libraries: set[str], *, training: bool) -> dict[str, str]:
-    """Import the libraries before the processes are forked, which then have them. Returns what is missing and why."""
-    torch.set_num_threads(1)  # no pool of threads, which a fork would not take along
-    if training:
-        importlib.import_module("torch._dynamo")  # every optimiser imports it, for seconds
-    missing = {}
-    for name in sorted(libraries - {"torch"}):
-        try:
-            import_library(name)
-        except ImportError as error:
-            missing[name] = f"{name}: {error}; install it with: pip install 'octet-quant[zoo]'"
-    return missing
-
-
-@dataclass
-class Job:
-    """One row in the making."""
-
-    key: tuple[str, str]
-    process: Any
-    answer: Connection
-    deadline: float
-
-
-def run(todo: list[tuple[str, str]], options: argparse.Namespace, rows: dict[tuple[str, str], Row]) -> None:
-    """Fill `rows`, writing each to the file as it comes."""
-    queue, running = todo[::-1], []
-    end_line(options.out)
-    with options.out.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="row", smoothing=0.05) as bar:
-        while queue or running:
-            while queue and len(running) < options.jobs:
-                running.append(_start(queue.pop(), options))
-            bar.set_postfix_str(", ".join(f"{job.key[0]} {job.key[1]}" for job in running))
-            multiprocessing.connection.wait([job.answer for job in running], timeout=1.0)
-            for job in list(running):
-                row = _finished(job, options.time_limit)
-                if row is None:
-                    continue
-                running.remove(job)
-                rows[job.key] = row
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                bar.update()
-                if row["verdict"] != "ok":
-                    bar.write(f"{row['name']} {row['mode']}: {row['verdict'][:160]}")
-
-
-def _start(key: tuple[str, str], options: argparse.Namespace) -> Job:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(key, options, there), daemon=True)
-    process.start()
-    there.close()
-    return Job(key, process, here, time.monotonic() + PATIENCE * options.time_limit)
-
-
-def _child(key: tuple[str, str], options: argparse.Namespace, answer: Connection) -> None:
-    """Measure one row; what the model prints does not belong between the progress bars."""
-    resource.setrlimit(resource.RLIMIT_CPU, (options.time_limit, options.time_limit + 1))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    answer.send(measure(CATALOGUE[key[0]], key[1], speed=options.speed))
-
-
-def _finished(job: Job, limit: int) -> Row | None:
-    """The row of a job that has ended, one way or the other; None while it runs."""
-    row: Row = {"name": job.key[0], "mode": job.key[1]}
-    if job.answer.poll():
-        try:
-            row = job.answer.recv()
-        except EOFError:
-            job.process.join()
-            row["verdict"] = f"fails: {_ending(job.process.exitcode, limit)}"
-    elif time.monotonic() < job.deadline:
-        return None
-    else:
-        row["verdict"] = f"fails: no end after {PATIENCE * limit} s"
-    job.process.kill()
-    job.process.join()
-    job.answer.close()
-    return row
-
-
-def _ending(code: int, limit: int) -> str:
-    if code == -signal.SIGXCPU:
-        return f"no end after {limit} s of CPU time"
-    return f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
 
 
 def markdown(rows: list[Row]) -> str:

@@ -6,6 +6,7 @@
 #include "core/conv/conv_call.h"
 #include "core/conv/conv_gather.h"
 #include "core/conv/conv_image.h"
+#include "core/cpu/transpose.h"
 #include "core/depthwise/native_depthwise.h"
 
 namespace octet {
@@ -155,6 +156,51 @@ void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const P
   });
 }
 
+// Channels [begin, end) of output pixels [first, first + rows), side by side at `from`, to their planes.
+void spread(const ConvCall& call, const float* from, int64_t first, int64_t rows, int64_t begin, int64_t end) {
+  const int64_t outputs = call.shape.out_channels, plane = call.output.plane;
+  for (int64_t i = 0; i < rows;) {
+    const int64_t sample = (first + i) / plane, place = (first + i) % plane, count = std::min(rows - i, plane - place);
+    transpose(from + i * outputs + begin, outputs, count, end - begin,
+              call.output.reals + (sample * outputs + begin) * plane + place, plane);
+    i += count;
+  }
+}
+
+// run(to) leaves channels [begin, end) of output pixels [first, first + rows) as reals at `to`, whose rows are those of the outputs.
+template <class Run>
+void leave_reals(const ConvCall& call, int64_t first, int64_t rows, int64_t begin, int64_t end, Run run) {
+  const int64_t outputs = call.shape.out_channels;
+  if (!call.output.plane) return run(call.output.reals + first * outputs);
+  float* const own = conv_workspace().reals.get(rows * outputs);
+  run(own);
+  spread(call, own, first, rows, begin, end);
+}
+
+// To reals by kernels that scale tile by tile.
+void convolve_f32(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
+  const ConvShape& shape = call.shape;
+  const bool product = is_product(call);
+  const Requantize by = requantize_of(call, all_row_sums(groups).data());
+  const Gather gather(shape, call.q_x, call.zero_point);
+  const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
+  const int64_t ldq = product ? shape.channels : padded_row(shape.k());
+  each_share(shape.pixels(), call.products(), kTilePixels, false, [&](int64_t first, int64_t rows, int part, int parts) {
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      const uint8_t* q = call.q_x + first * ldq;
+      if (!product) {
+        uint8_t* gathered = workspace().q.get(rows * ldq);
+        gather.rows(g, first, rows, gathered, ldq);
+        q = gathered;
+      }
+      const int64_t skip = g * width, begin = groups[g]->first_output(part, parts), end = groups[g]->first_output(part + 1, parts);
+      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
+      leave_reals(call, first, rows, skip + begin, skip + end,
+                  [&](float* to) { groups[g]->run_f32(q, ldq, rows, own, to + skip, outputs, part, parts); });
+    }
+  });
+}
+
 // `products(first, rows, sums)` leaves the raw sums of output pixels [first, first + rows).
 template <class Products>
 void convolve_sums(const ConvCall& call, const int32_t* row_sums, Products products) {
@@ -162,13 +208,14 @@ void convolve_sums(const ConvCall& call, const int32_t* row_sums, Products produ
   each_part(call.shape.pixels(), call.products(), [&](int64_t first, int64_t rows) {
     int32_t* sums = call.output.sums ? call.output.sums + first * outputs : workspace().sums.get(rows * outputs);
     products(first, rows, sums);
-    leave(call, first, rows, 0, outputs, [&](uint8_t* to) {
-      StaticOutput block = call.output;
-      block.quantized = to;
-      if (block.reals) block.reals += first * outputs;
+    StaticOutput block = call.output;
+    const auto finish = [&] {
       for (int64_t i = 0; i < rows; ++i)
         finish_row(block, sums + i * outputs, i, outputs, call.zero_point, row_sums, call.bias);
-    });
+    };
+    if (block.reals)
+      return leave_reals(call, first, rows, 0, outputs, [&](float* to) { block.reals = to, finish(); });
+    leave(call, first, rows, 0, outputs, [&](uint8_t* to) { block.quantized = to, finish(); });
   });
 }
 
@@ -328,7 +375,8 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
     return depthwise(call, *layer);
   }
   const bool direct = std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
-  return output.quantized && direct ? convolve_u8(call, groups) : convolve(call, groups);
+  if (!direct || output.sums) return convolve(call, groups);
+  return output.quantized ? convolve_u8(call, groups) : convolve_f32(call, groups);
 }
 
 }  // namespace octet

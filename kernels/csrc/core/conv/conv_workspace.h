@@ -10,6 +10,7 @@ namespace octet {
 
 struct ConvWorkspace {
   Scratch<uint8_t> unsummed;  // outputs that a residual is yet to be added to
+  Scratch<float> reals;       // outputs that are yet to be spread among planes
   // The padded input, and where the rows of the product begin in it.
   Scratch<uint8_t> padded;
   Scratch<const uint8_t*> begins;

@@ -30,6 +30,8 @@ struct StaticOutput {
   const float* multiplier = nullptr;  // (n,)
   int32_t zero_point = 0, bottom = 0, top = 255;
   const Residual* residual = nullptr;  // of `quantized`; of a convolution
+  // Of a convolution's `reals`: 0 where channels lie side by side, else the values of a channel, which lie side by side then.
+  int64_t plane = 0;
 };
 
 // An output to uint8 whose pointers are yet to be set. Raises std::invalid_argument where these are no integers of [0, 255], or

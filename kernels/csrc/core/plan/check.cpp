@@ -7,14 +7,11 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/plan/sizes.h"
+#include "core/rows/elementwise.h"
+
 namespace octet {
 namespace {
-
-// A field of the table: `name?` may be missing, `kind|-` may be nothing.
-struct Setting {
-  std::string name, kind;
-  bool optional = false, nothing = false;
-};
 
 using Table = std::map<std::string, std::vector<Setting>, std::less<>>;
 
@@ -28,18 +25,21 @@ Setting setting_of(std::string_view word) {
   return setting;
 }
 
+void add_row(std::string_view row, Table* rows) {
+  const std::vector<std::string_view> words = split(row, ' ');
+  std::vector<Setting>& settings = (*rows)[std::string(words[0])];
+  for (size_t i = 1; i < words.size(); ++i) settings.push_back(setting_of(words[i]));
+}
+
 const Table& table() {
   static const Table known = [] {
     static constexpr std::string_view text =
 #include "core/plan/settings.inc"
         ;
     Table rows;
-    for (const std::string_view row : split(text, '\n')) {
-      if (row.empty()) continue;
-      const std::vector<std::string_view> words = split(row, ' ');
-      std::vector<Setting>& settings = rows[std::string(words[0])];
-      for (size_t i = 1; i < words.size(); ++i) settings.push_back(setting_of(words[i]));
-    }
+    for (const std::string_view row : split(text, '\n'))
+      if (!row.empty()) add_row(row, &rows);
+    for (const BinaryKind* kind = element_kernels().binary; kind->line; ++kind) add_row(kind->line, &rows);
     return rows;
   }();
   return known;
@@ -79,11 +79,11 @@ const std::map<std::string, Check, std::less<>>& kinds() {
          if (word != "-") within(line, name, parse_integer(line, word), 1, kMost);
        }},
       {"size", [](const PlanLine& line, const std::string& name, std::string_view word) {
-         const size_t dot = word.find('.');
-         if (dot == std::string_view::npos) return within(line, name, parse_integer(line, word), -1, int64_t{1} << 40);
-         parse_register(line, word.substr(0, dot));
-         parse_integer(line, word.substr(dot + 1));
+         const SizeParts parts = parse_size(line, word);
+         if (parts.front().kind == SizePart::Kind::kNumber && parts.size() == 1)
+           within(line, name, parts.front().number, -1, int64_t{1} << 40);
        }},
+      {"place", [](const PlanLine& line, const std::string&, std::string_view word) { parse_size(line, word); }},
       {"real", [](const PlanLine& line, const std::string& name, std::string_view word) {
          if (!std::isfinite(static_cast<float>(parse_number(line, word))))
            line.fail(name + " is " + std::string(word) + ", expected a finite number");
@@ -175,12 +175,16 @@ void check_line(const PlanLine& line) {
 std::vector<int64_t> registers_of(const PlanLine& line) {
   std::vector<int64_t> found;
   for (const auto& [name, value] : line.fields)
-    for (const std::string_view word : split(value, ','))
-      if (word.starts_with('%')) found.push_back(parse_register(line, word.substr(0, word.find('.'))));
+    for (size_t at = value.find('%'); at != std::string::npos; at = value.find('%', at + 1)) {
+      const size_t end = value.find_first_not_of("0123456789", at + 1);
+      found.push_back(parse_register(line, std::string_view(value).substr(at, end - at)));
+    }
   return found;
 }
 
 }  // namespace
+
+const std::vector<Setting>& settings_of(std::string_view operation) { return table().find(operation)->second; }
 
 void check_plan(const PlanText& text) {
   std::set<int64_t> written;

@@ -28,10 +28,19 @@ class LineReader {
     for (const std::string& word : line_.words(name)) found.push_back(value_of(parse_register(line_, word)));
     return found;
   }
-  op::Size size(std::string_view word) {
-    const size_t dot = word.find('.');
-    if (dot == std::string_view::npos) return {kNoValue, parse_integer(line_, word)};
-    return {value_of(parse_register(line_, word.substr(0, dot))), parse_integer(line_, word.substr(dot + 1))};
+  SizeParts size(std::string_view word) {
+    SizeParts parts = parse_size(line_, word);
+    for (SizePart& part : parts)
+      if (part.kind == SizePart::Kind::kDimension) part.of = value_of(part.of);
+    return parts;
+  }
+  std::vector<SizeParts> sizes(std::string_view name) {
+    std::vector<SizeParts> found;
+    for (const std::string& word : line_.words(name)) found.push_back(size(word));
+    return found;
+  }
+  std::optional<SizeParts> size_or_none(std::string_view name) {
+    return line_.has(name) ? std::optional(size(line_.word(name))) : std::nullopt;
   }
   int64_t integer(std::string_view name) const { return line_.integer(name); }
   std::optional<int64_t> integer_or_none(std::string_view name) const {
@@ -160,15 +169,45 @@ OperationKind cat(LineReader& in) {
   return cat;
 }
 
-OperationKind reshape(LineReader& in) {
-  op::Reshape reshape{in.value("x"), {}};
-  for (const std::string& word : in.line().words("shape")) reshape.shape.push_back(in.size(word));
-  return reshape;
+template <bool real>
+OperationKind matmul(LineReader& in) {
+  op::Matmul matmul{in.value("q_a"), in.value("q_b"), in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("multiplier"),
+                    real, 0, 0, 255};
+  if (real) return matmul;
+  matmul.zero_point = in.byte("output_zero_point");
+  matmul.bottom = in.byte("quant_min"), matmul.top = in.byte("quant_max");
+  return matmul;
+}
+
+// The place of a word in the list that the table of settings has for it.
+template <class By>
+By word_of(const LineReader& in, std::string_view name, std::initializer_list<std::string_view> words) {
+  return static_cast<By>(std::find(words.begin(), words.end(), in.line().word(name)) - words.begin());
 }
 
 OperationKind attention(LineReader& in) {
   return op::Attention{in.value("q"), in.value("k"), in.value("v"), in.value_or_none("mask"),
                        in.line().has("scale") ? std::optional(in.real("scale")) : std::nullopt, in.flag("causal")};
+}
+
+// An operator of core/rows/binary.inc, whose line says which of its settings are values.
+OperationKind binary(LineReader& in, const BinaryKind& kind) {
+  std::vector<Value> values;
+  std::vector<double> numbers;
+  for (const Setting& setting : settings_of(in.line().op))
+    if (setting.kind == "u8")
+      values.push_back(in.value(setting.name));
+    else
+      numbers.push_back(in.line().number(setting.name));
+  op::Binary operation{values.at(0), values.at(1), &kind, {}};
+  kind.read(numbers.data(), &operation.by);
+  return operation;
+}
+
+const BinaryKind* binary_kind(std::string_view name) {
+  for (const BinaryKind* kind = element_kernels().binary; kind->line; ++kind)
+    if (split(kind->line, ' ')[0] == name) return kind;
+  return nullptr;
 }
 
 using Read = OperationKind (*)(LineReader&);
@@ -190,11 +229,6 @@ const std::map<std::string, Read, std::less<>>& readers() {
                         {in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("a_multiplier"), in.real("b_multiplier"),
                          in.byte("output_zero_point"), in.byte("quant_min"), in.byte("quant_max")}};
        }},
-      {"mul", [](LineReader& in) -> OperationKind {
-         return op::Mul{in.value("q_a"), in.value("q_b"),
-                        {in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("multiplier"), in.byte("output_zero_point"),
-                         in.byte("quant_min"), in.byte("quant_max")}};
-       }},
       {"conv_u8s8_u8", &conv<false>},
       {"conv_u8s8_f32", &conv<true>},
       {"linear_u8s8_u8", &linear<false>},
@@ -209,7 +243,11 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"interpolate", &interpolate},
       {"pad", &pad},
       {"cat", &cat},
-      {"reshape", &reshape},
+      {"reshape", [](LineReader& in) -> OperationKind { return op::Reshape{in.value("x"), in.sizes("shape")}; }},
+      {"expand", [](LineReader& in) -> OperationKind { return op::Expand{in.value("x"), in.sizes("shape")}; }},
+      {"holds", [](LineReader& in) -> OperationKind {
+         return op::Holds{in.value("x"), in.size(in.line().word("size")), in.integer("equals")};
+       }},
       {"flatten", [](LineReader& in) -> OperationKind {
          return op::Flatten{in.value("x"), in.integer("start"), in.integer("end")};
        }},
@@ -220,7 +258,7 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"unsqueeze", [](LineReader& in) -> OperationKind { return op::Unsqueeze{in.value("x"), in.integer("dim")}; }},
       {"squeeze", [](LineReader& in) -> OperationKind { return op::Squeeze{in.value("x"), in.integer("dim")}; }},
       {"slice", [](LineReader& in) -> OperationKind {
-         return op::Slice{in.value("x"), in.integer("dim"), in.integer_or_none("start"), in.integer_or_none("end"),
+         return op::Slice{in.value("x"), in.integer("dim"), in.size_or_none("start"), in.size_or_none("end"),
                           in.integer("step")};
        }},
       {"select", [](LineReader& in) -> OperationKind {
@@ -235,8 +273,27 @@ const std::map<std::string, Read, std::less<>>& readers() {
          return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps")};
        }},
       {"attention", &attention},
+      {"constant", [](LineReader& in) -> OperationKind { return op::ConstantReal{in.constant("value")}; }},
+      {"number_f32", [](LineReader& in) -> OperationKind {
+         using By = op::WithNumber::By;
+         return op::WithNumber{in.value("x"), word_of<By>(in, "by", {"add", "sub", "sub_from", "mul", "div"}), in.real("number")};
+       }},
+      {"binary_f32", [](LineReader& in) -> OperationKind {
+         using By = op::BinaryReal::By;
+         return op::BinaryReal{in.value("a"), in.value("b"), word_of<By>(in, "by", {"sub", "mul", "div"})};
+       }},
+      {"cat_f32", [](LineReader& in) -> OperationKind { return op::CatReal{in.values("tensors"), in.integer("dim")}; }},
+      {"softmax", [](LineReader& in) -> OperationKind { return op::Softmax{in.value("x"), in.flag("logarithm")}; }},
+      {"matmul", &matmul<false>},
+      {"matmul_f32", &matmul<true>},
   };
   return known;
+}
+
+OperationKind read(LineReader& in) {
+  if (const auto found = readers().find(in.line().op); found != readers().end()) return found->second(in);
+  if (const BinaryKind* const kind = binary_kind(in.line().op)) return binary(in, *kind);
+  in.line().fail("no such operation");
 }
 
 }  // namespace
@@ -249,9 +306,7 @@ Program parse_program(std::string_view text) {
   for (const int64_t reg : parsed.inputs) values.emplace(reg, program.inputs++);
   for (const PlanLine& line : parsed.lines) {
     LineReader in(line, values);
-    const auto found = readers().find(line.op);
-    if (found == readers().end()) line.fail("no such operation");
-    OperationKind kind = found->second(in);
+    OperationKind kind = read(in);
     const Value out = program.values();
     values.emplace(line.out, out);
     program.operations.push_back({out, std::move(kind), in.take_reads(), line.text});

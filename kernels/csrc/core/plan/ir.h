@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/plan/plan.h"
+#include "core/plan/sizes.h"
 #include "core/rows/elementwise.h"
 #include "core/rows/rows.h"
 
@@ -31,7 +32,7 @@ namespace op {
 struct Quantize {
   Value x;
   RowRange range;
-  bool for_linear = false;  // pass: a linear layer reads it, which wants plain rows
+  bool for_linear = false;  // pass: a linear layer or a product reads it, which wants plain rows
 };
 struct Dequantize {
   Value q;
@@ -52,9 +53,11 @@ struct Add {
   Value a, b;
   AddSettings by;
 };
-struct Mul {
+// Any operator of core/rows/binary.inc.
+struct Binary {
   Value a, b;
-  MulSettings by;
+  const BinaryKind* kind;
+  BinarySettings by;
 };
 
 // The output of a layer's sums: float32, or uint8 in [bottom, top].
@@ -71,6 +74,7 @@ struct Conv {
   int64_t groups;
   Finish finish;
   Place sum = kNowhere;  // pass: the Add that alone reads the outputs
+  bool given_out = false;  // pass
 };
 struct Linear {
   Value x;
@@ -126,14 +130,19 @@ struct Cat {
   int64_t dim;
   std::vector<RescaleSettings> by;  // one for each tensor, or none
 };
-// A number, or the size of a value's dimension.
-struct Size {
-  Value of;
-  int64_t number;  // the dimension, where `of` is a value
-};
 struct Reshape {
   Value x;
-  std::vector<Size> shape;
+  std::vector<SizeParts> shape;  // of values
+};
+struct Expand {
+  Value x;
+  std::vector<SizeParts> shape;  // -1: as the input's
+};
+// The value itself, where a size is the expected one.
+struct Holds {
+  Value x;
+  SizeParts size;
+  int64_t equals;
 };
 struct Flatten {
   Value x;
@@ -158,7 +167,7 @@ struct Squeeze {
 struct Slice {
   Value x;
   int64_t dim;
-  std::optional<int64_t> start, end;
+  std::optional<SizeParts> start, end;
   int64_t step;
 };
 struct Select {
@@ -174,6 +183,30 @@ struct Same {
 };
 
 // Operations computed in float32.
+struct ConstantReal {
+  Constant value;
+};
+// x and a number: x + number, number - x, ...
+struct WithNumber {
+  enum class By { kAdd, kSub, kSubFrom, kMul, kDiv };
+  Value x;
+  By by;
+  float number;
+};
+struct BinaryReal {
+  enum class By { kSub, kMul, kDiv };
+  Value a, b;
+  By by;
+};
+struct CatReal {
+  std::vector<Value> tensors;
+  int64_t dim;
+};
+struct Softmax {
+  Value x;
+  bool logarithm;
+  Place rounding = kNowhere;  // pass: a Quantize that reads it
+};
 struct AddReal {
   Value a, b;
   Place norm = kNowhere;  // pass: the LayerNorm that alone reads the sum
@@ -190,13 +223,24 @@ struct Attention {
   bool causal;
 };
 
+// Products of two activations.
+struct Matmul {
+  Value a, b;
+  int32_t a_zero, b_zero;
+  float multiplier;
+  bool real;  // float32, else uint8 in [bottom, top]
+  int32_t zero_point, bottom, top;
+  bool turned = false;  // pass: dimensions of the result change places next
+};
+
 }  // namespace op
 
 using OperationKind =
-    std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Mul, op::Conv, op::Linear, op::MaxPool,
+    std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Binary, op::Conv, op::Linear, op::MaxPool,
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
-                 op::AddReal, op::LayerNorm, op::Attention>;
+                 op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
+                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul>;
 
 struct Operation {
   Value out;

@@ -7,6 +7,7 @@
 #include "core/plan/builder.h"
 #include "core/plan/ir.h"
 #include "core/rows/elementwise.h"
+#include "core/rows/reals.h"
 
 namespace octet {
 
@@ -19,7 +20,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Dequantize&
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Clamp& clamp);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Lookup& lookup);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Add& add);
-PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mul& mul);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& binary);
 // lower_layers.cpp: convolutions and linear layers.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear);
@@ -47,6 +48,18 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& ad
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
 
+// lower_sizes.cpp: what sizes decide.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Expand& expand);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Holds& holds);
+// lower_arithmetic.cpp: arithmetic of reals, their softmax, concatenations and constants.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::ConstantReal& constant);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::WithNumber& by);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::BinaryReal& by);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::CatReal& cat);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Softmax& softmax);
+// lower_matmul.cpp: products of two activations.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Matmul& matmul);
+
 // A float view, quantised.
 PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);
 // The strides of its integers: those that a linear layer reads, else channels last.
@@ -64,6 +77,12 @@ void expect_or(const Operation& operation, bool holds, Words words) {
   if (!holds) operation.fail(words());
 }
 void expect_dtype(const Operation& operation, const PlanView& view, bool real);
+// left and right, broadcast, by an exact kernel of two reals.
+PlanView combined(PlanBuilder& b, PlanView left, PlanView right, const Sizes& sizes, RealBinary kernel);
+// The float view of a value.
+PlanView real_input(PlanBuilder& b, const Operation& operation, Value value);
+// The number that a size is; fails where its arithmetic has no result.
+int64_t number_of(PlanBuilder& b, const Operation& operation, const SizeParts& size);
 // The product of the sizes of a tensor; fails where it exceeds all memory.
 int64_t checked_count(const Operation& operation, const Sizes& sizes);
 // The padding before and after each dimension, of a pad's widths; fails where they do not fit the input.

@@ -79,7 +79,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv)
   Sizes sizes{shape.batch, shape.out_channels};
   sizes.insert(sizes.end(), shape.out + 5 - x.rank(), shape.out + 3);
   checked_count(operation, sizes);
-  const PlanView out = b.fresh(sizes, channels_last_strides(sizes), finish.real);
+  // Reals that are given out are contiguous, and best written so at once.
+  const bool apart = finish.real && conv.given_out && shape.pixels() > 0;
+  const PlanView out = b.fresh(sizes, apart ? plain_strides(sizes) : channels_last_strides(sizes), finish.real);
   const Sum sum = sum_after(b, operation, conv, out);
   if (sum.operation) b.define(*sum.operation, out);
   std::vector<const PlanView*> reads{&x};
@@ -89,6 +91,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv)
   const auto emit = [&](auto compute) {
     b.emit(reads, out, [=](const PlanFrame& frame) {
       StaticOutput output = finish.to(out, frame);
+      if (apart) output.plane = shape.pixels() / shape.batch;
       Residual residual = sum.residual;
       if (sum.operation) residual.other = sum.other.bytes(frame), output.residual = &residual;
       compute(x.bytes(frame), output);

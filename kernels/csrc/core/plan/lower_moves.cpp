@@ -14,13 +14,8 @@ namespace {
 Sizes wanted_sizes(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape, int64_t count) {
   Sizes sizes;
   int64_t open = -1;
-  for (const op::Size& size : reshape.shape) {
-    if (size.of == kNoValue) {
-      sizes.push_back(size.number);
-    } else {
-      const PlanView& view = b.input(size.of);
-      sizes.push_back(view.sizes[dimension(operation, size.number, view.rank())]);
-    }
+  for (const SizeParts& size : reshape.shape) {
+    sizes.push_back(number_of(b, operation, size));
     if (sizes.back() != -1) continue;
     expect(operation, open < 0, "its shape has two open sizes");
     open = static_cast<int64_t>(sizes.size()) - 1;
@@ -110,8 +105,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Slice& slic
   const PlanView x = b.input(slice.x);
   const int64_t dim = dimension(operation, slice.dim, x.rank()), size = x.sizes[dim], step = slice.step;
   expect(operation, step > 0, "its step is not positive");
-  const auto place = [&](std::optional<int64_t> given, int64_t missing) {
-    const int64_t at = given.value_or(missing);
+  const auto place = [&](const std::optional<SizeParts>& given, int64_t missing) {
+    const int64_t at = given ? number_of(b, operation, *given) : missing;
     return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
   };
   const int64_t begin = place(slice.start, 0), end = std::max(begin, place(slice.end, size));

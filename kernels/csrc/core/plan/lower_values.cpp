@@ -290,12 +290,9 @@ bool rows_can_be_read(const PlanLoops& loops) {
   return loops.step(0) == 1 && (loops.step(1) == 0 || loops.step(1) == 1) && (loops.step(2) == 0 || loops.step(2) == 1);
 }
 
-template <class Settings>
-using BinaryKernel = void (*ElementKernels::*)(const Settings&, const uint8_t*, int, const uint8_t*, int, int64_t, uint8_t*);
-
-template <class Settings>
-PlanView binary(PlanBuilder& b, const Operation& operation, Value q_a, Value q_b, const Settings& settings,
-                BinaryKernel<Settings> kernel) {
+// compute(a, its step, b, its step, n, out) for every row of two values, broadcast: of any elementwise operator.
+template <class Compute>
+PlanView of_two(PlanBuilder& b, const Operation& operation, Value q_a, Value q_b, Compute compute) {
   PlanView left = b.input(q_a), right = b.input(q_b);
   expect_dtype(operation, left, false);
   expect_dtype(operation, right, false);
@@ -312,17 +309,16 @@ PlanView binary(PlanBuilder& b, const Operation& operation, Value q_a, Value q_b
   }
   const PlanView out = b.fresh(sizes, strides);
   b.emit({&left, &right}, out, [=](const PlanFrame& frame) {
-    const auto compute = element_kernels().*kernel;
     const uint8_t *x = left.bytes(frame), *y = right.bytes(frame);
     uint8_t* to = out.bytes_out(frame);
     const int x_step = static_cast<int>(loops.step(1)), y_step = static_cast<int>(loops.step(2));
     if (loops.rows() == 1)
       return each_chunk(loops.length(), 4, [&](int64_t first, int64_t n) {
-        compute(settings, x + first * x_step, x_step, y + first * y_step, y_step, n, to + first);
+        compute(x + first * x_step, x_step, y + first * y_step, y_step, n, to + first);
       });
     each_part(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows) {
       loops.each(first, rows, [&](const int64_t* at) {
-        compute(settings, x + at[1], x_step, y + at[2], y_step, loops.length(), to + at[0]);
+        compute(x + at[1], x_step, y + at[2], y_step, loops.length(), to + at[0]);
       });
     });
   });
@@ -332,11 +328,16 @@ PlanView binary(PlanBuilder& b, const Operation& operation, Value q_a, Value q_b
 }  // namespace
 
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Add& add) {
-  return binary(b, operation, add.a, add.b, add.by, &ElementKernels::add);
+  return of_two(b, operation, add.a, add.b,
+                [by = add.by](const uint8_t* x, int x_step, const uint8_t* y, int y_step, int64_t n, uint8_t* out) {
+                  element_kernels().add(by, x, x_step, y, y_step, n, out);
+                });
 }
 
-PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mul& mul) {
-  return binary(b, operation, mul.a, mul.b, mul.by, &ElementKernels::mul);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& binary) {
+  return of_two(b, operation, binary.a, binary.b,
+                [by = binary.by, row = binary.kind->row](const uint8_t* x, int x_step, const uint8_t* y, int y_step, int64_t n,
+                                                         uint8_t* out) { row(by, x, x_step, y, y_step, n, out); });
 }
 
 PlanView lower(PlanBuilder& b, const Operation& operation) {

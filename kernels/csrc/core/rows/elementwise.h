@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/rows/binary.h"
+
 namespace octet {
 
 // round((a - a_zero) * a_multiplier + (b - b_zero) * b_multiplier) + zero_point, in [bottom, top].
@@ -20,13 +22,6 @@ struct Residual {
   AddSettings by;
   const uint8_t* other;
   bool first;  // whether the layer's own values are the left ones of the sum
-};
-
-// round((a - a_zero) * (b - b_zero) * multiplier) + zero_point, in [bottom, top].
-struct MulSettings {
-  int32_t a_zero, b_zero;
-  float multiplier;
-  int32_t zero_point, bottom, top;
 };
 
 // round((sum - count * x_zero) / count * multiplier) + zero_point, in [0, 255].
@@ -49,7 +44,7 @@ struct RescaleSettings {
 struct ElementKernels {
   // a_step and b_step are 1, or 0 where one value meets the whole row; `add` may write over a row that it reads.
   void (*add)(const AddSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
-  void (*mul)(const MulSettings& s, const uint8_t* a, int a_step, const uint8_t* b, int b_step, int64_t n, uint8_t* out);
+  const BinaryKind* binary;  // operators that are functions of two bytes; the last has no line
   // out[i] = table[x[i]]; out may be x.
   void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
   // out[i] = s.table[x[i]], by whichever is faster: looked up or computed. Rows may be short.
