@@ -260,6 +260,11 @@ IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
 """Those that change nothing, or the sizes alone."""
 
 
+def operation_of(row: str) -> str:
+    """The operation of a line that was checked."""
+    return row.split(" ", 3)[2]
+
+
 CHECKS_OF_SIZES = frozenset({"holds"})
 """Operations that compute nothing and refuse sizes that a text does not stand for."""
 
