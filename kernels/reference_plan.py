@@ -257,6 +257,12 @@ MOVES: dict[str, Callable[..., Tensor]] = {
 }
 """Operations of a text that are not in `reference_ops.OPS`: moves, and the clamp of a layer with float output."""
 
+
+def operation_of(row: str) -> str:
+    """The operation of a line that was checked."""
+    return row.split(" ", 3)[2]
+
+
 CHECKS_OF_SIZES = frozenset({"holds"})
 """Operations that compute nothing and refuse sizes that a text does not stand for."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,10 +18,21 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.kernels import plan_check
+from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
-from quant.ops.planning import Lines, PlanCall, Symbol, Unplanned, fixed
+from quant.ops.planning import (
+    Lines,
+    NumberOf,
+    PlanCall,
+    QuotientOf,
+    RankCheck,
+    RankOf,
+    Symbol,
+    Unplanned,
+    fixed,
+)
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
@@ -94,6 +105,17 @@ class Planner:
         if isinstance(instruction, (KernelCall, Conversion)) and instruction.kernel in plan_check.table():
             return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
         raise Unplanned(f"{instruction.kind} has no native kernel")
+
+    def keep_symbols_of(self, registers: Collection[int]) -> None:
+        """Forget symbols of other registers, and ranks, which a region checks of its own inputs alone."""
+        for index, symbol in list(self.symbols.items()):
+            sources = {symbol.source}
+            if isinstance(symbol, NumberOf):
+                sources = {one.index for one in dimensions_in(symbol.number)}
+            elif isinstance(symbol, QuotientOf):
+                sources = {one.index for side in (symbol.left, symbol.right) for one in dimensions_in(side)}
+            if isinstance(symbol, (RankOf, RankCheck)) or not sources <= set(registers):
+                del self.symbols[index]
 
     def rounds_otherwise(self, instruction: Instruction) -> bool:
         """Whether a kernel computes a float call of the user's with other last bits than torch."""
