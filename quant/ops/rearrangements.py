@@ -1,4 +1,4 @@
-"""Views that put all values in another order and that plans make up of several operations: rolls and shuffles."""
+"""Views that put all values in another order and that plans make up of several operations: shuffles of pixels and channels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from quant.kernels.plan_sizes import Arithmetic
 from quant.kernels.reference_plan import Register
-from quant.ops.call import Call, per_dimension
-from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, before, integer
+from quant.ops.call import Call
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, integer
 from quant.ops.registry import Recognised, recognises
 from quant.ops.views import View, view_of
 
@@ -22,33 +22,6 @@ class Rearrangement(View):
     """All values in another order."""
 
     planned_in_reals: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Roll(Rearrangement):
-    """Dimensions whose values move by so many places, the last ones to the front."""
-
-    shifts: Any = 0
-    dims: Any = None
-
-    def plan(self, call: PlanCall) -> Lines:
-        x = call.tensor()
-        if self.dims in (None, ()):
-            raise Unplanned("a roll of all values has no plan")
-        rank, join = len(call.values.shape(x)), "cat_f32" if call.values.dtype(x) == torch.float32 else "cat"
-        lines: Lines = []
-        for shift, dim in zip(per_dimension(self.shifts, 1), per_dimension(self.dims, 1), strict=True):
-            place = integer("dims", dim) % rank
-            # The first place of what comes to the front; a dimension without values has none.
-            size = Arithmetic("max", Register(x.index, place), 1)
-            begin = Arithmetic("mod", -integer("shifts", shift), size)
-            source = [BEFORE, before(2)] if lines else [x, x]
-            lines += [
-                ("slice", {"x": source[0], "dim": place, "start": begin, "end": None, "step": 1}),
-                ("slice", {"x": source[1], "dim": place, "start": 0, "end": begin, "step": 1}),
-                (join, {"tensors": (before(2), BEFORE), "dim": place}),
-            ]
-        return lines
 
 
 @dataclass(frozen=True)
@@ -106,12 +79,6 @@ class ChannelShuffle(Rearrangement):
             ("transpose", {"x": BEFORE, "dim0": 1, "dim1": 2}),
             ("flatten", {"x": BEFORE, "start": 1, "end": 2}),
         ]
-
-
-@recognises(torch.roll, "roll")
-def roll(call: Call) -> Recognised:
-    """Values that move around."""
-    return view_of(Roll(call.get(1, "shifts"), call.get(2, "dims")), call)
 
 
 @recognises(nn.PixelShuffle, F.pixel_shuffle)

@@ -49,10 +49,3 @@ def test_it_is_planned_with_the_bits_of_its_steps(up: Any, sizes: tuple[int, ...
                 assert (q(one) - got).abs().max() <= 0.01 * got.abs().max()
             assert got.shape == model(one).shape
         assert (q(x) - model(x)).norm() < 0.05 * model(x).norm()
-
-
-def test_one_with_a_dilation_runs_by_itself() -> None:
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 6, 3, dilation=2)).eval()
-    q = quant.quantize_static(model, [torch.randn(2, 4, 5, 5)], progress=False)
-    runner: Any = q._modules[RESERVED]
-    assert list(runner.program.schedule.reasons.values()) == ["conv_transpose with a dilation has no plan"]
