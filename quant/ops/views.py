@@ -300,7 +300,7 @@ def squeeze(call: Call) -> Recognised:
 
 @recognises(
     nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, torch.channel_shuffle,
-    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "repeat", "t",
+    torch.movedim, torch.flip, torch.repeat_interleave, "movedim", "flip", "repeat", "t",
 )  # fmt: skip
 def unplanned(call: Call) -> Recognised:
     """Views without an operation in native plans."""
