@@ -1,4 +1,4 @@
-"""Views that put all values in another order and that plans make up of several operations: shuffles of pixels and channels."""
+"""Shuffles of pixels and channels, which plans make up of reshapes and permutations."""
 
 from __future__ import annotations
 
