@@ -162,7 +162,9 @@ def test_a_model_that_has_run_is_copied_and_kept_as_one_that_has_not() -> None:
 
 
 TREES: list[Any] = [Ref(3), (Ref(3),), (Ref(3), Ref(4)), (Ref(3), 1), [Ref(4)], [], (), {}, {"a": [Ref(3), None]}, 5,
-                    slice(Ref(3), None), (1, "a"), (slice(0, Ref(4)), [1, 2])]  # fmt: skip
+                    slice(Ref(3), None), (1, "a"), (slice(0, Ref(4)), [1, 2]), (..., slice(None, Ref(3))),
+                    slice(1, None, 2), (slice(None), ...), torch.float32, (Ref(3), torch.float32),
+                    slice((Ref(3),), None)]  # fmt: skip
 
 
 @pytest.mark.parametrize("tree", TREES, ids=str)
