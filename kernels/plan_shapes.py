@@ -157,6 +157,17 @@ def _attention(settings: Settings) -> None:
     expect(fits, "q, k and v have shapes that do not go together")
 
 
+def _group_norm(settings: Settings) -> None:
+    x = settings["x"]
+    expect(x.dim() >= 2, "its input has no channels")
+    channels = x.shape[1]
+    expect(channels > 0 and channels % settings["groups"] == 0, "its groups do not fit")
+    expect(x.numel() // settings["groups"] != 1, "its groups have one value each")
+    for name in ("weight", "bias"):
+        values = settings[name]
+        expect(values is None or tuple(values.shape) == (channels,), f"{name} has not {channels} values")
+
+
 def _layer_norm(settings: Settings) -> None:
     x = settings["x"]
     expect(x.dim() >= 1 and x.shape[-1] > 0, "its input has no features")
@@ -182,6 +193,7 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "select": _dimensions("dim"),
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
+    "group_norm": _group_norm,
     "attention": _attention,
 }
 """Operator -> its check."""

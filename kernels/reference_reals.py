@@ -22,6 +22,17 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the channels of a group and all pixels (Wu and He 2018, arXiv 1803.08494, equations 1 to 3).
+
+    Args:
+        x: (N, C, ...).
+        groups: a divisor of C.
+        weight, bias: (C,).
+    """
+    return F.group_norm(x, groups, weight, bias, eps)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, mask: Tensor | None = None) -> Tensor:
     """softmax(q k' * scale + mask) v (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
 
@@ -37,5 +48,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
-REALS: dict[str, Callable[..., Tensor]] = {"add_f32": add_f32, "layer_norm": layer_norm, "attention": attention}
+REALS: dict[str, Callable[..., Tensor]] = {
+    "add_f32": add_f32,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "attention": attention,
+}
 """By the names that a plan's text has for them."""

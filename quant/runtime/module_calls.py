@@ -6,12 +6,12 @@ The operator families in `quant/ops/` decide which calls of a forward become one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quant.kernels.reference_plan import Constant, Line, Register
+from quant.kernels.reference_plan import Constant, Line, Register, parse_line
 from quant.runtime.module_call import ModuleCall
 
 IDLE = (nn.Dropout, nn.Identity)
@@ -42,13 +42,53 @@ class NormCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         norm: Any = module
-        tensors = {name: norm._parameters[name] for name in ("weight", "bias")}
-        named = {name: None if one is None else constant(one) for name, one in tensors.items()}
-        return Line(self.out, "layer_norm", {"x": Register(self.reads[0]), **named, "eps": norm.eps})
+        settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        return Line(self.out, "layer_norm", settings)
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
         parameters: dict[str, Any] = module._parameters
         return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
+
+
+@dataclass(frozen=True)
+class GroupNormCall(NormCall):
+    """An `nn.GroupNorm`."""
+
+    kind: ClassVar[str] = "group_norm"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.GroupNorm
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        settings = {"x": Register(self.reads[0]), "groups": norm.num_groups}
+        return Line(self.out, "group_norm", {**settings, **affine(norm, constant), "eps": norm.eps})
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        return [*super().numbers(module), (module.__dict__, "num_groups")]
+
+
+@dataclass(frozen=True)
+class NormFunctionCall(ModuleCall):
+    """`F.layer_norm` or `F.group_norm` with the parameters `weight` and `bias` of a module.
+
+    Attributes:
+        whole: the line's text, in which $0 is the weight and $1 the bias.
+    """
+
+    kind: ClassVar[str] = "norm_function"
+    whole: str
+
+    def holds(self, module: nn.Module) -> bool:
+        return all(isinstance(store.get(name), Tensor) for store, name in self.numbers(module))
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        line, _ = parse_line(self.whole)
+        return replace(line, settings={**line.settings, **affine(module, constant)})
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
+        return [(parameters, "weight"), (parameters, "bias")]
 
 
 @dataclass(frozen=True)
@@ -67,6 +107,12 @@ class AttentionCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         return self.whole
+
+
+def affine(module: nn.Module, constant: Callable[[Tensor], Constant]) -> dict[str, Constant | None]:
+    """The weight and bias of a norm as a line's settings."""
+    tensors = {name: module._parameters[name] for name in ("weight", "bias")}
+    return {name: None if one is None else constant(one) for name, one in tensors.items()}
 
 
 def is_untouched(module: nn.Module) -> bool:

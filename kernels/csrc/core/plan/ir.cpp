@@ -249,6 +249,9 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"layer_norm", [](LineReader& in) -> OperationKind {
          return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps")};
        }},
+      {"group_norm", [](LineReader& in) -> OperationKind {
+         return op::GroupNorm{in.value("x"), in.integer("groups"), in.constant("weight"), in.constant("bias"), in.real("eps")};
+       }},
       {"attention", &attention},
   };
   return known;

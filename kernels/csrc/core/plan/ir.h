@@ -187,6 +187,12 @@ struct LayerNorm {
   float eps;
   Place rounding = kNowhere;  // pass: a Quantize that reads it
 };
+struct GroupNorm {
+  Value x;
+  int64_t groups;
+  Constant weight, bias;
+  float eps;
+};
 struct Attention {
   Value q, k, v, mask;
   std::optional<float> scale;
@@ -199,7 +205,8 @@ using OperationKind =
     std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Binary, op::Conv, op::Linear, op::MaxPool,
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
-                 op::AddReal, op::LayerNorm, op::Attention>;
+                 op::AddReal, op::LayerNorm, op::GroupNorm,
+                 op::Attention>;
 
 struct Operation {
   Value out;

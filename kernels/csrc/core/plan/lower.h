@@ -46,6 +46,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+// lower_norms.cpp: norms over channels and pixels.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& norm);
 
 // A float view, quantised.
 PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);

@@ -28,6 +28,11 @@ struct RealKernels {
   // may be null.
   void (*layer_norm)(const float* x, const float* added, int64_t n, const float* weight, const float* bias, float eps,
                      float* out);
+  // Over `pixels` pixels of `channels` values each: sums[c] += x[c], sums[c] += (x[c] - mean[c])**2, and x * factor + shift.
+  void (*sum_channels)(const float* x, int64_t pixels, int64_t channels, float* sums);
+  void (*sum_squares)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
+  void (*scale_channels)(const float* x, int64_t pixels, int64_t channels, const float* mean, const float* factor,
+                         const float* shift, float* out);
   // Queries that `attend` takes at once, and what packed rows are rounded up to.
   int64_t queries, columns;
   // k (keys, width) with rows `ld` apart -> (width, packed_keys), zero past the last key.
