@@ -49,7 +49,7 @@ FAMILY_FLAGS = {
 FILE_FLAGS = {
     "linear.cpp": EXACT_FLAGS,
     "tables.cpp": EXACT_FLAGS,
-    "lower_moves.cpp": EXACT_FLAGS,
+    "lower_resize.cpp": EXACT_FLAGS,
     "threads_openmp.cpp": ["-fopenmp"],
     "torch_threads.cpp": ["-fopenmp"],
 }

@@ -41,6 +41,11 @@ class Setting:
         """Whether it names an activation, or a list of some."""
         return self.kind.removesuffix("s") in REGISTERS
 
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether its numbers may be sizes of activations."""
+        return self.kind.startswith("extent")
+
     def has_word(self, value: object) -> bool:
         """False where the value has to be one of several words and is not."""
         return "," not in self.kind or str(value) in self.kind.split(",")
@@ -160,6 +165,8 @@ def _check_together(op: str, fields: Mapping[str, str]) -> None:
             raise ValueError("expected one of size and scale_factor")
         if "size" in fields and fields.get("recompute_scale_factor") == "True":
             raise ValueError("has a size and no scale_factor to recompute")
+        if fields.get("align_corners") == "True" and not fields["mode"].endswith("linear"):
+            raise ValueError("aligns corners in a mode that has none")
 
 
 def _check_rescaling(fields: Mapping[str, str]) -> None:
@@ -228,6 +235,13 @@ def _size(name: str, word: str) -> None:
         integer(dim)
 
 
+def _extent(name: str, word: str) -> None:
+    if word.startswith("%"):
+        _size(name, word)
+    else:
+        _within(1, MOST)(name, word)
+
+
 def _flag(name: str, word: str) -> None:
     if word not in ("True", "False"):
         raise ValueError(f"{name} is {word}, expected True or False")
@@ -251,6 +265,7 @@ KINDS: dict[str, _Check] = {
     "integer": lambda name, word: integer(word),
     "output": _output,
     "size": _size,
+    "extent": _extent,
     "real": _real,
     "number": lambda name, word: number(word),
     "positive": _positive(LARGEST),

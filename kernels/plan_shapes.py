@@ -12,6 +12,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 Settings = Mapping[str, Any]
+LINEAR = {"linear": 1, "bilinear": 2}
+"""Modes of interpolation -> dimensions that they are for."""
+
 WINDOW = 1 << 23
 """Most values of a window, so that their sum is exact in float32."""
 
@@ -120,6 +123,7 @@ def _interpolate(settings: Settings) -> None:
     wanted = settings["size"] if sized else settings["scale_factor"]
     sizes = wanted if isinstance(wanted, tuple) else (wanted,) * dims
     expect(len(sizes) == dims, "its size has another number of dimensions")
+    expect(settings["mode"] not in LINEAR or LINEAR[settings["mode"]] == dims, "its mode is for other dimensions")
     spatial = sizes if sized else [math.floor(size * factor) for size, factor in zip(q.shape[2:], sizes, strict=True)]
     expect(all(size > 0 for size in (*spatial, *q.shape[1:])), "it would be empty")
     _within_memory([*q.shape[:2], *spatial])

@@ -1,4 +1,4 @@
-"""Norms over channels between layers: in one planned region, with the numbers of the steps alone."""
+"""Norms over channels, and resizing, between layers: in one planned region, with the numbers of the steps alone."""
 
 from __future__ import annotations
 
@@ -48,6 +48,10 @@ STEPS: dict[str, Callable[[], Any]] = {
     "a group norm's function": lambda: Groups(4, 24),
     "layer norm over channels": lambda: ChannelNorm(24),
     "a norm of nobody's parameters": lambda: lambda y, x: F.group_norm(y, 3),
+    "upsample": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+    "upsample with corners": lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+    "resize to the input's size": lambda: lambda y, x: F.interpolate(y, size=x.shape[2:], mode="bilinear"),
+    "nearest to the input's size": lambda: lambda y, x: F.interpolate(y, size=(x.size(2), x.size(3))),
 }
 
 
@@ -106,7 +110,7 @@ def test_a_hooked_norm_runs_as_it_is() -> None:
 
 
 def test_a_file_keeps_them(tmp_path: Any) -> None:
-    for name in ("group norm", "layer norm over channels"):
+    for name in ("group norm", "layer norm over channels", "resize to the input's size"):
         model, q, _ = converted(STEPS[name]())
         quant.save(q, tmp_path / "model.q8")
         loaded = quant.load(tmp_path / "model.q8", model=model)

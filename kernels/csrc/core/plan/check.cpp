@@ -59,6 +59,8 @@ void positive(const PlanLine& line, const std::string& name, std::string_view wo
 using Check = void (*)(const PlanLine&, const std::string& name, std::string_view word);
 
 // One value of each kind; lists are made of these.
+const std::map<std::string, Check, std::less<>>& kinds();
+
 const std::map<std::string, Check, std::less<>>& kinds() {
   static const std::map<std::string, Check, std::less<>> known = {
       {"byte", [](const PlanLine& line, const std::string& name, std::string_view word) {
@@ -82,6 +84,10 @@ const std::map<std::string, Check, std::less<>>& kinds() {
          if (dot == std::string_view::npos) return within(line, name, parse_integer(line, word), -1, int64_t{1} << 40);
          parse_register(line, word.substr(0, dot));
          parse_integer(line, word.substr(dot + 1));
+       }},
+      {"extent", [](const PlanLine& line, const std::string& name, std::string_view word) {
+         if (word.starts_with('%')) return kinds().at("size")(line, name, word);
+         within(line, name, parse_integer(line, word), 1, kMost);
        }},
       {"real", [](const PlanLine& line, const std::string& name, std::string_view word) {
          if (!std::isfinite(static_cast<float>(parse_number(line, word))))
@@ -150,6 +156,7 @@ void check_together(const PlanLine& line) {
   if (line.op == "interpolate") {
     if (line.has("size") == line.has("scale_factor")) line.fail("expected one of size and scale_factor");
     if (line.has("size") && line.flag("recompute_scale_factor")) line.fail("has a size and no scale_factor to recompute");
+    if (line.flag("align_corners") && !line.word("mode").ends_with("linear")) line.fail("aligns corners in a mode that has none");
   }
 }
 

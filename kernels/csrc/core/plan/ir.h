@@ -108,15 +108,24 @@ struct Mean {
   MeanSettings by;
 };
 
-// Operations that only move values.
+// A number, or the size of a value's dimension.
+struct Size {
+  Value of;
+  int64_t number;  // the dimension, where `of` is a value
+};
+enum class Resizing { kNearest, kNearestExact, kLinear };
 struct Interpolate {
   Value q;
   // One of the two; `one_for_all` where it is one number for all dimensions.
-  std::vector<int64_t> size;
+  std::vector<Size> size;
   std::vector<double> factors;
-  bool one_for_all, exact, recompute;
+  bool one_for_all, recompute, align_corners;
+  Resizing mode;
+  int64_t dims;  // that the mode is for, or 0 for any
   RescaleSettings by;
 };
+
+// Operations that only move values.
 enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 struct Pad {
   Value q;
@@ -128,11 +137,6 @@ struct Cat {
   std::vector<Value> tensors;
   int64_t dim;
   std::vector<RescaleSettings> by;  // one for each tensor, or none
-};
-// A number, or the size of a value's dimension.
-struct Size {
-  Value of;
-  int64_t number;  // the dimension, where `of` is a value
 };
 struct Reshape {
   Value x;

@@ -28,8 +28,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& po
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AdaptivePool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mean& mean);
-// lower_moves.cpp: operations that only move values, padding and resizing included.
+// lower_resize.cpp: resizing.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate);
+// lower_moves.cpp: operations that only move values, padding included.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape);
@@ -54,6 +55,9 @@ PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantiz
 // The strides of its integers: those that a linear layer reads, else channels last.
 Sizes rounded_strides(const op::Quantize& quantize, const Sizes& sizes);
 
+// out[i, j, ...] = x[sources[0][i], sources[1][j], ...], and `fill` where a source is -1.
+PlanView gathered(PlanBuilder& b, const PlanView& x, const std::vector<Sizes>& sources, uint8_t fill);
+
 // table[x] for every value.
 PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<const std::vector<uint8_t>> table);
 
@@ -77,6 +81,8 @@ Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView&
 Sizes broadcast(const Operation& operation, PlanView& left, PlanView& right);
 // The strides of a view broadcast to a larger shape.
 Sizes repeated(const PlanView& view, const Sizes& sizes);
+// A size among an operation's settings, which may be that of another value; -1 stays.
+int64_t size_of(PlanBuilder& b, const Operation& operation, const op::Size& size);
 // A dimension counted from the front; fails where it does not exist.
 int64_t dimension(const Operation& operation, int64_t dim, int64_t rank);
 
