@@ -21,12 +21,14 @@ CORE := build/core/liboctet_core.a
 # files, whose fixtures are made once, and takes from the other's when it is done.
 PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto --dist worksteal
 PACKAGES := quant kernels observers calibrate
-CHECKS := lint types docs build test test-no-compiler test-arm
+CHECKS := lint types docs build runner test test-no-compiler test-arm
 
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat bench-throughput bench-start bench-zoo install build core docs drawings architecture clean FORCE
+.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
+    test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
+    bench-throughput bench-start bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -144,6 +146,13 @@ build: $(STAMPS)/build ## The compiled kernels, into the checkout
 core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library for C++ programs, kernels/csrc/README.md
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
+
+runner: ## octet-run and liboctet, which run saved models without torch and Python: kernels/runner/README.md
+	@$(say) "building the runner"
+	@$(PYTHON) kernels/runner/build.py --out build $(ARGS)
+
+fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
+	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"

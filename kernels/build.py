@@ -110,10 +110,11 @@ def host_target(output: Path = DEFAULT_OUTPUT) -> Target:
     """This machine and the torch that is importable here."""
     import torch
 
-    return Target(_require_compiler(), Path(torch.__file__).resolve().parent, host_arch(), output)
+    return Target(require_compiler(), Path(torch.__file__).resolve().parent, host_arch(), output)
 
 
-def _require_compiler() -> str:
+def require_compiler() -> str:
+    """`find_compiler`, or a BuildError that says what to install."""
     cxx = find_compiler()
     if cxx is None:
         raise BuildError("no C++ compiler: neither $CXX nor g++ nor clang++ was found (on Debian: apt install g++)")
@@ -151,7 +152,7 @@ def instruction_sets(arch: str) -> list[InstructionSet]:
     return [one for one in all_instruction_sets() if one.arch in ("", arch)]
 
 
-def _set_of(source: Path) -> tuple[str, InstructionSet] | None:
+def set_of(source: Path) -> tuple[str, InstructionSet] | None:
     """Family and instruction set of a file `<family>_<instruction set>.cpp`, None for any other."""
     family, _, name = source.stem.partition("_")
     sets = [one for one in all_instruction_sets() if one.name.replace("-", "_") == name]
@@ -173,14 +174,14 @@ def _sources_in(folder: Path, arch: str) -> list[Path]:
 
 
 def _exists_on(arch: str, source: Path) -> bool:
-    of_set = _set_of(source)
+    of_set = set_of(source)
     return of_set is None or of_set[1] in instruction_sets(arch)
 
 
 def flags_of(source: Path, torch_dir: Path | None = None) -> list[str]:
     """The compiler flags of a file; files of the binding need `torch_dir`."""
     # Quoted includes only: a folder named torch must not stand before torch's own headers.
-    of_set = _set_of(source)
+    of_set = set_of(source)
     own = FILE_FLAGS.get(source.name, []) if of_set is None else [*FAMILY_FLAGS[of_set[0]], *of_set[1].flags]
     flags = [*COMMON_FLAGS, *own, "-iquote", str(SOURCES)]
     if not _is_core(source) and torch_dir:
@@ -371,7 +372,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.core_only:
             return _main_core(
-                options.cxx or _require_compiler(), options.arch or host_arch(), options.core, options.force
+                options.cxx or require_compiler(), options.arch or host_arch(), options.core, options.force
             )
         if options.cxx and options.torch_dir and options.arch:
             target = Target(options.cxx, options.torch_dir, options.arch, options.out)

@@ -17,7 +17,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from quant.kernels import plan_sizes
 
 _Check: TypeAlias = "Callable[[str, str], Any]"
 
@@ -227,18 +229,23 @@ def _output(name: str, word: str) -> None:
 
 
 def _size(name: str, word: str) -> None:
-    register, dot, dim = word.partition(".")
-    if not dot:
+    if isinstance(plan_sizes.parse(word, Dimension), int):
         _within(-1, 1 << 40)(name, word)
-    else:
-        index(register, "%")
-        integer(dim)
+
+
+def _place(name: str, word: str) -> None:
+    plan_sizes.parse(word, Dimension)
+
+
+class Dimension(NamedTuple):
+    """The size of a register's dimension."""
+
+    register: int
+    dim: int
 
 
 def _extent(name: str, word: str) -> None:
-    if word.startswith("%"):
-        _size(name, word)
-    else:
+    if isinstance(plan_sizes.parse(word, Dimension), int):
         _within(1, MOST)(name, word)
 
 
@@ -266,6 +273,7 @@ KINDS: dict[str, _Check] = {
     "output": _output,
     "size": _size,
     "extent": _extent,
+    "place": _place,
     "real": _real,
     "number": lambda name, word: number(word),
     "positive": _positive(LARGEST),

@@ -180,6 +180,20 @@ def _layer_norm(settings: Settings) -> None:
         expect(values is None or tuple(values.shape) == (x.shape[-1],), f"{name} has not {x.shape[-1]} values")
 
 
+def _matmul(settings: Settings) -> None:
+    a, b = settings["q_a"], settings["q_b"]
+    expect(min(a.dim(), b.dim()) >= 2, "its factors have less than two dimensions")
+    expect(a.shape[-1] == b.shape[-2] > 0, "its factors have shapes that do not go together")
+
+
+def _expand(settings: Settings) -> None:
+    _within_memory([size for size in settings["shape"] if size > 0])
+
+
+def _softmax(settings: Settings) -> None:
+    expect(settings["x"].dim() >= 1, "its input has no dimensions")
+
+
 CHECKS: dict[str, Callable[[Settings], None]] = {
     "lookup": _lookup,
     **dict.fromkeys(("conv_u8s8_u8", "conv_u8s8_f32"), _conv),
@@ -199,5 +213,8 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "layer_norm": _layer_norm,
     "group_norm": _group_norm,
     "attention": _attention,
+    "softmax": _softmax,
+    "expand": _expand,
+    **dict.fromkeys(("matmul", "matmul_f32"), _matmul),
 }
 """Operator -> its check."""

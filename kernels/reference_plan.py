@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from quant.kernels import plan_check, plan_shapes
+from quant.kernels import plan_check, plan_shapes, plan_sizes
+from quant.kernels.plan_sizes import Arithmetic
 from quant.kernels.reference_ops import OPS, OpTable, rescale
 from quant.kernels.reference_reals import REALS
 from torch import Tensor
@@ -163,12 +165,7 @@ def parse_line(row: str) -> tuple[Line, list[int]]:
             raise ValueError(f"has {name} twice")
         fields[name] = value
     plan_check.check(words[2], fields)
-    read = [
-        plan_check.index(part.partition(".")[0], "%")
-        for value in fields.values()
-        for part in value.split(",")
-        if part.startswith("%")
-    ]
+    read = [int(index) for value in fields.values() for index in re.findall("%([0-9]+)", value)]
     settings = {name: _value(value) for name, value in fields.items()}
     return Line(plan_check.index(words[0], "%"), words[2], settings), read
 
@@ -178,9 +175,10 @@ def _value(word: str) -> Any:
         return tuple(_value(part) for part in word.split(",") if part)
     if word in _WORDS:
         return _WORDS[word]
+    if word[0] == "(" or (word[0] == "%" and "." in word):
+        return plan_sizes.parse(word, Register)
     if word[0] == "%":
-        index, _, dim = word[1:].partition(".")
-        return Register(int(index), int(dim) if dim else None)
+        return Register(int(word[1:]))
     if word[0] == "$":
         return Constant(int(word[1:]))
     for kind in (int, float):
@@ -208,8 +206,8 @@ def _check_tensors(op: str, settings: Mapping[str, Any]) -> None:
 
 INPUTS = (torch.float32, torch.uint8)
 CONSTANTS = (torch.int8, torch.uint8, torch.int32, torch.float32)
-DTYPES = {"u8": torch.uint8, "u8s": torch.uint8, "f32": torch.float32, "int8": torch.int8, "int32": torch.int32,
-          "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
+DTYPES = {"u8": torch.uint8, "u8s": torch.uint8, "f32": torch.float32, "f32s": torch.float32, "int8": torch.int8,
+          "int32": torch.int32, "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
 """Of the kinds of registers and constants in the table of settings."""
 
 
@@ -219,6 +217,12 @@ def _clamp(x: Tensor, low: float, high: float) -> Tensor:
 
 def _slice(x: Tensor, dim: int, start: int | None, end: int | None, step: int) -> Tensor:
     return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
+
+
+def _holds(x: Tensor, size: int, equals: int) -> Tensor:
+    if size != equals:
+        raise ValueError(f"is {size}, expected {equals}")
+    return x
 
 
 def _cat(
@@ -245,11 +249,19 @@ MOVES: dict[str, Callable[..., Tensor]] = {
     "unsqueeze": lambda x, dim: x.unsqueeze(dim),
     "squeeze": lambda x, dim: x.squeeze(dim),
     "slice": _slice,
+    "expand": lambda x, shape: x.expand(shape),
+    "holds": _holds,
     "select": lambda x, dim, index: x.select(dim, index),
     "chunk": lambda x, chunks, dim, index: x.chunk(chunks, dim)[index],
     "same": lambda x: x,
 }
 """Operations of a text that are not in `reference_ops.OPS`: moves, and the clamp of a layer with float output."""
+IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
+"""Those that change nothing, or the sizes alone."""
+
+
+CHECKS_OF_SIZES = frozenset({"holds"})
+"""Operations that compute nothing and refuse sizes that a text does not stand for."""
 
 
 def run_plan(
@@ -275,12 +287,17 @@ def run_plan(
                 raise TypeError(f"{kind} is {one.dtype}, expected one of {', '.join(map(str, dtypes))}")
     registers = dict(zip(plan.inputs, inputs, strict=True))
 
+    def size(register: Register) -> int:
+        assert register.dim is not None
+        return registers[register.index].shape[register.dim]
+
     def filled(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(filled, value))
         if isinstance(value, Register):
-            register = registers[value.index]
-            return register if value.dim is None else register.shape[value.dim]
+            return registers[value.index] if value.dim is None else size(value)
+        if isinstance(value, Arithmetic):
+            return plan_sizes.number_of(value, size)
         if not isinstance(value, Constant):
             return value
         if value.index >= len(constants):

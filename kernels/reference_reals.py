@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,10 +49,42 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
+def number_f32(x: Tensor, by: str, number: float) -> Tensor:
+    """x and one number."""
+    return {
+        "add": lambda: x + number,
+        "sub": lambda: x - number,
+        "sub_from": lambda: number - x,
+        "mul": lambda: x * number,
+        "div": lambda: x / number,
+    }[by]()
+
+
+def binary_f32(a: Tensor, b: Tensor, by: str) -> Tensor:
+    """a - b, a * b or a / b, broadcast."""
+    return {"sub": torch.sub, "mul": torch.mul, "div": torch.div}[by](a, b)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x / (1 + e**-x) (Elfwing et al. 2017, arXiv 1702.03118, equation 1)."""
+    return F.silu(x)
+
+
+def softmax(x: Tensor, logarithm: bool) -> Tensor:
+    """Over the last dimension; NaN where all of a row is -inf."""
+    return F.log_softmax(x, -1) if logarithm else F.softmax(x, -1)
+
+
 REALS: dict[str, Callable[..., Tensor]] = {
     "add_f32": add_f32,
     "layer_norm": layer_norm,
     "group_norm": group_norm,
     "attention": attention,
+    "constant": lambda value: value,
+    "number_f32": number_f32,
+    "binary_f32": binary_f32,
+    "cat_f32": lambda tensors, dim: torch.cat(list(tensors), dim),
+    "softmax": softmax,
+    "silu": silu,
 }
 """By the names that a plan's text has for them."""

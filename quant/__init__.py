@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
     from quant.leaves import register_leaf
+    from quant.migrate import from_torch_ao
     from quant.page import report_html
     from quant.parity import parity
     from quant.post_training import quantize_static
@@ -46,6 +47,7 @@ __all__ = [
     "convert",
     "distill_loss",
     "equalize",
+    "from_torch_ao",
     "kernels",
     "load",
     "observers",
@@ -71,6 +73,7 @@ _MODULES = {
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
     "leaves": ("register_leaf",),
+    "migrate": ("from_torch_ao",),
     "page": ("report_html",),
     "parity": ("parity",),
     "post_training": ("quantize_static",),

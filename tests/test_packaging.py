@@ -110,7 +110,9 @@ def expected_files() -> set[str]:
 def package_files() -> list[tuple[str, Path]]:
     found = []
     for folder in FOLDERS:
-        found += [(folder, path) for path in (CHECKOUT / folder).rglob("*.py")]
+        found += [
+            (folder, path) for path in (CHECKOUT / folder).rglob("*.py") if (path.parent / "__init__.py").exists()
+        ]
     found.append(("quant", CHECKOUT / "quant" / "py.typed"))
     found += [("kernels", path) for path in (CHECKOUT / "kernels" / "csrc").rglob("*") if path.is_file()]
     readme = CHECKOUT / "kernels" / "README.md"

@@ -19,8 +19,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-SCHEMA = 3
-"""Version of the manifest; a reader refuses newer ones. 2 added static conversions and a digest, 3 their programs."""
+from quant.artefact import runner_document
+from quant.artefact.tensor_bytes import tensor_bytes
+from quant.export.whole_plan import WholePlan
+
+SCHEMA = 4
+"""Version of the manifest; a reader refuses newer ones. 2 added static conversions and a digest, 3 their programs, 4
+the part for the runner. A file without that part is written as 3."""
 
 TABLE = "_quant_table/"
 """Prefix of the names of lookup tables, which belong to no module."""
@@ -36,22 +41,30 @@ class ArtefactError(ValueError):
     """A file cannot be written or loaded: it is not one of `quant.save`, is damaged, or does not fit the model."""
 
 
-def write(path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
-    """Write tensors, each once, and the manifest; a file at `path` is replaced when everything is written."""
-    tensors, same = _distinct(state)
+def write(
+    path: Path, state: Mapping[str, Tensor], manifest: Mapping[str, Any], runner: WholePlan | None = None
+) -> None:
+    """Write tensors, each once, the manifest, and with a plan the runner's part.
+
+    A file at `path` is replaced when everything is written.
+    """
+    constants = {} if runner is None else runner_document.named_constants(runner)
+    tensors, same = _distinct({**state, **constants})
     whole = {
         **manifest,
-        "schema": SCHEMA,
+        "schema": SCHEMA - 1 if runner is None else SCHEMA,
         "same": same,
         "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
         "versions": {name: _version(name) for name in ("octet-quant", "torch")},
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        text = json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)
+        metadata = {MANIFEST: json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)}
+        if runner is not None:
+            metadata.update(runner_document.metadata(runner, same, writer(whole)))
         partial.touch()
         mode = partial.stat().st_mode  # by the user's umask; safetensors creates files that only their owner can read
-        save_file(tensors, partial, metadata={MANIFEST: text})
+        save_file(tensors, partial, metadata=metadata)
         partial.chmod(mode)
         os.replace(partial, path)
     finally:
@@ -90,7 +103,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
     if wrong:
         raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
-    return manifest, {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
+    named = {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
+    return manifest, {name: one for name, one in named.items() if not name.startswith(runner_document.CONSTANT)}
 
 
 def _differs(tensor: Tensor | None, checksum: str | None) -> bool:
@@ -118,8 +132,7 @@ def _distinct(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _checksum(tensor: Tensor) -> str:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return _sha256(data)
+    return _sha256(tensor_bytes(tensor))
 
 
 def _sha256(data: bytes) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, write
 from quant.artefact.save_programs import NoText, write_programs
+from quant.export.whole_plan import ExportError, WholePlan, whole_plan
 from quant.report import summary
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
@@ -29,12 +30,19 @@ _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "de
 """Attributes of int8 modules that the float module does not determine."""
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False) -> None:
     """Write a quantised model to `path`; the file appears only when it is whole.
+
+    Args:
+        model: what `convert`, `quantize_static` or `quantize_dynamic` returned, or a model that has such parts.
+        path: the file to write.
+        runner: whether `octet-run` and programs in C are to read the file too, without torch and Python. The model has
+            to be one native call.
 
     Raises:
         ArtefactError: the model has no int8 module, is a part of a converted model, is still being calibrated, or has
-            values in its state_dict that are not tensors.
+            values in its state_dict that are not tensors. With `runner`, it is not one native call; the message names
+            the steps outside of it, with reasons.
     """
     modules = _int8_modules(model)
     static = _static_models(model)
@@ -49,7 +57,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "report": report.to_dict()["modules"],
         "float_bytes": report.float_bytes,
     }
-    write(Path(path), {**_state(model, static), **constants}, manifest)
+    write(Path(path), {**_state(model, static), **constants}, manifest, _whole_plan(model) if runner else None)
+
+
+def _whole_plan(model: nn.Module) -> WholePlan:
+    try:
+        return whole_plan(model)
+    except ExportError as error:
+        raise ArtefactError(f"for the runner: {error}") from error
 
 
 def _programs(static: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str, Tensor]]:

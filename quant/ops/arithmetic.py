@@ -15,8 +15,7 @@ from quant.ops.lookup import Lookup
 from quant.ops.lowering import Context, Kernel
 from quant.ops.matmul import factors
 from quant.ops.operator import Clampable
-from quant.ops.planning import Lines, PlanCall, Unplanned
-from quant.ops.registry import Recognised, plans_reals, recognises
+from quant.ops.registry import Recognised, recognises
 from quant.ops.step import Step
 from quant.runtime.trees import Ref
 
@@ -54,14 +53,6 @@ class Mul(Clampable):
 def add(call: Call) -> Recognised:
     """A sum."""
     return _binary(call, Add())
-
-
-@plans_reals(operator.add, torch.add, "add")
-def add_in_reals(call: PlanCall) -> Lines:
-    """A sum of two tensors that stays float."""
-    if len(call.args) + len(call.kwargs) != 2:
-        raise Unplanned("it is computed in float")
-    return [("add_f32", {"a": call.tensor(0, "input"), "b": call.tensor(1, "other")})]
 
 
 @recognises(operator.sub, operator.isub, torch.sub, "sub", "sub_")

@@ -10,10 +10,10 @@ import torch
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, SameCall
 from quant.ops.operator import Operator
-from quant.ops.planning import PlanCall, Planned, Unplanned, integer
-from quant.ops.registry import Recognised, recognises
+from quant.ops.planning import Lines, PlanCall, Planned, Unplanned, before, integer
+from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
-from quant.runtime.trees import Ref
+from quant.runtime.trees import Attr, Ref
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,22 @@ class Stack(Concat):
 
     def plan(self, call: PlanCall) -> Planned:
         return Operator.plan(self, call)
+
+
+@plans_reals(torch.cat, torch.concat, torch.concatenate)
+def concat_in_reals(call: PlanCall) -> Lines:
+    """Of float values, of which some may be parameters or buffers."""
+    tensors = call.argument(0, "tensors")
+    if not isinstance(tensors, (tuple, list)):
+        raise Unplanned("it joins a list that is built at run time")
+    lines: Lines = [("constant", {"value": call.values.constant(one)}) for one in tensors if isinstance(one, Attr)]
+    constants, parts = iter(range(len(lines), 0, -1)), []
+    for one in tensors:
+        if not isinstance(one, (Attr, Ref)):
+            raise Unplanned("it joins what is no activation")
+        parts.append(before(next(constants)) if isinstance(one, Attr) else call.values.tensor(one))
+    dim = integer("dim", call.setting(1, "dim", call.kwargs.get("axis", 0)))
+    return [*lines, ("cat_f32", {"tensors": tuple(parts), "dim": dim})]
 
 
 def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]) -> dict[str, Any]:

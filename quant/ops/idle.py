@@ -31,6 +31,13 @@ class Idle(Copy):
 
 
 @dataclass(frozen=True)
+class IdleFunction(Idle):
+    """A function that gives its input in eval mode; a module that does is looked at when it runs (`IdleCall`)."""
+
+    planned_in_reals: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Identity(Idle):
     """`nn.Identity`, and arithmetic with a number that changes nothing (`Lookup.gives_input`)."""
 
@@ -53,7 +60,7 @@ def dropout(call: Call) -> Recognised:
     """Dropout functions, whose `training` argument decides; layers follow their mode."""
     if call.get(2, "training", True) is True:
         raise StaysFloat("it drops values in eval mode too")
-    return view_of(Idle(), call)
+    return view_of(IdleFunction(), call)
 
 
 @recognises(nn.Identity)

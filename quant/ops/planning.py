@@ -18,7 +18,7 @@ from quant.kernels.reference_plan import Register
 from quant.ops.call import called
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import attribute
-from quant.runtime.trees import Ref, leaves
+from quant.runtime.trees import Attr, Ref, leaves
 
 
 class Unplanned(Exception):
@@ -26,10 +26,16 @@ class Unplanned(Exception):
 
 
 Lines: TypeAlias = "list[tuple[str, dict[str, Any]]]"
-"""Operations of a plan with their settings, in order. Each may read the one before as BEFORE; the last gives the call's
-value."""
+"""Operations of a plan with their settings, in order. Each may read those before it (`before`); the last gives the
+call's value. A setting may be an Attr: a parameter or buffer of the model."""
 
-BEFORE = Register(-1)
+
+def before(count: int) -> Register:
+    """The value of the line that stands so many lines before."""
+    return Register(-count)
+
+
+BEFORE = before(1)
 """The value of the line before."""
 
 
@@ -50,10 +56,22 @@ class ShapeOf(Symbol):
 
 
 @dataclass(frozen=True)
-class SizeOf(Symbol):
-    """One number of a shape."""
+class NumberOf(Symbol):
+    """A number that follows from sizes.
 
-    dim: int
+    Attributes:
+        number: a size of a plan (`kernels/plan_sizes.py`) over registers.
+    """
+
+    number: Any
+
+
+@dataclass(frozen=True)
+class QuotientOf(Symbol):
+    """The true quotient of two numbers that follow from sizes, which is rounded next."""
+
+    left: Any
+    right: Any
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,9 @@ class Values(Protocol):
 
     def tensor(self, value: Ref) -> Register:
         """A tensor, float32 or uint8; raises Unplanned for anything else."""
+
+    def constant(self, value: Attr) -> Attr:
+        """A float32 parameter or buffer that no call of the graph writes to; raises Unplanned for anything else."""
 
     def symbol(self, value: Ref) -> Symbol | None:
         """The content of a register that holds no tensor; None where it is unknown."""
@@ -155,6 +176,11 @@ class PlanCall:
             raise Unplanned("its operand is no activation")
         return self.values.tensor(value)
 
+    def real(self, place: int, name: str) -> Register | Attr:
+        """A float32 operand: an activation, or a parameter or buffer of the model."""
+        value = self.argument(place, name)
+        return self.values.constant(value) if isinstance(value, Attr) else self.tensor(place, name)
+
     def symbol(self) -> Symbol | None:
         """The content of the first argument, where it is no tensor."""
         value = self.argument(0, "input")
@@ -165,14 +191,21 @@ class PlanCall:
         value = self.argument(place, name)
         return default if value is None else fixed(name, value)
 
-    def size(self, value: Any) -> int | Register:
-        """A size among an operator's settings: an int, or a Ref to one that is read from a tensor."""
+    def number(self, value: Any) -> Any:
+        """An int among the arguments, or a number that follows from sizes, as plans have it; None for anything else."""
+        if isinstance(value, Ref):
+            known = self.values.symbol(value)
+            return known.number if isinstance(known, NumberOf) else None
+        return int(value) if isinstance(value, int) else None
+
+    def size(self, value: Any) -> Any:
+        """A size among an operator's settings, as plans have it: an int, or arithmetic of sizes of registers."""
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         known = self.values.size(value.index) if isinstance(value, Ref) else None
-        if not isinstance(known, SizeOf):
+        if not isinstance(known, NumberOf):
             raise Unplanned("its shape is computed at run time")
-        return Register(known.source, known.dim)
+        return known.number
 
 
 def fixed(name: str, value: Any) -> Any:

@@ -170,18 +170,19 @@ class Item(View):
     index: Any = 0
 
     def plan(self, call: PlanCall) -> Lines:
-        index = fixed("index", self.index)
         known = call.symbol()
         if known is not None:
-            return _part(known, index)
+            return _part(known, fixed("index", self.index))
+        index = self.index
         x, dim = call.tensor(), 0
         lines: Lines = []
         for one in index if isinstance(index, tuple) else (index,):
             if isinstance(one, int) and not isinstance(one, bool):
                 lines.append(("select", {"x": BEFORE if lines else x, "dim": dim, "index": one}))
-            elif isinstance(one, slice) and (one.step is None or one.step > 0):
+            elif isinstance(one, slice) and (one.step is None or (isinstance(one.step, int) and one.step > 0)):
                 if one != slice(None):
-                    settings = {"dim": dim, "start": one.start, "end": one.stop, "step": one.step or 1}
+                    start, end = (place if place is None else call.size(place) for place in (one.start, one.stop))
+                    settings = {"dim": dim, "start": start, "end": end, "step": one.step or 1}
                     lines.append(("slice", {"x": BEFORE if lines else x, **settings}))
                 dim += 1
             else:

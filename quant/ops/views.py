@@ -19,10 +19,10 @@ from quant.kernels.reference_plan import Register
 from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
 from quant.ops.lowering import Context, SameCall
 from quant.ops.operator import Operator
-from quant.ops.planning import Lines, PlanCall, Unplanned, fixed, integer
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
-from quant.runtime.trees import Ref
+from quant.runtime.trees import Attr, Ref
 
 SPLITS = frozenset({
     torch.chunk, torch.split, torch.unbind, torch.tensor_split, torch.split_with_sizes, "chunk", "split", "unbind",
@@ -99,8 +99,15 @@ class Reshape(ShapeView):
 
 
 @dataclass(frozen=True)
-class ReshapeAs(View):
+class ReshapeAs(ShapeView):
     """The shape of another tensor."""
+
+    def plan(self, call: PlanCall) -> Lines:
+        other = call.tensor(1, "other")
+        shape = tuple(Register(other.index, dim) for dim in range(len(call.values.shape(other))))
+        if not shape:
+            raise Unplanned(f"{call.name} to no dimensions has no plan")
+        return [("reshape", {"x": call.tensor(), "shape": shape})]
 
     def on_integers(self, node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
         return _copying(node, kwargs)
@@ -112,6 +119,18 @@ def _copying(node: Node, kwargs: dict[str, Any]) -> tuple[Node, dict[str, Any]]:
         return node, kwargs
     renamed = {"shape" if name == "size" else name: value for name, value in kwargs.items()}
     return replace(node, target=COPYING[node.target]), renamed
+
+
+@dataclass(frozen=True)
+class Expand(ShapeView):
+    """Repeated to a larger shape; its numbers may be Refs to values derived from sizes."""
+
+    shape: tuple[Any, ...] = ()
+
+    def plan(self, call: PlanCall) -> Lines:
+        if not self.shape:
+            raise Unplanned(f"{call.name} to no dimensions has no plan")
+        return [("expand", {"x": call.tensor(), "shape": tuple(map(call.size, self.shape))})]
 
 
 @dataclass(frozen=True)
@@ -207,6 +226,24 @@ def reshape_as(call: Call) -> Recognised:
     return view_of(ReshapeAs(), call)
 
 
+@recognises("expand")
+def expand(call: Call) -> Recognised:
+    """Repeated to a larger shape."""
+    return view_of(Expand(listed(call, "size")), call)
+
+
+@plans_reals("expand", moves=True)
+def expand_in_reals(call: PlanCall) -> Lines:
+    """Of a float value, a parameter or a buffer."""
+    rest = call.args[1:] or (call.kwargs.get("size", ()),)
+    sizes = [call.number(size) for size in (rest[0] if isinstance(rest[0], (tuple, list)) else rest)]
+    if not sizes or None in sizes:
+        raise Unplanned("its shape is computed at run time")
+    x = call.real(0, "input")
+    lines: Lines = [("constant", {"value": x})] if isinstance(x, Attr) else []
+    return [*lines, ("expand", {"x": BEFORE if lines else x, "shape": tuple(sizes)})]
+
+
 @recognises(nn.Flatten, torch.flatten, "flatten")
 def flatten(call: Call) -> Recognised:
     """Neighbouring dimensions as one."""
@@ -263,7 +300,7 @@ def squeeze(call: Call) -> Recognised:
 
 @recognises(
     nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, torch.channel_shuffle,
-    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "expand", "repeat", "t",
+    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "repeat", "t",
 )  # fmt: skip
 def unplanned(call: Call) -> Recognised:
     """Views without an operation in native plans."""

@@ -6,12 +6,12 @@ The operator families in `quant/ops/` decide which calls of a forward become one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quant.kernels.reference_plan import Constant, Line, Register, parse_line
+from quant.kernels.reference_plan import Constant, Line, Register
 from quant.runtime.module_call import ModuleCall
 
 IDLE = (nn.Dropout, nn.Identity)
@@ -69,26 +69,38 @@ class GroupNormCall(NormCall):
 
 
 @dataclass(frozen=True)
-class NormFunctionCall(ModuleCall):
-    """`F.layer_norm` or `F.group_norm` with the parameters `weight` and `bias` of a module.
+class SoftmaxCall(ModuleCall):
+    """An `nn.Softmax` or `nn.LogSoftmax` over the last dimension.
 
     Attributes:
-        whole: the line's text, in which $0 is the weight and $1 the bias.
+        rank: of its input.
     """
 
-    kind: ClassVar[str] = "norm_function"
-    whole: str
+    kind: ClassVar[str] = "softmax"
+    rank: int
 
     def holds(self, module: nn.Module) -> bool:
-        return all(isinstance(store.get(name), Tensor) for store, name in self.numbers(module))
+        if not is_untouched(module) or type(module) not in (nn.Softmax, nn.LogSoftmax):
+            return False
+        dim: Any = module.dim
+        return isinstance(dim, int) and dim in (-1, self.rank - 1)
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        line, _ = parse_line(self.whole)
-        return replace(line, settings={**line.settings, **affine(module, constant)})
+        logarithm = type(module) is nn.LogSoftmax
+        return Line(self.out, "softmax", {"x": Register(self.reads[0]), "logarithm": logarithm})
 
-    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        parameters: dict[str, Any] = module._parameters
-        return [(parameters, "weight"), (parameters, "bias")]
+
+@dataclass(frozen=True)
+class SiluCall(ModuleCall):
+    """An `nn.SiLU`."""
+
+    kind: ClassVar[str] = "silu"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.SiLU and not module.inplace
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "silu", {"x": Register(self.reads[0])})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quant.kernels.reference_plan import HEADER, Constant, Line, Register
+from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, Line, Register, parse_line
 from quant.runtime import nonfinite
 from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
@@ -83,6 +83,8 @@ class Region:
             # Of a mask of booleans the bytes are read.
             inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
         if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
+            if self._checks_sizes():
+                return False
             nonfinite.note_inputs(inputs, self._quantized(), registers)
             outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
@@ -110,6 +112,10 @@ class Region:
         if text is None or text.members is not members or not text.current():
             text = self._text = _Text(self, members)
         return text
+
+    def _checks_sizes(self) -> bool:
+        """Whether its text checks sizes; in a graph the guards that are these checks have to run by themselves."""
+        return any(isinstance(one, str) and parse_line(one)[0].op in CHECKS_OF_SIZES for one in self.pieces)
 
     def _quantized(self) -> set[int]:
         """The places of the inputs that are made integers as they come."""

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import parse_line
-from quant.runtime import module_calls  # noqa: F401 - registers the kinds of calls
+from quant.runtime import constant_calls, module_calls  # noqa: F401 - they register the kinds of calls
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program

@@ -155,9 +155,11 @@ def _weighted_layer(
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
     identity = built.identity(step, runner, original)
     if identity not in built.layers:
-        smallest = x.scale if original is None else built.smallest[id(original)]
-        weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
-        fold = folded_numbers(step, runner.graph, runner.root)
+        weight, fold = runner.int8_weights.get(step.name), None
+        if weight is None:
+            smallest = x.scale if original is None else built.smallest[id(original)]
+            weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
+            fold = folded_numbers(step, runner.graph, runner.root)
         built.layers[identity] = StaticLayer(step.weighted.int8(), weight, backend, fold)
         if original is not None:
             inherit(built.layers[identity], original)

@@ -6,13 +6,14 @@ one, and `Schedule.reasons` says why. The schedule is plain data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
 from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
@@ -25,6 +26,9 @@ from quant.static.native_forms import Piece, Planned, Planner
 
 SHORTEST = 2
 """The number of instructions from which one native call pays off."""
+
+SMALL = 1 << 14
+"""The number of float values up to which a native call copies them in less time than a step of its own takes."""
 
 
 def schedule(program: Program, planner: Planner) -> Schedule:
@@ -103,8 +107,8 @@ class _Run:
         self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
 
     def close(self, schedule: Schedule, wanted: set[int]) -> None:
-        """Add the run to the schedule: as a region without float views at its ends, or one by one if it is short."""
-        begin, end = self._edges()
+        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short."""
+        begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
         lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
         if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
@@ -123,17 +127,22 @@ class _Run:
             schedule.drops.append(region.drops)
         _append(schedule, after)
 
-    def _edges(self) -> tuple[int, int]:
-        """The first and last instruction that are not float views; shapes that are read between stay in."""
+    def _edges(self, wanted: set[int]) -> tuple[int, int]:
+        """Where the region begins and ends.
+
+        Torch gives a view without a copy, and a region copies what it gives out: large views of its inputs that others
+        read, and large ones in another order that it would end with, stay out. Shapes that are read between stay in.
+        """
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
                 break
-            begin = begin if part.planned.symbol is not None else place + 1
+            begin = place + 1 if part.instruction.out in wanted and part.planned.count > SMALL else begin
         for place in range(len(self.parts) - 1, begin - 1, -1):
-            if not self.parts[place].planned.moves_reals:
+            planned = self.parts[place].planned
+            if not planned.moves_reals or (planned.symbol is None and (planned.in_order or planned.count <= SMALL)):
                 break
-            end = end if self.parts[place].planned.symbol is not None else place
+            end = end if planned.symbol is not None else place
         return begin, end
 
 
@@ -185,6 +194,13 @@ def _tail(symbolic: dict[int, Instruction], wanted: set[int]) -> tuple[list[Inst
     return tail, wanted
 
 
+def _registers_in(setting: Any) -> Iterator[Register]:
+    """The registers that a setting of a line names, be it for their sizes."""
+    for part in dimensions_in(setting) if isinstance(setting, Arithmetic) else [setting]:
+        if isinstance(part, Register):
+            yield part
+
+
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
     registers: list[int] = []
@@ -197,5 +213,5 @@ def _tensors(pieces: Sequence[Piece]) -> list[int]:
         else:
             for value in piece.settings.values():
                 parts = value if isinstance(value, (tuple, list)) else (value,)
-                registers += [part.index for part in parts if isinstance(part, Register)]
+                registers += [one.index for part in parts for one in _registers_in(part)]
     return [register for register in registers if register not in own]

@@ -7,6 +7,7 @@ and other operators define their lines in `quant/ops/` (`ops/planning.py`).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,18 +19,21 @@ from torch import nn
 from quant.graph import Graph, Node
 from quant.kernels import plan_check
 from quant.kernels.reference_ops import OPS
-from quant.kernels.reference_plan import Line, Register
+from quant.kernels.reference_plan import IN_ORDER, Line, Register
 from quant.ops import planning
-from quant.ops.planning import BEFORE, Lines, PlanCall, SizeOf, Symbol, Unplanned, fixed
+from quant.ops.planning import Lines, NumberOf, PlanCall, Symbol, Unplanned, fixed
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
+from quant.runtime.constant_calls import ConstantsCall, is_constant
 from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
-from quant.runtime.trees import Attr, Ref, map_leaves
+from quant.runtime.module_calls import IdleCall
+from quant.runtime.names import has_submodule, submodule
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
@@ -45,12 +49,19 @@ class Planned:
         symbol: the symbolic value, where it is no tensor.
         exact: whether its bits are those of the instruction by itself.
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
+        count: the number of values of a float view, as captured.
     """
 
     pieces: tuple[Piece, ...] = ()
     symbol: Symbol | None = None
     exact: bool = True
     moves_reals: bool = False
+    count: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is a view that gives the values in the order in which its input has them."""
+        return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
 
 
 class Planner:
@@ -137,8 +148,8 @@ class Planner:
     def _extent(self, value: Any) -> Any:
         """A size among the settings of a kernel: a number, or one that is read from a tensor."""
         known = self.symbols.get(value.index) if isinstance(value, Ref) else None
-        if isinstance(known, SizeOf):
-            return Register(known.source, known.dim)
+        if isinstance(known, NumberOf):
+            return known.number
         return fixed("size", value)
 
     def tensor(self, value: Ref) -> Register:
@@ -149,6 +160,15 @@ class Planner:
         if held.dtype is None or (held.qparams is None and held.dtype != torch.float32):
             raise Unplanned("it reads what is no float32 tensor")
         return Register(value.index)
+
+    def constant(self, value: Attr) -> Attr:
+        """Raise Unplanned for what is no float32 parameter or buffer, or is written to."""
+        owner, _, name = value.path.rpartition(".")
+        if not has_submodule(self.root, owner) or not is_constant(submodule(self.root, owner), name):
+            raise Unplanned("it reads what is no float32 parameter or buffer")
+        if any(node.writes and value in leaves((node.args, node.kwargs)) for node in self.graph.nodes):
+            raise Unplanned("it reads what the forward writes")
+        return value
 
     def symbol(self, value: Ref) -> Symbol | None:
         """The symbolic content of a register that holds no tensor; None where it is unknown."""
@@ -200,20 +220,49 @@ class Planner:
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
-        return Planned(pieces, None, exact, moves_reals)
+        count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
+        return Planned(pieces, None, exact, moves_reals, count)
+
+    def _is_tensor(self, index: int) -> bool:
+        return self.program.values[index].dtype is not None
 
 
-def _chain(out: int, operations: Lines) -> list[Line]:
-    """A call as operations over new registers of the text; `BEFORE` is the operation before."""
-    lines = []
+def _chain(out: int, operations: Lines) -> list[Piece]:
+    """A call as operations over new registers of the text."""
+    pieces: list[Piece] = []
     for place, (op, settings) in enumerate(operations):
         last = place == len(operations) - 1
-        own = out if last else CHAINED + out * 8 + place
-        before = Register(CHAINED + out * 8 + place - 1)
-        settings = {name: before if value == BEFORE else value for name, value in settings.items()}
-        lines.append(Line(own, op, settings))
-    return lines
+        own = out if last else CHAINED + out * MOST_LINES + place
+        first = CHAINED + out * MOST_LINES + place
+        settings = {name: _chained(value, first) for name, value in settings.items()}
+        line = Line(own, op, settings)
+        constants = {name: value for name, value in settings.items() if isinstance(value, Attr)}
+        pieces.append(_with_attributes(line, constants) if constants else line)
+    assert len(pieces) <= MOST_LINES
+    return pieces
 
+
+def _chained(value: Any, place: int) -> Any:
+    """A setting with the lines before the one at `place` by their registers."""
+    if isinstance(value, tuple):
+        return tuple(_chained(one, place) for one in value)
+    return Register(place + value.index) if isinstance(value, Register) and value.index < 0 else value
+
+
+def _with_attributes(line: Line, constants: Mapping[str, Attr]) -> ConstantsCall:
+    """A line of which some settings are parameters or buffers, all of one module."""
+    paths = [one.path.rpartition(".") for one in constants.values()]
+    [owner, *others] = {owner for owner, _, _ in paths}
+    if others:
+        raise Unplanned("it reads parameters of several modules")
+    named = {setting: f"{{{name}}}" for setting, (_, _, name) in zip(constants, paths, strict=True)}
+    reads = [one.index for one in line.settings.values() if isinstance(one, Register)]
+    whole = str(Line(line.out, line.op, {**line.settings, **named}))
+    return ConstantsCall(line.out, tuple(reads), owner, tuple(dict.fromkeys(name for _, _, name in paths)), whole)
+
+
+MOST_LINES = 8
+"""Operations that one call becomes at most."""
 
 CHAINED = 1 << 24
 """The first register for values between the operations of one call."""

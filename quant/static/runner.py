@@ -25,6 +25,7 @@ from quant.runtime.arguments import bind
 from quant.runtime.as_forward import as_forward
 from quant.runtime.binding import bound_values
 from quant.runtime.keys import ProgramKey
+from quant.runtime.layers.weighted import QWeight
 from quant.runtime.matching import CaptureMismatch, match_arguments
 from quant.runtime.names import attribute, child_of
 from quant.runtime.outputs import finished
@@ -62,6 +63,8 @@ class GraphRunner(Ranges, Programs):
         adds_exactly: in a simulation, add products as the integers do and not in float32 (`simulate.exactly`).
         dropped: in a simulation, whether convert would drop this program, which saw no data.
         tables: look-up tables for convert to use instead of computing them, by step; of a loaded model.
+        int8_weights: weights for convert to use instead of rounding the float ones, by step; of a model that another
+            toolkit quantised.
     """
 
     def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -71,6 +74,7 @@ class GraphRunner(Ranges, Programs):
         self.alone = self.promoted = False
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
+        self.int8_weights: dict[str, QWeight] = {}
         self._last = last_uses(fused.graph)
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)

@@ -62,7 +62,9 @@ ORDER = (
     "quant.step_parity",
     "quant.parity",
     "quant.page",
+    "quant.export",
     "quant.artefact",
+    "quant.migrate",
     "quant.types",
     # Doors.
     "quant",

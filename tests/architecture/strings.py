@@ -53,6 +53,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/ops/views.py": {"size"},
         "quant/heard_calls.py": {"dtype"},
         "quant/static/module_replacement.py": {"input"},
+        "quant/migrate/dynamic_layers.py": {"sum"},
     },
     "methods of tensors and operators of libraries, which are called by their names": {
         "quant/ops/views.py": {"view", "view_as"},
@@ -63,6 +64,12 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/capture/module_state.py": {"_parameters", "_buffers", "_modules", "training", "forward"},
         "quant/capture/scripted.py": {"training"},
         "quant/copying.py": {"u"},
+        "quant/migrate/packed_layers.py": {
+            "weight",
+            "_packed_params._packed_params",
+            "_packed_params._packed_weight",
+            "_all_weight_values",
+        },
         "quant/runtime/layers/recurrent_module.py": {"weight_ih", "weight_hh", "weight_hr", "bias_ih"},
         "quant/nn/recurrent/sequence.py": {"weight_ih_l0", "weight_ih_l0_reverse"},
         "quant/static/dynamic_fallback.py": {"forward"},

@@ -53,6 +53,13 @@ def test_layer_norm_keeps_small_spreads_beside_large_means() -> None:
     assert (got - expected).abs().max() < 2e-2
 
 
+@needs_kernels
+def test_silu() -> None:
+    ends = torch.tensor([0.0, -0.0, 88.0, -88.0, 120.0, -120.0, math.inf, math.nan])
+    for x in (reals(3, 5, 7) * 4, reals(2, 33, 9, 9) * 30, reals(5, 1, 6)[:, 0].t(), ends, reals(0, 3)):
+        check(text("%9 = silu x=%0", inputs=1), [x])
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize(
     ("shape", "groups"),
@@ -232,3 +239,55 @@ def test_a_sum_its_norm_and_its_rounding_are_one_pass_with_the_same_bits(
 def test_what_does_not_fit_is_an_error(line: str, shapes: list[tuple[int, ...]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(text(f"%9 = {line}", inputs=2), [reals(*shape) for shape in shapes])
+
+
+@pytest.mark.parametrize("by", ["add", "sub", "sub_from", "mul", "div"])
+@pytest.mark.parametrize("number", ["0.3", "-7", "1e-40", "3.0000000001"])
+def test_arithmetic_with_a_number_has_torchs_bits(by: str, number: str) -> None:
+    x = reals(2, 5, 7).transpose(0, 1)
+    program = text(f"%9 = number_f32 x=%0 by={by} number={number}", inputs=1)
+    assert torch.equal(*run(program, [x]), *reference_plan.run_plan([x], [], program))
+
+
+@pytest.mark.parametrize("by", ["sub", "mul", "div"])
+@pytest.mark.parametrize(("left", "right"), [((2, 5, 7), (2, 5, 7)), ((2, 5, 7), (5, 1)), ((1,), (3, 4))], ids=str)
+def test_arithmetic_of_two_has_torchs_bits(by: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    values = [reals(*left), reals(*right, seed=1)]
+    program = text(f"%9 = binary_f32 a=%0 b=%1 by={by}", inputs=2)
+    assert torch.equal(*run(program, values), *reference_plan.run_plan(values, [], program))
+
+
+@pytest.mark.parametrize("n", [1, 7, 16, 65, 300])
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_softmax(n: int, logarithm: bool) -> None:
+    x = reals(3, 40, n) * 20
+    check(text(f"%9 = softmax x=%0 logarithm={logarithm}", inputs=1), [x])
+
+
+def test_softmax_of_rows_that_are_not_finite_is_torchs() -> None:
+    x = reals(6, 33)
+    x[0, 3], x[1, 3], x[2], x[3, 3] = math.nan, math.inf, -math.inf, -math.inf
+    x[4, :16] = math.nan
+    for logarithm in (False, True):
+        got = check(text(f"%9 = softmax x=%0 logarithm={logarithm}", inputs=1), [x])
+        assert got.isnan().all(dim=1).tolist() == [True, True, True, False, True, False]
+
+
+def test_a_rounded_softmax_is_rounded_as_by_itself() -> None:
+    x = reals(2, 3, 20, 40) * 3
+    rounding = "%9 = quantize x=%1 scale=0.00392156862745098 zero_point=0"
+    whole = text("%1 = softmax x=%0 logarithm=False", rounding, inputs=1, outputs="%1 %9")
+    softmax, rounded = run(whole, [x])
+    assert torch.equal(softmax, *run(text("%9 = softmax x=%0 logarithm=False", inputs=1), [x]))
+    assert torch.equal(rounded, *run(text(rounding.replace("%1", "%0"), inputs=1), [softmax]))
+
+
+def test_constants_are_joined_and_added() -> None:
+    token, places = reals(1, 1, 6, seed=1), reals(1, 5, 6, seed=2)
+    x = reals(3, 4, 6)
+    program = text("%1 = constant value=$0", "%2 = expand x=%1 shape=%0.0,-1,-1", "%3 = cat_f32 tensors=%2,%0 dim=1",
+                   "%4 = constant value=$1", "%9 = add_f32 a=%3 b=%4", inputs=1, outputs="%9 %4")  # fmt: skip
+    got, constant = run(program, [x], [token, places])
+    assert torch.equal(got, torch.cat([token.expand(3, -1, -1), x], 1) + places)
+    assert torch.equal(constant, places)
+    assert constant.data_ptr() != places.data_ptr()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from quant.kernels import dispatch
+from quant.kernels import build, dispatch
 
 from quant.artefact.file import CONSTANT, read, write
 
@@ -50,3 +53,57 @@ def without_programs() -> Callable[[Path], None]:
         write(path, own, {name: manifest[name] for name in ("static", "modules", "report", "float_bytes")})
 
     return take_out
+
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+RUNNER = CHECKOUT / "kernels" / "runner"
+
+
+@pytest.fixture(scope="session")
+def runner_build() -> ModuleType:
+    """kernels/runner/build.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("runner_build", RUNNER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["runner_build"] = module  # dataclasses look their module up while it is executed
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
+
+
+def compiler() -> str:
+    """The C++ compiler, or a skip."""
+    if os.environ.get("OCTET_EMULATED") == "1":
+        pytest.skip("no C++ compiler for the emulated machine")
+    cxx = build.find_compiler()
+    if cxx is None:
+        pytest.skip("no C++ compiler: neither $CXX nor g++ nor clang++")
+    return cxx
+
+
+@pytest.fixture(scope="session")
+def whole_runner(runner_build: ModuleType) -> Path:
+    """The folder that `make runner` fills, where it is current."""
+    settings = runner_build.Settings(compiler(), build.host_arch(), CHECKOUT / "build")
+    if not runner_build.is_current(settings):
+        pytest.skip("build/octet-run is missing or not current: `make runner` compiles it")
+    return settings.out
+
+
+@pytest.fixture(scope="session")
+def runner(runner_build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with octet-run and liboctet.so: of `make runner`, or else with the core of `make build`."""
+    if "OCTET_RUNNER" in os.environ:  # cross-compiled, for an emulated machine
+        return Path(os.environ["OCTET_RUNNER"])
+    cxx, arch = compiler(), build.host_arch()
+    made = runner_build.Settings(cxx, arch, CHECKOUT / "build")
+    if runner_build.is_current(made):
+        return made.out
+    core = CHECKOUT / "build" / "core" / "liboctet_core.a"
+    folder = tmp_path_factory.mktemp("runner")
+    if not build.core_is_current(cxx, arch, core):
+        core = build.build_core(cxx, arch, folder / core.name)
+    runner_build.build(runner_build.Settings(cxx, arch, folder, core=core))
+    return folder

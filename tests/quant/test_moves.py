@@ -71,10 +71,12 @@ COPIES: dict[str, Move] = {
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
     "cat": lambda x: torch.cat([x, x], 1),
     "cat by name": lambda x: torch.cat(tensors=[x, x], dim=-1),
+    "view as": lambda x: x.view_as(x),
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1, -1).flatten(1, 2),
+    "expand by a size": lambda x: x[:1].expand(x.shape[0], -1, x.size(2), -1),
 }
 UNPLANNED: dict[str, Move] = {
     "squeeze all": lambda x: x.unsqueeze(1).squeeze(),
-    "view as": lambda x: x.view_as(x),
     "stack": lambda x: torch.stack([x, x], 1),
     "tensor_split": lambda x: x.tensor_split(2, 1)[1],
     "narrow from the end": lambda x: x.narrow(1, -3, 2),

@@ -47,6 +47,8 @@ STEPS: dict[str, Callable[[], Any]] = {
     "group norm without parameters": lambda: nn.GroupNorm(6, 24, affine=False),
     "a group norm's function": lambda: Groups(4, 24),
     "layer norm over channels": lambda: ChannelNorm(24),
+    "group norm and SiLU": lambda: nn.Sequential(nn.GroupNorm(6, 24), nn.SiLU()),
+    "group norm and SiLU's function": lambda: lambda y, x: F.silu(F.group_norm(y, 3)),
     "a norm of nobody's parameters": lambda: lambda y, x: F.group_norm(y, 3),
     "upsample": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
     "upsample with corners": lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),

@@ -19,9 +19,10 @@ namespace {
 
 using at::Tensor;
 
-// Number of plans that are kept. A plan holds offsets, biases and small tables; all plans of a model share their packed
-// weights (packed.h).
-constexpr size_t kMostPlans = 64;
+// Plans are kept while they have no more operations than this, the one added last aside. An operation of a plan holds
+// offsets, biases and small tables, a kilobyte in the mean; all plans of a model share their packed weights (packed.h).
+// A transformer of 24 blocks has 2,000 operations in 150 plans, each for every length that comes.
+constexpr size_t kMostOperations = 1 << 16;
 
 // Inference tensors keep no version, so writes to them cannot be seen.
 uint32_t version_of(const Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
@@ -60,6 +61,7 @@ struct Entry {
   std::shared_ptr<const Prepared> prepared;
   std::vector<PlanTensor> inputs;
   std::shared_ptr<const Plan> plan;
+  size_t operations = 0;
   mutable std::atomic<uint64_t> used{0};
 
   bool fits(c10::string_view text, c10::string_view library, at::TensorList given, at::TensorList with) const {
@@ -76,6 +78,21 @@ struct Cache {
   std::shared_mutex mutex;
   std::atomic<uint64_t> clock{0};
   std::unordered_multimap<size_t, std::shared_ptr<const Entry>> entries;
+  size_t operations = 0;  // of all entries
+
+  auto drop(decltype(entries)::const_iterator entry) {
+    operations -= entry->second->operations;
+    return entries.erase(entry);
+  }
+  // Drops plans whose constants are gone, and those used longest ago, until there is room for so many operations.
+  void make_room(size_t wanted) {
+    for (auto it = entries.cbegin(); it != entries.cend();)
+      it = it->second->prepared->expired() ? drop(it) : std::next(it);
+    while (!entries.empty() && operations + wanted > kMostOperations)
+      drop(std::min_element(entries.cbegin(), entries.cend(),
+                            [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
+    operations += wanted;
+  }
 };
 
 Cache& cache() {
@@ -143,6 +160,7 @@ std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::
   }
   KeptWeights weights(constants, prepared->backend);
   entry->plan = translated("run_plan: ", [&] { return prepared->program->build(entry->inputs, weights); });
+  entry->operations = prepared->program->program().operations.size();
   entry->prepared = std::move(prepared);
   return entry;
 }
@@ -168,11 +186,7 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
   const std::shared_ptr<Entry> made = make_entry(std::move(prepared), inputs, constants);
   made->used = ++known.clock;
   std::unique_lock lock(known.mutex);
-  for (auto it = known.entries.begin(); it != known.entries.end();)
-    it = it->second->prepared->expired() ? known.entries.erase(it) : std::next(it);
-  if (known.entries.size() >= kMostPlans)
-    known.entries.erase(std::min_element(known.entries.begin(), known.entries.end(),
-                                         [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
+  known.make_room(made->operations);
   known.entries.emplace(hash, made);
   return made->plan;
 }

@@ -41,11 +41,16 @@ void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
   for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>) {
     const int blocks = blocks_of<A>(n, n0);
     for (int64_t s = 0; s < steps; ++s)
-      for (int lane = 0; lane < blocks * A::kLanes; ++lane)
-        for (int i = 0; i < A::kStep; ++i) {
-          const int64_t row = n0 + lane, column = s * A::kStep + i;
-          *packed++ = row < n && column < k ? weight[row * k + column] : 0;
-        }
+      for (int lane = 0; lane < blocks * A::kLanes; ++lane) {
+        const int64_t row = n0 + lane, column = s * A::kStep;
+        const int64_t count = row < n ? std::min<int64_t>(A::kStep, k - column) : 0;
+        // Whole steps at once: products of two activations are packed in every call.
+        if (count == A::kStep)
+          std::memcpy(packed, weight + row * k + column, A::kStep);
+        else
+          for (int64_t i = 0; i < A::kStep; ++i) packed[i] = i < count ? weight[row * k + column + i] : 0;
+        packed += A::kStep;
+      }
   }
 }
 

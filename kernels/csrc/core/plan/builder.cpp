@@ -44,6 +44,12 @@ PlanView PlanBuilder::fresh(const Sizes& sizes, const Sizes& strides, bool real)
   return {static_cast<int>(plan_->buffers_.size()) - 1, 0, real, sizes, strides};
 }
 
+PlanView PlanBuilder::held(std::shared_ptr<const std::vector<float>> values, const Sizes& sizes) {
+  plan_->buffers_.push_back({product(sizes) * 4, Plan::Home::kConstant, static_cast<int64_t>(plan_->constants_.size())});
+  plan_->constants_.push_back(std::move(values));
+  return {static_cast<int>(plan_->buffers_.size()) - 1, 0, true, sizes, plain_strides(sizes)};
+}
+
 PlanView PlanBuilder::with_strides(const PlanView& view, const Sizes& strides) {
   if (view.has_strides(strides)) {
     PlanView same = view;

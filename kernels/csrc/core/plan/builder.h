@@ -21,6 +21,8 @@ class PlanBuilder {
 
   // A view of a new buffer of the arena.
   PlanView fresh(const Sizes& sizes, const Sizes& strides, bool real = false);
+  // A view of reals that the plan holds, one after the other.
+  PlanView held(std::shared_ptr<const std::vector<float>> values, const Sizes& sizes);
   // The same values with these strides: the view itself where it has them, else a copy.
   PlanView with_strides(const PlanView& view, const Sizes& strides);
   PlanView plain(const PlanView& view) { return with_strides(view, plain_strides(view.sizes)); }

@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/plan/sizes.h"
 #include "core/rows/elementwise.h"
 
 namespace octet {
@@ -80,15 +81,15 @@ const std::map<std::string, Check, std::less<>>& kinds() {
          if (word != "-") within(line, name, parse_integer(line, word), 1, kMost);
        }},
       {"size", [](const PlanLine& line, const std::string& name, std::string_view word) {
-         const size_t dot = word.find('.');
-         if (dot == std::string_view::npos) return within(line, name, parse_integer(line, word), -1, int64_t{1} << 40);
-         parse_register(line, word.substr(0, dot));
-         parse_integer(line, word.substr(dot + 1));
+         const SizeParts parts = parse_size(line, word);
+         if (parts.front().kind == SizePart::Kind::kNumber && parts.size() == 1)
+           within(line, name, parts.front().number, -1, int64_t{1} << 40);
        }},
       {"extent", [](const PlanLine& line, const std::string& name, std::string_view word) {
-         if (word.starts_with('%')) return kinds().at("size")(line, name, word);
-         within(line, name, parse_integer(line, word), 1, kMost);
+         const SizeParts parts = parse_size(line, word);
+         if (parts.front().kind == SizePart::Kind::kNumber && parts.size() == 1) within(line, name, parts.front().number, 1, kMost);
        }},
+      {"place", [](const PlanLine& line, const std::string&, std::string_view word) { parse_size(line, word); }},
       {"real", [](const PlanLine& line, const std::string& name, std::string_view word) {
          if (!std::isfinite(static_cast<float>(parse_number(line, word))))
            line.fail(name + " is " + std::string(word) + ", expected a finite number");
@@ -181,8 +182,10 @@ void check_line(const PlanLine& line) {
 std::vector<int64_t> registers_of(const PlanLine& line) {
   std::vector<int64_t> found;
   for (const auto& [name, value] : line.fields)
-    for (const std::string_view word : split(value, ','))
-      if (word.starts_with('%')) found.push_back(parse_register(line, word.substr(0, word.find('.'))));
+    for (size_t at = value.find('%'); at != std::string::npos; at = value.find('%', at + 1)) {
+      const size_t end = value.find_first_not_of("0123456789", at + 1);
+      found.push_back(parse_register(line, std::string_view(value).substr(at, end - at)));
+    }
   return found;
 }
 

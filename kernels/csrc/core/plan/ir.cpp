@@ -28,10 +28,19 @@ class LineReader {
     for (const std::string& word : line_.words(name)) found.push_back(value_of(parse_register(line_, word)));
     return found;
   }
-  op::Size size(std::string_view word) {
-    const size_t dot = word.find('.');
-    if (dot == std::string_view::npos) return {kNoValue, parse_integer(line_, word)};
-    return {value_of(parse_register(line_, word.substr(0, dot))), parse_integer(line_, word.substr(dot + 1))};
+  SizeParts size(std::string_view word) {
+    SizeParts parts = parse_size(line_, word);
+    for (SizePart& part : parts)
+      if (part.kind == SizePart::Kind::kDimension) part.of = value_of(part.of);
+    return parts;
+  }
+  std::vector<SizeParts> sizes(std::string_view name) {
+    std::vector<SizeParts> found;
+    for (const std::string& word : line_.words(name)) found.push_back(size(word));
+    return found;
+  }
+  std::optional<SizeParts> size_or_none(std::string_view name) {
+    return line_.has(name) ? std::optional(size(line_.word(name))) : std::nullopt;
   }
   int64_t integer(std::string_view name) const { return line_.integer(name); }
   std::optional<int64_t> integer_or_none(std::string_view name) const {
@@ -141,8 +150,7 @@ OperationKind interpolate(LineReader& in) {
       mode == "nearest" ? op::Resizing::kNearest : mode == "nearest-exact" ? op::Resizing::kNearestExact : op::Resizing::kLinear,
       mode == "linear" ? 1 : mode == "bilinear" ? 2 : 0,
       rescale_settings(in.integer("zero_point"), line.number("multiplier"), in.byte("output_zero_point"))};
-  if (sized)
-    for (const std::string& word : line.words("size")) interpolate.size.push_back(in.size(word));
+  if (sized) interpolate.size = in.sizes("size");
   return interpolate;
 }
 
@@ -166,10 +174,20 @@ OperationKind cat(LineReader& in) {
   return cat;
 }
 
-OperationKind reshape(LineReader& in) {
-  op::Reshape reshape{in.value("x"), {}};
-  for (const std::string& word : in.line().words("shape")) reshape.shape.push_back(in.size(word));
-  return reshape;
+template <bool real>
+OperationKind matmul(LineReader& in) {
+  op::Matmul matmul{in.value("q_a"), in.value("q_b"), in.byte("a_zero_point"), in.byte("b_zero_point"), in.real("multiplier"),
+                    real, 0, 0, 255};
+  if (real) return matmul;
+  matmul.zero_point = in.byte("output_zero_point");
+  matmul.bottom = in.byte("quant_min"), matmul.top = in.byte("quant_max");
+  return matmul;
+}
+
+// The place of a word in the list that the table of settings has for it.
+template <class By>
+By word_of(const LineReader& in, std::string_view name, std::initializer_list<std::string_view> words) {
+  return static_cast<By>(std::find(words.begin(), words.end(), in.line().word(name)) - words.begin());
 }
 
 OperationKind attention(LineReader& in) {
@@ -230,7 +248,11 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"interpolate", &interpolate},
       {"pad", &pad},
       {"cat", &cat},
-      {"reshape", &reshape},
+      {"reshape", [](LineReader& in) -> OperationKind { return op::Reshape{in.value("x"), in.sizes("shape")}; }},
+      {"expand", [](LineReader& in) -> OperationKind { return op::Expand{in.value("x"), in.sizes("shape")}; }},
+      {"holds", [](LineReader& in) -> OperationKind {
+         return op::Holds{in.value("x"), in.size(in.line().word("size")), in.integer("equals")};
+       }},
       {"flatten", [](LineReader& in) -> OperationKind {
          return op::Flatten{in.value("x"), in.integer("start"), in.integer("end")};
        }},
@@ -241,7 +263,7 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"unsqueeze", [](LineReader& in) -> OperationKind { return op::Unsqueeze{in.value("x"), in.integer("dim")}; }},
       {"squeeze", [](LineReader& in) -> OperationKind { return op::Squeeze{in.value("x"), in.integer("dim")}; }},
       {"slice", [](LineReader& in) -> OperationKind {
-         return op::Slice{in.value("x"), in.integer("dim"), in.integer_or_none("start"), in.integer_or_none("end"),
+         return op::Slice{in.value("x"), in.integer("dim"), in.size_or_none("start"), in.size_or_none("end"),
                           in.integer("step")};
        }},
       {"select", [](LineReader& in) -> OperationKind {
@@ -258,7 +280,21 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"group_norm", [](LineReader& in) -> OperationKind {
          return op::GroupNorm{in.value("x"), in.integer("groups"), in.constant("weight"), in.constant("bias"), in.real("eps")};
        }},
+      {"silu", [](LineReader& in) -> OperationKind { return op::Silu{in.value("x")}; }},
       {"attention", &attention},
+      {"constant", [](LineReader& in) -> OperationKind { return op::ConstantReal{in.constant("value")}; }},
+      {"number_f32", [](LineReader& in) -> OperationKind {
+         using By = op::WithNumber::By;
+         return op::WithNumber{in.value("x"), word_of<By>(in, "by", {"add", "sub", "sub_from", "mul", "div"}), in.real("number")};
+       }},
+      {"binary_f32", [](LineReader& in) -> OperationKind {
+         using By = op::BinaryReal::By;
+         return op::BinaryReal{in.value("a"), in.value("b"), word_of<By>(in, "by", {"sub", "mul", "div"})};
+       }},
+      {"cat_f32", [](LineReader& in) -> OperationKind { return op::CatReal{in.values("tensors"), in.integer("dim")}; }},
+      {"softmax", [](LineReader& in) -> OperationKind { return op::Softmax{in.value("x"), in.flag("logarithm")}; }},
+      {"matmul", &matmul<false>},
+      {"matmul_f32", &matmul<true>},
   };
   return known;
 }

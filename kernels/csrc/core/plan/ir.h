@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/plan/plan.h"
+#include "core/plan/sizes.h"
 #include "core/rows/elementwise.h"
 #include "core/rows/rows.h"
 
@@ -31,7 +32,7 @@ namespace op {
 struct Quantize {
   Value x;
   RowRange range;
-  bool for_linear = false;  // pass: a linear layer reads it, which wants plain rows
+  bool for_linear = false;  // pass: a linear layer or a product reads it, which wants plain rows
 };
 struct Dequantize {
   Value q;
@@ -108,16 +109,11 @@ struct Mean {
   MeanSettings by;
 };
 
-// A number, or the size of a value's dimension.
-struct Size {
-  Value of;
-  int64_t number;  // the dimension, where `of` is a value
-};
 enum class Resizing { kNearest, kNearestExact, kLinear };
 struct Interpolate {
   Value q;
   // One of the two; `one_for_all` where it is one number for all dimensions.
-  std::vector<Size> size;
+  std::vector<SizeParts> size;
   std::vector<double> factors;
   bool one_for_all, recompute, align_corners;
   Resizing mode;
@@ -140,7 +136,17 @@ struct Cat {
 };
 struct Reshape {
   Value x;
-  std::vector<Size> shape;
+  std::vector<SizeParts> shape;  // of values
+};
+struct Expand {
+  Value x;
+  std::vector<SizeParts> shape;  // -1: as the input's
+};
+// The value itself, where a size is the expected one.
+struct Holds {
+  Value x;
+  SizeParts size;
+  int64_t equals;
 };
 struct Flatten {
   Value x;
@@ -165,7 +171,7 @@ struct Squeeze {
 struct Slice {
   Value x;
   int64_t dim;
-  std::optional<int64_t> start, end;
+  std::optional<SizeParts> start, end;
   int64_t step;
 };
 struct Select {
@@ -181,6 +187,30 @@ struct Same {
 };
 
 // Operations computed in float32.
+struct ConstantReal {
+  Constant value;
+};
+// x and a number: x + number, number - x, ...
+struct WithNumber {
+  enum class By { kAdd, kSub, kSubFrom, kMul, kDiv };
+  Value x;
+  By by;
+  float number;
+};
+struct BinaryReal {
+  enum class By { kSub, kMul, kDiv };
+  Value a, b;
+  By by;
+};
+struct CatReal {
+  std::vector<Value> tensors;
+  int64_t dim;
+};
+struct Softmax {
+  Value x;
+  bool logarithm;
+  Place rounding = kNowhere;  // pass: a Quantize that reads it
+};
 struct AddReal {
   Value a, b;
   Place norm = kNowhere;  // pass: the LayerNorm that alone reads the sum
@@ -197,10 +227,23 @@ struct GroupNorm {
   Constant weight, bias;
   float eps;
 };
+struct Silu {
+  Value x;
+};
 struct Attention {
   Value q, k, v, mask;
   std::optional<float> scale;
   bool causal;
+};
+
+// Products of two activations.
+struct Matmul {
+  Value a, b;
+  int32_t a_zero, b_zero;
+  float multiplier;
+  bool real;  // float32, else uint8 in [bottom, top]
+  int32_t zero_point, bottom, top;
+  bool turned = false;  // pass: dimensions of the result change places next
 };
 
 }  // namespace op
@@ -209,8 +252,8 @@ using OperationKind =
     std::variant<op::Quantize, op::Dequantize, op::Clamp, op::Lookup, op::Add, op::Binary, op::Conv, op::Linear, op::MaxPool,
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
-                 op::AddReal, op::LayerNorm, op::GroupNorm,
-                 op::Attention>;
+                 op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
+                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu>;
 
 struct Operation {
   Value out;

@@ -7,6 +7,7 @@
 #include "core/plan/builder.h"
 #include "core/plan/ir.h"
 #include "core/rows/elementwise.h"
+#include "core/rows/reals.h"
 
 namespace octet {
 
@@ -47,8 +48,21 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu);
 // lower_norms.cpp: norms over channels and pixels.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& norm);
+
+// lower_sizes.cpp: what sizes decide.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Expand& expand);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Holds& holds);
+// lower_arithmetic.cpp: arithmetic of reals, their softmax, concatenations and constants.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::ConstantReal& constant);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::WithNumber& by);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::BinaryReal& by);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::CatReal& cat);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Softmax& softmax);
+// lower_matmul.cpp: products of two activations.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Matmul& matmul);
 
 // A float view, quantised.
 PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);
@@ -70,6 +84,12 @@ void expect_or(const Operation& operation, bool holds, Words words) {
   if (!holds) operation.fail(words());
 }
 void expect_dtype(const Operation& operation, const PlanView& view, bool real);
+// left and right, broadcast, by an exact kernel of two reals.
+PlanView combined(PlanBuilder& b, PlanView left, PlanView right, const Sizes& sizes, RealBinary kernel);
+// The float view of a value.
+PlanView real_input(PlanBuilder& b, const Operation& operation, Value value);
+// The number that a size is; fails where its arithmetic has no result.
+int64_t number_of(PlanBuilder& b, const Operation& operation, const SizeParts& size);
 // The product of the sizes of a tensor; fails where it exceeds all memory.
 int64_t checked_count(const Operation& operation, const Sizes& sizes);
 // The padding before and after each dimension, of a pad's widths; fails where they do not fit the input.
@@ -81,8 +101,6 @@ Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView&
 Sizes broadcast(const Operation& operation, PlanView& left, PlanView& right);
 // The strides of a view broadcast to a larger shape.
 Sizes repeated(const PlanView& view, const Sizes& sizes);
-// A size among an operation's settings, which may be that of another value; -1 stays.
-int64_t size_of(PlanBuilder& b, const Operation& operation, const op::Size& size);
 // A dimension counted from the front; fails where it does not exist.
 int64_t dimension(const Operation& operation, int64_t dim, int64_t rank);
 

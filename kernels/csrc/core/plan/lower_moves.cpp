@@ -8,20 +8,14 @@
 #include "core/rows/elementwise.h"
 
 namespace octet {
-int64_t size_of(PlanBuilder& b, const Operation& operation, const op::Size& size) {
-  if (size.of == kNoValue) return size.number;
-  const PlanView& view = b.input(size.of);
-  return view.sizes[dimension(operation, size.number, view.rank())];
-}
-
 namespace {
 
 // Sizes of which some are those of other registers (%3.0 is the first size of %3) and one may be -1.
 Sizes wanted_sizes(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape, int64_t count) {
   Sizes sizes;
   int64_t open = -1;
-  for (const op::Size& size : reshape.shape) {
-    sizes.push_back(size_of(b, operation, size));
+  for (const SizeParts& size : reshape.shape) {
+    sizes.push_back(number_of(b, operation, size));
     if (sizes.back() != -1) continue;
     expect(operation, open < 0, "its shape has two open sizes");
     open = static_cast<int64_t>(sizes.size()) - 1;
@@ -111,8 +105,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Slice& slic
   const PlanView x = b.input(slice.x);
   const int64_t dim = dimension(operation, slice.dim, x.rank()), size = x.sizes[dim], step = slice.step;
   expect(operation, step > 0, "its step is not positive");
-  const auto place = [&](std::optional<int64_t> given, int64_t missing) {
-    const int64_t at = given.value_or(missing);
+  const auto place = [&](const std::optional<SizeParts>& given, int64_t missing) {
+    const int64_t at = given ? number_of(b, operation, *given) : missing;
     return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
   };
   const int64_t begin = place(slice.start, 0), end = std::max(begin, place(slice.end, size));

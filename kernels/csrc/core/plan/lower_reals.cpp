@@ -10,35 +10,13 @@
 namespace octet {
 namespace {
 
-PlanView real_input(PlanBuilder& b, const Operation& operation, Value value) {
-  const PlanView& view = b.input(value);
-  expect_dtype(operation, view, true);
-  return view;
-}
-
 // A new buffer for reals that lie one after the other.
 PlanView plain_reals(PlanBuilder& b, const Sizes& sizes) { return b.fresh(sizes, plain_strides(sizes), true); }
 
 PlanView sum_of(PlanBuilder& b, const Operation& operation, const op::AddReal& add) {
   PlanView left = real_input(b, operation, add.a), right = real_input(b, operation, add.b);
   const Sizes sizes = broadcast(operation, left, right);
-  const auto loops_of = [&] { return PlanLoops(sizes, {plain_strides(sizes), repeated(left, sizes), repeated(right, sizes)}); };
-  PlanLoops loops = loops_of();
-  if (std::max(loops.step(1), loops.step(2)) > 1 || loops.step(0) != 1) {
-    left = b.plain(left), right = b.plain(right);
-    loops = loops_of();
-  }
-  const PlanView out = plain_reals(b, sizes);
-  b.emit({&left, &right}, out, [=](const PlanFrame& frame) {
-    const float *x = left.reals(frame), *y = right.reals(frame);
-    float* const to = out.reals_out(frame);
-    each_part(loops.rows(), loops.rows() * loops.length() * 4, [&](int64_t first, int64_t rows) {
-      loops.each(first, rows, [&](const int64_t* at) {
-        real_kernels().add(x + at[1], loops.step(1), y + at[2], loops.step(2), loops.length(), to + at[0]);
-      });
-    });
-  });
-  return out;
+  return combined(b, left, right, sizes, real_kernels().add);
 }
 
 struct Norm {

@@ -122,7 +122,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate
          "its mode is for another number of dimensions");
   const bool sized = !interpolate.size.empty();
   Sizes wanted;
-  for (const op::Size& size : interpolate.size) wanted.push_back(size_of(b, operation, size));
+  for (const SizeParts& size : interpolate.size) wanted.push_back(number_of(b, operation, size));
   std::vector<double> factors = interpolate.factors;
   if (interpolate.one_for_all) sized ? wanted.resize(dims, wanted[0]) : factors.resize(dims, factors[0]);
   expect(operation, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");

@@ -51,16 +51,24 @@ void find_sums_and_roundings_of_norms(Program& program, const Uses& uses) {
   each<op::LayerNorm>(program, [&](const Operation& operation, op::LayerNorm& norm) {
     norm.rounding = first_reader<op::Quantize>(program, uses, operation.out);
   });
+  each<op::Softmax>(program, [&](const Operation& operation, op::Softmax& softmax) {
+    softmax.rounding = first_reader<op::Quantize>(program, uses, operation.out);
+  });
 }
 
 void find_layouts(Program& program, const Uses& uses) {
   each<op::Quantize>(program, [&](const Operation& operation, op::Quantize& quantize) {
-    quantize.for_linear = first_reader<op::Linear>(program, uses, operation.out) != kNowhere;
+    quantize.for_linear = first_reader<op::Linear>(program, uses, operation.out) != kNowhere ||
+                          first_reader<op::Matmul>(program, uses, operation.out) != kNowhere;
   });
   each<op::Dequantize>(program, [&](const Operation& operation, op::Dequantize& dequantize) {
     dequantize.given_out = uses.given_out[operation.out];
   });
   each<op::Conv>(program, [&](const Operation& operation, op::Conv& conv) { conv.given_out = uses.given_out[operation.out]; });
+  each<op::Matmul>(program, [&](const Operation& operation, op::Matmul& matmul) {
+    const Place reader = uses.only_reader(operation.out);
+    matmul.turned = is<op::Transpose>(program, reader) || is<op::Permute>(program, reader);
+  });
 }
 
 void run_passes(Program& program) {

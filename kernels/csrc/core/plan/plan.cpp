@@ -24,7 +24,9 @@ bool Plan::run(const void* const* inputs, void* const* outputs) const {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const Buffer& buffer = buffers_[i];
     if (buffer.home == Home::kArena) space.buffers[i] = base + buffer.place;
-    // Inputs are only read: no step has one as its `write`.
+    // Inputs and constants are only read: no step has one as its `write`.
+    if (buffer.home == Home::kConstant)
+      space.buffers[i] = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(constants_[buffer.place]->data()));
     if (buffer.home == Home::kInput)
       space.buffers[i] = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[buffer.place]));
     if (buffer.home == Home::kOutput) space.buffers[i] = static_cast<uint8_t*>(outputs[buffer.place]);

@@ -66,16 +66,17 @@ class Plan {
 
  private:
   friend class PlanBuilder;
-  enum class Home { kArena, kInput, kOutput };
+  enum class Home { kArena, kInput, kOutput, kConstant };
   struct Buffer {
     int64_t bytes;
     Home home;
-    int64_t place;  // bytes from the arena's start, or the index of the input or output
+    int64_t place;  // bytes from the arena's start, or the index of the input, output or constant
   };
 
   std::vector<PlanStep> steps_;
   std::vector<Buffer> buffers_;
   std::vector<PlanTensor> outputs_;
+  std::vector<std::shared_ptr<const std::vector<float>>> constants_;
   int64_t arena_bytes_ = 0;
 };
 

@@ -21,9 +21,15 @@ struct HeadMask {
   int64_t row, step;
 };
 
+// out = a + b, say; steps are 1, or 0 where one value meets the whole row.
+using RealBinary = void (*)(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* out);
+
 struct RealKernels {
-  // out = a + b; steps are 1, or 0 where one value meets the whole row.
-  void (*add)(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* out);
+  RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
+  // A row of the softmax of x, or of its logarithm. NaN where all of x is -inf, as torch has it.
+  void (*softmax)(const float* x, int64_t n, bool logarithm, float* out);
+  // x / (1 + e**-x).
+  void (*silu)(const float* x, int64_t n, float* out);
   // A row of x, or of x + added where that is not null: (v - mean) / sqrt(variance + eps) * weight + bias. weight and bias
   // may be null.
   void (*layer_norm)(const float* x, const float* added, int64_t n, const float* weight, const float* bias, float eps,

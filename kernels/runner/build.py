@@ -1,0 +1,222 @@
+"""Compile the runner: `make runner`, or `python kernels/runner/build.py --help`.
+
+It needs neither torch nor this package. The core's sources are compiled once more, for size: -O3 makes the
+kernels faster that the compiler vectorises, and the others only larger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+HERE = Path(__file__).resolve().parent
+
+if TYPE_CHECKING:
+    from quant.kernels import build as kernels_build
+else:  # by its path: its package may not be installed
+    sys.path.insert(0, str(HERE.parent))
+    import build as kernels_build
+
+LIBRARY = ("artefact.cpp", "crc32.cpp", "file_bytes.cpp", "json.cpp", "model.cpp", "octet.cpp", "thread_limit.cpp")
+PROGRAM = ("npy.cpp", "octet_run.cpp")
+
+THREADS = {"openmp": ["-fopenmp"], "pool": ["-DOCTET_POOL", "-pthread"], "none": []}
+"""Kind of threads -> flags for compiling and linking."""
+
+SECTIONS = ["-ffunction-sections", "-fdata-sections"]
+OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS]
+LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp")
+"""Files of the core that the runner has not: it brings its own threads, and emulated tiles are for tests."""
+WITHOUT_EMULATION = "-DkAmxEmulatedGemm=kPortableGemm"
+"""Where the table names the products over emulated tiles, it has the portable ones, which give the same sums."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the runner is built.
+
+    Attributes:
+        cxx: the compiler; arch: what it compiles for.
+        out: the folder for liboctet.so, liboctet.a, octet.h and octet-run.
+        threads: a key of THREADS.
+        flags: further ones for all files and for linking, as for a sanitizer.
+        is_static: whether octet-run has the C and C++ libraries inside.
+        core: a static library of the core to link with, where its sources are not to be compiled again.
+    """
+
+    cxx: str
+    arch: str
+    out: Path
+    threads: str = "openmp"
+    flags: tuple[str, ...] = ()
+    is_static: bool = False
+    core: Path | None = None
+
+
+def core_sources(arch: str) -> list[Path]:
+    """The files of the core that are compiled."""
+    return [path for path in kernels_build.core_sources(arch) if path.name not in LEFT_OUT]
+
+
+def flags_of(source: Path, threads: str) -> list[str]:
+    """The compiler flags of a file of the core or of the runner."""
+    include = ["-iquote", str(HERE), "-iquote", str(kernels_build.SOURCES)]
+    if source.parent == HERE:
+        return [*OWN_FLAGS, *THREADS[threads], *include]
+    flags = kernels_build.flags_of(source)
+    family = source.parent.name if kernels_build.set_of(source) is None else source.stem.partition("_")[0]
+    optimised = {"gemm": ["-O2"], "plan": ["-Os"]}.get(family, ["-O3"] if kernels_build.set_of(source) else ["-O2"])
+    flags[flags.index("-O3")] = optimised[0]
+    flags += [] if optimised == ["-O3"] else SECTIONS
+    return [*flags, WITHOUT_EMULATION] if source.name == "instruction_sets.cpp" else flags
+
+
+def build(settings: Settings, jobs: int | None = None) -> Path:
+    """Compile and link; returns the path of octet-run.
+
+    Raises:
+        kernels_build.BuildError: something did not compile or link; the message quotes the compiler.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    core = core_sources(settings.arch) if settings.core is None else []
+    own, program = [HERE / name for name in LIBRARY], [HERE / name for name in PROGRAM]
+    objects = _compile_all(settings, [*core, *own, *program], jobs)
+    library = [*(objects[path] for path in (*core, *own)), *([settings.core] if settings.core else [])]
+    _link(settings, library, "liboctet.so", ["-shared", f"-Wl,--version-script={HERE / 'exports.map'}"])
+    static = ["-static"] if settings.is_static else []
+    _link(settings, [*(objects[path] for path in program), *library], "octet-run", static)
+    if settings.core is None:
+        _archive(library, settings.out / "liboctet.a")
+    (settings.out / "octet.h").write_bytes((HERE / "octet.h").read_bytes())
+    _stamp(settings.out).write_text(fingerprint(settings))
+    return settings.out / "octet-run"
+
+
+def is_current(settings: Settings) -> bool:
+    """Whether the folder holds what would be built now."""
+    stamp = _stamp(settings.out)
+    return stamp.exists() and stamp.read_text() == fingerprint(settings)
+
+
+def fingerprint(settings: Settings) -> str:
+    """A digest of everything that the output depends on."""
+    digest = hashlib.sha256(kernels_build.core_fingerprint(settings.cxx, settings.arch).encode())
+    for path in sorted(HERE.iterdir()):
+        if path.suffix in {".cpp", ".h", ".py", ".map"}:
+            digest.update(path.name.encode() + path.read_bytes())
+    digest.update(repr((settings.threads, settings.flags, settings.is_static)).encode())
+    return digest.hexdigest()
+
+
+def _stamp(out: Path) -> Path:
+    return out / "octet-run.stamp"
+
+
+def _compile_all(settings: Settings, sources: list[Path], jobs: int | None) -> dict[Path, Path]:
+    """The object of each file."""
+    folder = settings.out / "objects"
+    folder.mkdir(exist_ok=True)
+
+    def compile_one(source: Path) -> Path:
+        compiled = folder / f"{source.stem}.o"
+        flags = [*flags_of(source, settings.threads), *settings.flags]
+        _run([settings.cxx, *flags, "-c", str(source), "-o", str(compiled)])
+        return compiled
+
+    # Products take a minute each and the others seconds: the slow ones start first.
+    order = sorted(sources, key=lambda path: not path.name.startswith("gemm"))
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        return dict(zip(order, pool.map(compile_one, order), strict=True))
+
+
+def _link(settings: Settings, parts: Iterable[Path], name: str, kind: list[str]) -> None:
+    stripped = [] if settings.flags else ["-s"]
+    flags = [*kind, *THREADS[settings.threads], *settings.flags, "-Wl,--gc-sections", *stripped]
+    whole = settings.out / f".{name}.{os.getpid()}"
+    _run([settings.cxx, *map(str, parts), *flags, "-o", str(whole)])
+    os.replace(whole, settings.out / name)
+
+
+def _archive(objects: Iterable[Path], output: Path) -> None:
+    whole = output.with_name(f".{output.name}.{os.getpid()}")
+    _run([os.environ.get("AR", "ar"), "rcs", str(whole), *map(str, objects)])
+    os.replace(whole, output)
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
+
+
+SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
+
+
+def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
+    """The program of fuzz.cpp, with the core under the sanitizer too where `settings` brings none; returns its path.
+
+    Raises:
+        kernels_build.BuildError: as `build`.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    settings = replace(settings, flags=(*SANITIZED, *settings.flags))
+    core = core_sources(settings.arch) if settings.core is None else []
+    objects = _compile_all(settings, [*core, *(HERE / name for name in (*LIBRARY, "fuzz.cpp"))], jobs)
+    _link(settings, [*objects.values(), *([settings.core] if settings.core else [])], "fuzz", [])
+    return settings.out / "fuzz"
+
+
+def list_flags(arch: str, threads: str) -> str:
+    """For CMake: a line for each file of the library, its path and its flags with semicolons between."""
+    files = [*core_sources(arch), *(HERE / name for name in LIBRARY)]
+    return "\n".join(";".join([str(path), *flags_of(path, threads)]) for path in files)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="make runner", description="Compile liboctet and octet-run, without torch.")
+    parser.add_argument("--cxx", help="C++ compiler (default: $CXX, g++, clang++)")
+    parser.add_argument("--arch", help="x86_64 or aarch64 (default: this machine's)")
+    parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the library and the program")
+    parser.add_argument("--threads", choices=THREADS, default="openmp", help="what shares work among threads")
+    parser.add_argument("--static", action="store_true", help="octet-run with the C and C++ libraries inside")
+    parser.add_argument("--fuzz", action="store_true", help="the program of fuzz.cpp instead, under AddressSanitizer")
+    parser.add_argument(
+        "--list-flags", action="store_true", help="print files and flags for CMake, and compile nothing"
+    )
+    options = parser.parse_args(arguments)
+    arch = options.arch or kernels_build.host_arch()
+    if options.list_flags:
+        print(list_flags(arch, options.threads))
+        return 0
+    try:
+        cxx = options.cxx or kernels_build.require_compiler()
+        settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static)
+        if options.fuzz:
+            print(f"built {build_fuzz(settings)}")
+            return 0
+        if is_current(settings):
+            print(f"the runner is up to date: {options.out / 'octet-run'}")
+            return 0
+        print(
+            f"compiling {len(core_sources(arch)) + len(LIBRARY + PROGRAM)} files for {arch} with {cxx} (a minute) ..."
+        )
+        build(settings)
+    except kernels_build.BuildError as error:
+        print(f"make runner: {error}", file=sys.stderr)
+        return 1
+    for name in ("octet-run", "liboctet.so"):
+        print(f"built {options.out / name}: {(options.out / name).stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+/* Runs a quantised model without Python and torch: the files that `quant.save(model, path, runner=True)` writes.
+ *
+ *     octet_model* model = octet_open("model.q8");
+ *     octet_plan(model, inputs, outputs);   sizes of the outputs for inputs of these sizes
+ *     octet_run(model, inputs, outputs);    in memory of the caller
+ *     octet_close(model);
+ *
+ * Any number of threads may use one model at once. What goes wrong is a status, and octet_error() says in words what and where.
+ */
+#ifndef OCTET_H
+#define OCTET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define OCTET_API __declspec(dllexport)
+#else
+#define OCTET_API __attribute__((visibility("default")))
+#endif
+
+enum { OCTET_MOST_DIMENSIONS = 8 };
+
+typedef enum octet_dtype { OCTET_FLOAT32 = 0, OCTET_UINT8 = 1, OCTET_BOOL = 2 } octet_dtype;
+
+typedef enum octet_status {
+  OCTET_OK = 0,
+  OCTET_BAD_FILE = 1,   /* it cannot be read, is damaged, of a newer version, or not for the runner */
+  OCTET_BAD_INPUT = 2,  /* an input has a dtype, rank, size or stride that the model does not take */
+  OCTET_NOT_FINITE = 3, /* NaN or inf came to where a value is rounded to an integer; the outputs hold nothing */
+  OCTET_NO_MEMORY = 4,
+  OCTET_FAILED = 5 /* anything else */
+} octet_status;
+
+typedef struct octet_model octet_model;
+
+/* A tensor in memory of the caller. Elements of a float32 are aligned to 4 bytes; a bool is a byte of 0 or 1. */
+typedef struct octet_tensor {
+  void* data;
+  octet_dtype dtype;
+  int32_t rank;
+  int64_t sizes[OCTET_MOST_DIMENSIONS];
+  int64_t strides[OCTET_MOST_DIMENSIONS]; /* in elements; none is negative */
+} octet_tensor;
+
+/* What a model says of an input or output. */
+typedef struct octet_value {
+  const char* name; /* in the user's model; it lives as long as the octet_model */
+  octet_dtype dtype;
+  int32_t rank;                         /* when it was exported; -1 where that is not known */
+  int32_t fixed_rank;                   /* 1 where inputs of another rank are refused */
+  int64_t sizes[OCTET_MOST_DIMENSIONS]; /* when it was exported; -1 for one that may differ between calls */
+} octet_value;
+
+/* Reads a file, checks it and closes it; NULL on failure. README.md beside this file lists what is checked. */
+OCTET_API octet_model* octet_open(const char* path);
+/* The same for a file that is in memory, which may be freed after the call. */
+OCTET_API octet_model* octet_open_memory(const void* bytes, size_t size);
+/* No call that uses the model may be running. NULL is allowed. */
+OCTET_API void octet_close(octet_model* model);
+
+OCTET_API int32_t octet_input_count(const octet_model* model);
+OCTET_API int32_t octet_output_count(const octet_model* model);
+OCTET_API octet_status octet_describe_input(const octet_model* model, int32_t index, octet_value* value);
+OCTET_API octet_status octet_describe_output(const octet_model* model, int32_t index, octet_value* value);
+
+/* The threads that later calls share their work among, the caller's own included. 0, as at the start, is as many as there are. */
+OCTET_API octet_status octet_set_threads(octet_model* model, int32_t threads);
+
+/* Fills dtype, rank, sizes and strides of all outputs for inputs of these dtypes, sizes and strides; no data is read. Packs the
+ * weights at the first call, and keeps what it has planned for the 64 kinds of inputs that were used last. */
+OCTET_API octet_status octet_plan(octet_model* model, const octet_tensor* inputs, octet_tensor* outputs);
+
+/* Computes. Of the outputs only `data` is read: memory for as many elements as octet_plan says, which lie by its strides. It may
+ * not overlap with the inputs'. The first call for new sizes plans for them. */
+OCTET_API octet_status octet_run(octet_model* model, const octet_tensor* inputs, octet_tensor* outputs);
+
+/* What went wrong in the last call of this thread that did; it lives until the next such call. Errors of a layer begin with its
+ * name in the user's model. */
+OCTET_API const char* octet_error(void);
+
+/* The instruction set in use ("avx512vnni", ...), and the version of files that this library reads. */
+OCTET_API const char* octet_instruction_set(void);
+OCTET_API int32_t octet_file_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

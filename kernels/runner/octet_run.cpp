@@ -1,0 +1,184 @@
+// octet-run: runs a model of `quant.save(model, path, runner=True)` on arrays in .npy files, over the C API alone.
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "npy.h"
+#include "octet.h"
+
+namespace {
+
+using namespace npy;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kUsage =
+    "usage: octet-run MODEL --input FILE.npy ... [--output FILE.npy ...] [--repeat N] [--threads N]\n"
+    "       octet-run MODEL --describe\n"
+    "Inputs and outputs in the model's order; --input NAME=FILE.npy gives one by its name.\n";
+
+struct Options {
+  std::string model;
+  std::vector<std::string> inputs, outputs;
+  int repeat = 0, threads = 0;
+  bool describe = false;
+};
+
+struct Usage : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+int number(const std::string& option, const std::string& word) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size() || value < 0)
+    throw Usage(option + " is '" + word + "', expected a number");
+  return value;
+}
+
+Options parse(int count, char** arguments) {
+  Options options;
+  for (int i = 1; i < count; ++i) {
+    const std::string word = arguments[i];
+    const auto value = [&] {
+      if (++i == count) throw Usage(word + " needs a value");
+      return std::string(arguments[i]);
+    };
+    if (word == "--input") options.inputs.push_back(value());
+    else if (word == "--output") options.outputs.push_back(value());
+    else if (word == "--repeat") options.repeat = number(word, value());
+    else if (word == "--threads") options.threads = number(word, value());
+    else if (word == "--describe") options.describe = true;
+    else if (word.starts_with("--") || !options.model.empty()) throw Usage("unknown argument '" + word + "'");
+    else options.model = word;
+  }
+  if (options.model.empty()) throw Usage("no model");
+  return options;
+}
+
+void expect(bool holds) {
+  if (!holds) throw std::runtime_error(octet_error());
+}
+
+struct Model {
+  octet_model* const model;
+  explicit Model(const std::string& path) : model(octet_open(path.c_str())) { expect(model); }
+  ~Model() { octet_close(model); }
+
+  octet_value input(int32_t index) const {
+    octet_value value;
+    expect(octet_describe_input(model, index, &value) == OCTET_OK);
+    return value;
+  }
+  octet_value output(int32_t index) const {
+    octet_value value;
+    expect(octet_describe_output(model, index, &value) == OCTET_OK);
+    return value;
+  }
+};
+
+void print_value(const char* kind, const octet_value& value) {
+  static constexpr const char* kNames[] = {"float32", "uint8", "bool"};
+  std::printf("%s %s %s", kind, value.name, kNames[value.dtype]);
+  if (value.rank < 0) {
+    std::printf(" of any rank\n");
+    return;
+  }
+  std::printf(" (");
+  for (int d = 0; d < value.rank; ++d) {
+    if (d) std::printf(", ");
+    if (value.sizes[d] < 0) std::printf("any");
+    else std::printf("%lld", static_cast<long long>(value.sizes[d]));
+  }
+  std::printf(")\n");
+}
+
+void describe(const Model& model) {
+  for (int32_t i = 0; i < octet_input_count(model.model); ++i) print_value("input", model.input(i));
+  for (int32_t i = 0; i < octet_output_count(model.model); ++i) print_value("output", model.output(i));
+  std::printf("instruction set %s\n", octet_instruction_set());
+}
+
+// The place that a word of --input is for, and its file.
+int32_t place_of(const Model& model, std::string& word, size_t order) {
+  for (int32_t i = 0; i < octet_input_count(model.model); ++i)
+    if (const std::string begin = std::string(model.input(i).name) + "="; word.starts_with(begin)) {
+      word.erase(0, begin.size());
+      return i;
+    }
+  return static_cast<int32_t>(order);
+}
+
+std::vector<Array> read_inputs(const Model& model, const Options& options) {
+  const size_t count = octet_input_count(model.model);
+  std::vector<Array> inputs(count);
+  for (size_t i = 0; i < options.inputs.size(); ++i) {
+    std::string path = options.inputs[i];
+    const size_t place = place_of(model, path, i);
+    if (place >= count) throw Usage("the model has " + std::to_string(count) + " inputs");
+    inputs[place] = read_npy(path);
+  }
+  for (size_t i = 0; i < count; ++i)
+    if (!inputs[i].tensor.data) throw Usage("no --input for '" + std::string(model.input(static_cast<int32_t>(i)).name) + "'");
+  return inputs;
+}
+
+double milliseconds(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+void repeat(const Model& model, const std::vector<octet_tensor>& inputs, std::vector<octet_tensor>& outputs, int times) {
+  std::vector<double> taken;
+  for (int i = 0; i < times; ++i) {
+    const Clock::time_point begin = Clock::now();
+    expect(octet_run(model.model, inputs.data(), outputs.data()) == OCTET_OK);
+    taken.push_back(milliseconds(begin, Clock::now()));
+  }
+  std::sort(taken.begin(), taken.end());
+  std::printf("%d runs: median %.3f ms, least %.3f ms\n", times, taken[taken.size() / 2], taken.front());
+}
+
+void run(const Options& options, Clock::time_point start) {
+  const Model model(options.model);
+  expect(octet_set_threads(model.model, options.threads) == OCTET_OK);
+  if (options.describe) return describe(model);
+  const Clock::time_point opened = Clock::now();
+  const std::vector<Array> arrays = read_inputs(model, options);
+  std::vector<octet_tensor> inputs;
+  for (const Array& array : arrays) inputs.push_back(array.tensor);
+  const size_t count = octet_output_count(model.model);
+  if (options.outputs.size() > count) throw Usage("the model has " + std::to_string(count) + " outputs");
+  std::vector<octet_tensor> outputs(count);
+  std::vector<std::vector<uint8_t>> memory(count);
+  const Clock::time_point read = Clock::now();
+  expect(octet_plan(model.model, inputs.data(), outputs.data()) == OCTET_OK);
+  for (size_t i = 0; i < count; ++i) allocate(outputs[i], memory[i]);
+  const Clock::time_point planned = Clock::now();
+  expect(octet_run(model.model, inputs.data(), outputs.data()) == OCTET_OK);
+  const Clock::time_point first = Clock::now();
+  for (size_t i = 0; i < options.outputs.size(); ++i) write_npy(options.outputs[i], outputs[i]);
+  std::printf("open %.2f ms, plan %.2f ms, first run %.2f ms; first result %.2f ms after the start\n", milliseconds(start, opened),
+              milliseconds(read, planned), milliseconds(planned, first), milliseconds(start, first));
+  if (options.repeat) repeat(model, inputs, outputs, options.repeat);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const Clock::time_point start = Clock::now();
+  try {
+    run(parse(count, arguments), start);
+  } catch (const Usage& error) {
+    std::fprintf(stderr, "octet-run: %s\n%s", error.what(), kUsage);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "octet-run: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

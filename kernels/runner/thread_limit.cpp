@@ -1,0 +1,133 @@
+// The core's threads (core/cpu/threads.h), of one of three kinds: OpenMP's; a pool of our own, with OCTET_POOL; or the caller's alone.
+#include "thread_limit.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+
+#include "core/cpu/threads.h"
+
+#if defined(OCTET_POOL)
+#include <condition_variable>
+#include <thread>
+#include <vector>
+#elif defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace octet {
+namespace {
+
+thread_local int64_t limit = 0;
+
+#if defined(OCTET_POOL)
+thread_local bool inside = false;  // of work that is shared already
+
+int64_t hardware_threads() { return std::max(1u, std::thread::hardware_concurrency()); }
+bool in_parallel() { return inside; }
+
+// Threads that wait for work. One call at a time has them; another that comes meanwhile runs on its own thread alone.
+class Pool {
+ public:
+  ~Pool() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& one : workers_) one.join();
+  }
+
+  bool run(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+    const std::unique_lock busy(busy_, std::try_to_lock);
+    if (!busy) return false;
+    {
+      const std::lock_guard lock(mutex_);
+      while (static_cast<int64_t>(workers_.size()) < threads - 1)
+        workers_.emplace_back([this, place = static_cast<int64_t>(workers_.size()) + 1] { work(place); });
+      fn_ = &fn, threads_ = threads, left_ = threads - 1, ++round_;
+    }
+    wake_.notify_all();
+    fn(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return left_ == 0; });
+    return true;
+  }
+
+ private:
+  void work(int64_t place) {
+    inside = true;
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || (round_ != seen && place < threads_); });
+      if (stop_) return;
+      seen = round_;
+      const FunctionRef<void(int64_t)>& fn = *fn_;
+      lock.unlock();
+      fn(place);
+      lock.lock();
+      if (--left_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex busy_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> workers_;
+  const FunctionRef<void(int64_t)>* fn_ = nullptr;
+  int64_t threads_ = 0, left_ = 0;
+  uint64_t round_ = 0;
+  bool stop_ = false;
+};
+
+Pool& pool() {
+  static Pool instance;
+  return instance;
+}
+
+void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+  inside = true;
+  const bool shared = pool().run(threads, fn);
+  if (!shared)
+    for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
+  inside = false;
+}
+#elif defined(_OPENMP)
+int64_t hardware_threads() { return omp_get_max_threads(); }
+bool in_parallel() { return omp_in_parallel(); }
+
+void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+#pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static, 1)
+  for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
+}
+#else
+int64_t hardware_threads() { return 1; }
+bool in_parallel() { return true; }
+
+void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+  for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
+}
+#endif
+
+}  // namespace
+
+ThreadLimit::ThreadLimit(int64_t most) : before_(limit) { limit = most; }
+ThreadLimit::~ThreadLimit() { limit = before_; }
+
+int64_t available_threads() { return in_parallel() ? 1 : limit ? limit : hardware_threads(); }
+
+void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
+  std::exception_ptr first;
+  std::mutex noting;
+  run_shares(threads, [&](int64_t thread) {
+    try {
+      fn(thread);
+    } catch (...) {  // none may leave a thread
+      const std::lock_guard lock(noting);
+      if (!first) first = std::current_exception();
+    }
+  });
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace octet

@@ -1,0 +1,235 @@
+"""A converted model as one plan: the text of its only native call, its constants, and its inputs and outputs by name.
+
+What runs without Python has nothing but a plan. So a model that is more than one native call is refused here, with the
+steps outside of it and the reasons that the schedule has for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.half_precision import OwnOutputs
+from quant.kernels.reference_plan import HEADER
+from quant.runtime.instructions import Instruction
+from quant.runtime.names import child_of
+from quant.runtime.objects import Instance, Result
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.programs import RESERVED
+from quant.runtime.region import Region
+from quant.runtime.schedule import Schedule
+from quant.runtime.trees import Ref
+from quant.runtime.values import Size, Value
+
+DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool"}
+"""The dtypes of inputs and outputs, by their names in files."""
+
+MOST_NAMED = 8
+"""Steps that an error names."""
+
+
+class ExportError(ValueError):
+    """The model cannot run without Python; the message names the step and the reason."""
+
+
+@dataclass(frozen=True)
+class PlanValue:
+    """An input or output of a plan.
+
+    Attributes:
+        name: in the user's model.
+        dtype: a name of DTYPES.
+        shape: at export, with a text for each size that may differ between calls; None where it is not known.
+        fixed_rank: whether another number of dimensions is refused.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] | None
+    fixed_rank: bool = False
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """A model as one plan.
+
+    Attributes:
+        text: as kernels/reference_plan.py defines it; its inputs and outputs are in the order of those below.
+        steps: for each operation of the text, the name of the user's step that it is of.
+        constants: the tensors that the text names $0, $1, ...
+    """
+
+    text: str
+    steps: tuple[str, ...]
+    constants: tuple[Tensor, ...]
+    inputs: tuple[PlanValue, ...]
+    outputs: tuple[PlanValue, ...]
+
+
+def whole_plan(model: nn.Module) -> WholePlan:
+    """The plan of a model from `quant.convert`.
+
+    Raises:
+        ExportError: the model is not one plan; the message says which step is outside of it, and why.
+    """
+    runner = _only_runner(model)
+    region = _only_region(runner.program, type(model).__name__)
+    outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
+    text = region.text(runner)
+    if text is None:
+        raise ExportError(
+            f"{type(model).__name__} has a module that was replaced, has hooks or is in training mode; export the "
+            "model as quant.convert returned it, in eval mode"
+        )
+    inputs = [index for index in runner.program.inputs if index in region.inputs]
+    if set(inputs) != set(region.inputs):
+        raise ExportError(f"{type(model).__name__}: the native call reads a value that is no input of the model")
+    _, _, *lines, _ = text.program.split("\n")
+    whole = "\n".join([HEADER, _row("inputs", inputs), *lines, _row("outputs", outputs.values())])
+    return WholePlan(
+        whole,
+        tuple(_steps(lines, region)),
+        tuple(one.detach().contiguous() for one in text.constants),
+        tuple(_input(index, runner, region) for index in inputs),
+        tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
+    )
+
+
+def _only_runner(model: nn.Module) -> ProgramRunner:
+    """The runner of a model that is one program."""
+    kind = type(model).__name__
+    units = [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
+    if not units:
+        raise ExportError(
+            f"{kind} holds no static program: only what quant.quantize_static or quant.convert returns has"
+        )
+    runner = child_of(model, RESERVED)
+    if units != [""] or not isinstance(runner, ProgramRunner):
+        raise ExportError(
+            f"{kind} is not one program: its own Python runs around {_listed([name or '(root)' for name in units])}; "
+            "quant.summary names the islands"
+        )
+    programs = len(list(runner.programs()))
+    if programs > 1:
+        raise ExportError(
+            f"{kind} has {programs} programs for calls of several kinds, expected one: prepare it with one kind of "
+            "call (quant.summary lists them)"
+        )
+    _check_hooks(model)
+    assert runner.expected is not None
+    if runner.expected.writes or (isinstance(runner.program.output, Result) and runner.program.output.writes):
+        raise ExportError(f"{kind} writes to a buffer, an attribute or an argument in its forward, which a plan cannot")
+    return runner
+
+
+def _check_hooks(model: nn.Module) -> None:
+    hooks = [*model._forward_hooks.values(), *model._forward_pre_hooks.values()]
+    halves = [hook.half for hook in hooks if isinstance(hook, OwnOutputs)]
+    if halves:
+        raise ExportError(
+            f"{type(model).__name__} is a model in {str(halves[0]).removeprefix('torch.')}, and plans take and give "
+            "float32: convert model.float()"
+        )
+    if hooks:
+        raise ExportError(
+            f"{type(model).__name__} has a forward hook, which only Python runs: remove it before the export"
+        )
+
+
+def _only_region(program: Program, kind: str) -> Region:
+    """The native call that is the whole program."""
+    schedule = program.schedule
+    if schedule is None:
+        raise ExportError(f"{kind} has no native call: its program was never scheduled")
+    outside = list(_outside(schedule, program))
+    regions = len(schedule.regions)
+    if outside or regions != 1:
+        calls = "no native call" if not regions else "one native call" if regions == 1 else f"{regions} native calls"
+        raise ExportError(
+            f"{kind} is {calls} and {len(outside)} further step{'s' * (len(outside) != 1)}, expected one native call "
+            f"of everything; outside is {_listed(outside)}"
+        )
+    return schedule.regions[0]
+
+
+def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
+    """Each step outside of the native calls, with its reason."""
+
+    def described(one: Instruction) -> str:
+        reason = schedule.reasons.get(one.step or one.kind) or "computed by torch in float"
+        return f"'{one.step or program.values[one.out].name}' ({reason})"
+
+    for step in schedule.steps:
+        if isinstance(step, Instruction):
+            yield described(step)
+        else:
+            yield from (f"{described(one)}, which is no tensor" for one in step.tail)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _named_outputs(output: Any, program: Program, kind: str, name: str = "") -> Iterator[tuple[str, int]]:
+    """The tensors of an output by their names in it: keys, fields, or places."""
+
+    def inside(pairs: Iterator[tuple[Any, Any]]) -> Iterator[tuple[str, int]]:
+        for key, value in pairs:
+            yield from _named_outputs(value, program, kind, f"{name}.{key}" if name else str(key))
+
+    if isinstance(output, Ref):
+        dtype = program.values[output.index].dtype
+        if dtype is not torch.float32:
+            raise ExportError(
+                f"{kind} returns a value that is no float32 tensor ({dtype or 'a number'}), which no plan gives"
+            )
+        yield name or "output", output.index
+    elif isinstance(output, Result):
+        yield from _named_outputs(output.value, program, kind, name)
+    elif isinstance(output, Instance):
+        yield from inside(iter((output.attributes if output.items is None else dict(output.items)).items()))
+    elif isinstance(output, Mapping):
+        yield from inside(iter(output.items()))
+    elif isinstance(output, (tuple, list)):
+        yield from inside(zip(getattr(output, "_fields", map(str, range(len(output)))), output, strict=False))
+    elif dataclasses.is_dataclass(output) and not hasattr(output, "path"):
+        yield from inside((item.name, getattr(output, item.name)) for item in dataclasses.fields(output))
+    elif output is not None and not isinstance(output, (bool, int, float, str)):
+        raise ExportError(f"{kind} returns a {type(output).__name__} at '{name or 'output'}', which no plan gives")
+
+
+def _steps(lines: list[str], region: Region) -> Iterator[str]:
+    """The name of each line's step: the lines between those of two instructions belong to the latter."""
+    names = {one.out: one.step or one.kind for one in region.instructions}
+    step = "(end)"
+    reversed_names = []
+    for line in reversed(lines):
+        step = names.get(int(line[1 : line.index(" ")]), step)
+        reversed_names.append(step)
+    return reversed(reversed_names)
+
+
+def _input(index: int, runner: ProgramRunner, region: Region) -> PlanValue:
+    expected = runner.expected.inputs[index]
+    value = _value(expected.name, runner.program.values[index])
+    held = region.ranks is not None or expected.rank is not None
+    return dataclasses.replace(value, fixed_rank=held and value.shape is not None)
+
+
+def _value(name: str, value: Value) -> PlanValue:
+    dtype = DTYPES.get(value.dtype) if value.dtype is not None else None
+    if dtype is None:
+        raise ExportError(f"'{name}' is {value.dtype}, and plans take and give {', '.join(DTYPES.values())}")
+    shape = None if value.shape is None else tuple(str(one) if isinstance(one, Size) else one for one in value.shape)
+    return PlanValue(name, dtype, shape)
+
+
+def _row(title: str, indices: Any) -> str:
+    return " ".join([title, *(f"%{index}" for index in indices)])

@@ -1,0 +1,67 @@
+"""Arithmetic that stays float32: of two tensors, of a tensor and a parameter or buffer, of a tensor and a number."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quant.kernels.reference_plan import Register
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned
+from quant.ops.registry import plans_reals
+from quant.runtime.trees import Attr
+
+
+@dataclass(frozen=True)
+class RealForms:
+    """An operation of reals in a plan.
+
+    Attributes:
+        of_two: its operator with the settings beside both operands.
+        with_number, from_number: how a number is the right or the left operand; None where that has no kernel.
+    """
+
+    of_two: tuple[str, dict[str, Any]]
+    with_number: str
+    from_number: str | None
+
+    def lines(self, call: PlanCall) -> Lines:
+        """Of two tensors, of which one may be a parameter or buffer, or of a tensor and a number."""
+        if len(call.args) + len(call.kwargs) != 2:
+            raise Unplanned("it is computed in float")
+        left, right = (_plain_number(call.argument(place, name)) for place, name in enumerate(("input", "other")))
+        if right is not None:
+            return [("number_f32", {"x": call.tensor(0, "input"), "by": self.with_number, "number": right})]
+        if left is not None:
+            if self.from_number is None:
+                raise Unplanned("a number over a tensor has no native kernel")
+            return [("number_f32", {"x": call.tensor(1, "other"), "by": self.from_number, "number": left})]
+        a, b = call.real(0, "input"), call.real(1, "other")
+        op, settings = self.of_two
+        if isinstance(a, Register) and isinstance(b, Register):
+            return [(op, {"a": a, "b": b, **settings})]
+        if isinstance(a, Attr) and isinstance(b, Attr):
+            raise Unplanned("it is computed of parameters alone")
+        terms = {"a": BEFORE if isinstance(a, Attr) else a, "b": BEFORE if isinstance(b, Attr) else b}
+        return [("constant", {"value": a if isinstance(a, Attr) else b}), (op, {**terms, **settings})]
+
+
+SUM = RealForms(("add_f32", {}), "add", "add")
+DIFFERENCE = RealForms(("binary_f32", {"by": "sub"}), "sub", "sub_from")
+PRODUCT = RealForms(("binary_f32", {"by": "mul"}), "mul", "mul")
+QUOTIENT = RealForms(("binary_f32", {"by": "div"}), "div", None)
+
+plans_reals(operator.add, torch.add, "add")(SUM.lines)
+plans_reals(operator.sub, torch.sub, "sub")(DIFFERENCE.lines)
+plans_reals(operator.mul, torch.mul, torch.multiply, "mul")(PRODUCT.lines)
+plans_reals(operator.truediv, torch.div, "div")(QUOTIENT.lines)
+
+
+def _plain_number(value: object) -> float | None:
+    """A number that float32 holds; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) and abs(value) < torch.finfo(torch.float32).max else None

@@ -1,0 +1,63 @@
+"""`make fuzz-runner`: altered files into the runner, under AddressSanitizer.
+
+The program is kernels/runner/fuzz.cpp with the whole core under the sanitizer; the files are those of the runner's
+tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[1]
+ASAN = "allocator_may_return_null=1:max_allocation_size_mb=256:detect_leaks=0"
+"""No memory is an error like others; and what a stopped process leaves is no leak."""
+
+
+def load_by_path(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    spec.loader.exec_module(module)
+    return module
+
+
+def fuzz(program: Path, count: int, seed: int, folder: Path, isa: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the program over files of all test networks; failing cases are written to the folder."""
+    import quant
+
+    models = load_by_path("runner_models", HERE / "runner_models.py")
+    files = []
+    for name in models.EXAMPLES:
+        files.append(folder / f"{name}.q8")
+        quant.save(models.converted(name), files[-1], runner=True)
+    environment = {**os.environ, "ASAN_OPTIONS": ASAN, **({"QUANT_ISA": isa} if isa else {})}
+    words = [program, str(count), str(seed), folder, *files]
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, env=environment)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=5000, help="altered files (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--isa", default="", help="an instruction set, as QUANT_ISA")
+    options = parser.parse_args()
+    build = load_by_path("runner_build", CHECKOUT / "kernels" / "runner" / "build.py")
+    out = CHECKOUT / "build" / "fuzz"
+    settings = build.Settings(build.kernels_build.require_compiler(), build.kernels_build.host_arch(), out)
+    print("compiling the runner and the core under AddressSanitizer ...")
+    done = fuzz(build.build_fuzz(settings), options.count, options.seed, out, options.isa)
+    print(done.stdout, done.stderr, sep="")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Networks for the tests of the torch-free runner, and its program as a function."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quant
+
+
+class Residual(nn.Module):
+    """As ResNet-18: a stem with a pool, blocks that add their input, a mean and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 7, stride=2, padding=3, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.convs = nn.ModuleList([nn.Conv2d(16, 16, 3, padding=1) for _ in range(2)])
+        self.down, self.wide = nn.Conv2d(16, 32, 1, stride=2), nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(torch.relu(self.norm(self.stem(x))), 3, 2, 1)
+        x = torch.relu(x + self.convs[1](torch.relu(self.convs[0](x))))
+        x = torch.relu(self.down(x) + self.wide(x))
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class Inverted(nn.Module):
+    """As MobileNetV2: expansions, depthwise convolutions and ReLU6; and a gate, as MobileNetV3 has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.expand, self.depthwise, self.project = (
+            nn.Conv2d(8, 48, 1),
+            nn.Conv2d(48, 48, 3, 1, 1, groups=48),
+            nn.Conv2d(48, 8, 1),
+        )
+        self.gate = nn.Conv2d(48, 48, 1)
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu6(self.stem(x))
+        y = F.relu6(self.depthwise(F.relu6(self.expand(x))))
+        y = y * F.hardsigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
+        return self.head((x + self.project(y)).mean((2, 3)))
+
+
+class Pyramid(nn.Module):
+    """Grows and shrinks an image, joins its levels, and returns two of them by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.joined, self.small = nn.Conv2d(24, 6, 3, padding=1, groups=2), nn.Conv2d(16, 4, 1)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        fine = F.silu(self.first(image))
+        coarse = F.leaky_relu(self.second(fine))
+        return {
+            "fine": self.joined(torch.cat([fine, F.interpolate(coarse, scale_factor=2)], 1)),
+            "coarse": self.small(coarse),
+        }
+
+
+class Pair(nn.Module):
+    """Two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(12, 16), nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, wide: Tensor, narrow: Tensor) -> Tensor:
+        return self.out(torch.relu(self.left(wide)) + torch.relu(self.right(narrow)))
+
+
+def image(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+EXAMPLES = {
+    "residual": (Residual, [(image(2, 3, 32, 32, seed=seed),) for seed in range(4)]),
+    "inverted": (Inverted, [(image(2, 3, 32, 32, seed=seed),) for seed in range(4)]),
+    "pyramid": (Pyramid, [(image(2, 3, 16, 16, seed=seed),) for seed in range(4)]),
+    "pair": (Pair, [(image(4, 12, seed=seed), image(4, 6, seed=seed + 9)) for seed in range(4)]),
+}
+"""Name -> the class, and calls to calibrate with."""
+
+SHAPES = {
+    "residual": [[(1, 3, 32, 32)], [(3, 3, 40, 56)]],
+    "inverted": [[(1, 3, 32, 32)], [(5, 3, 48, 24)]],
+    "pyramid": [[(1, 3, 16, 16)], [(2, 3, 12, 20)]],
+    "pair": [[(1, 12), (1, 6)], [(33, 12), (33, 6)]],
+}
+"""Inputs, the last ones unlike those at export."""
+
+
+def converted(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    kind, batches = EXAMPLES[name]
+    return quant.quantize_static(kind().eval(), batches, progress=False)
+
+
+def outputs_of(model: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What Python gives, in the order of the runner's outputs."""
+    with torch.inference_mode():
+        result = model(*inputs)
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+def octet_run(runner: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """octet-run with these arguments, under the emulator where there is one."""
+    prefix = shlex.split(os.environ.get("OCTET_EMULATOR", ""))
+    command = [*prefix, str(runner / "octet-run"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+def run_model(
+    runner: Path, model: Path, folder: Path, inputs: Sequence[Tensor], outputs: int, *words: str, **environment: str
+) -> list[Tensor]:
+    """The outputs of octet-run."""
+    arguments: list[str | Path] = [model, *words]
+    for place, x in enumerate(inputs):
+        numpy.save(folder / f"in{place}.npy", x.numpy())
+        arguments += ["--input", folder / f"in{place}.npy"]
+    paths = [folder / f"out{place}.npy" for place in range(outputs)]
+    for path in paths:
+        arguments += ["--output", path]
+    done = octet_run(runner, *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    return [torch.from_numpy(numpy.load(path)) for path in paths]

@@ -1,0 +1,340 @@
+"""`quant.save(..., runner=True)` and the torch-free runner: the bits of Python, in a process without it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from quant.kernels import build
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import quant
+
+from .runner_models import EXAMPLES, SHAPES, converted, image, octet_run, outputs_of, run_model
+
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module", params=list(EXAMPLES))
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, nn.Module, Path]:
+    """Each network: its name, the int8 model, and its file."""
+    model = converted(request.param)
+    path = tmp_path_factory.mktemp("exported") / f"{request.param}.q8"
+    quant.save(model, path, runner=True)
+    return request.param, model, path
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    model, path = converted("residual"), tmp_path_factory.mktemp("residual") / "model.q8"
+    quant.save(model, path, runner=True)
+    return model, path
+
+
+def inputs_of(name: str, place: int) -> list[Tensor]:
+    return [image(*shape, seed=20 + place) for shape in SHAPES[name][place]]
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("place", [0, 1], ids=["as at export", "other sizes"])
+def test_the_bits_of_python(
+    exported: tuple[str, nn.Module, Path], runner: Path, tmp_path: Path, place: int, threads: str
+) -> None:
+    name, model, path = exported
+    inputs = inputs_of(name, place)
+    expected = outputs_of(model, inputs)
+    outputs = run_model(runner, path, tmp_path, inputs, len(expected), "--threads", threads)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(output, wanted)
+
+
+@pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
+def test_on_each_instruction_set(residual: tuple[nn.Module, Path], runner: Path, tmp_path: Path, isa: str) -> None:
+    model, path = residual
+    inputs = inputs_of("residual", 1)
+    [output] = run_model(runner, path, tmp_path, inputs, 1, QUANT_ISA=isa)
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+
+
+def test_the_file_is_one_for_python_too(exported: tuple[str, nn.Module, Path]) -> None:
+    name, model, path = exported
+    restored = quant.load(path, model=EXAMPLES[name][0]().eval())
+    inputs = inputs_of(name, 0)
+    for output, wanted in zip(outputs_of(restored, inputs), outputs_of(model, inputs), strict=True):
+        assert torch.equal(output, wanted)
+
+
+def test_a_loaded_model_exports_the_same(residual: tuple[nn.Module, Path], runner: Path, tmp_path: Path) -> None:
+    model, path = residual
+    quant.save(quant.load(path, model=EXAMPLES["residual"][0]().eval()), tmp_path / "again.q8", runner=True)
+    inputs = inputs_of("residual", 1)
+    [output] = run_model(runner, tmp_path / "again.q8", tmp_path, inputs, 1)
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+
+
+def test_weights_are_stored_once(residual: tuple[nn.Module, Path]) -> None:
+    with safe_open(residual[1], framework="pt") as file:
+        added = [file.get_tensor(name) for name in file.keys() if name.startswith("_quant_runner/")]  # noqa: SIM118
+    assert added
+    assert [one.shape for one in added if one.dtype == torch.int8] == []
+
+
+def test_it_says_what_the_model_takes_and_gives(runner: Path, tmp_path: Path) -> None:
+    quant.save(converted("pyramid"), tmp_path / "model.q8", runner=True)
+    done = octet_run(runner, tmp_path / "model.q8", "--describe", QUANT_ISA="portable")
+    assert done.stdout.splitlines() == [
+        "input image float32 (any, 3, any, any)",
+        "output fine float32 (any, 6, any, any)",
+        "output coarse float32 (any, 4, any, any)",
+        "instruction set portable",
+    ]
+
+
+def test_an_input_by_its_name(runner: Path, tmp_path: Path) -> None:
+    model = converted("pair")
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    inputs = inputs_of("pair", 0)
+    [expected] = run_model(runner, tmp_path / "model.q8", tmp_path, inputs, 1)
+    words = [
+        "--input",
+        f"narrow={tmp_path}/in1.npy",
+        "--input",
+        f"wide={tmp_path}/in0.npy",
+        "--output",
+        tmp_path / "y.npy",
+    ]
+    done = octet_run(runner, tmp_path / "model.q8", *words, "--repeat", "3")
+    assert done.returncode == 0, done.stderr
+    assert "3 runs: median" in done.stdout
+    assert torch.equal(torch.from_numpy(numpy.load(tmp_path / "y.npy")), expected)
+    assert torch.equal(expected, outputs_of(model, inputs)[0])
+
+
+def test_many_threads_share_a_model(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    """Each plans sizes of its own while the others run."""
+    library = Library(runner)
+    model, path = residual
+    handle = library.open(path)
+    inputs = [image(1 + place % 3, 3, 24 + 8 * (place % 5), 32, seed=place) for place in range(12)]
+    expected = [outputs_of(model, [x])[0] for x in inputs]
+    wrong: list[int] = []
+
+    def work(begin: int) -> None:
+        for step in range(24):
+            place = (begin + step) % len(inputs)
+            if not torch.equal(library.run(handle, inputs[place]), expected[place]):
+                wrong.append(place)
+
+    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    library.close(handle)
+    assert wrong == []
+
+
+def test_errors_are_the_threads_own(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    library = Library(runner)
+    assert library.open_raw(b"nowhere.q8") is None
+    seen: list[str] = []
+    other = threading.Thread(target=lambda: seen.append(library.error()))
+    other.start()
+    other.join()
+    assert "nowhere.q8" in library.error()
+    assert seen == [""]
+
+
+def test_strided_inputs(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    library = Library(runner)
+    model, path = residual
+    handle = library.open(path)
+    x = image(2, 3, 40, 48, seed=5).to(memory_format=torch.channels_last)[:, :, ::2, 8:40]
+    assert torch.equal(library.run(handle, x), outputs_of(model, [x])[0])
+    library.close(handle)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_a_status(residual: tuple[nn.Module, Path], runner: Path, value: float) -> None:
+    library = Library(runner)
+    handle = library.open(residual[1])
+    x = image(1, 3, 32, 32)
+    x[0, 1, 2, 3] = value
+    with pytest.raises(RuntimeError, match="3: NaN or inf came to where a value is rounded"):
+        library.run(handle, x)
+    library.close(handle)
+
+
+@pytest.mark.parametrize("threads", ["pool", "none"])
+def test_other_kinds_of_threads(
+    runner_build: object, residual: tuple[nn.Module, Path], tmp_path: Path, threads: str
+) -> None:
+    core = Path(__file__).resolve().parents[2] / "build" / "core" / "liboctet_core.a"
+    cxx = build.find_compiler()
+    if (
+        cxx is None
+        or os.environ.get("OCTET_EMULATED") == "1"
+        or not build.core_is_current(cxx, build.host_arch(), core)
+    ):
+        pytest.skip("no current build/core/liboctet_core.a: `make core` compiles it")
+    build_of: object = runner_build
+    settings = build_of.Settings(cxx, build.host_arch(), tmp_path / "built", threads, core=core)  # type: ignore[attr-defined]
+    build_of.build(settings)  # type: ignore[attr-defined]
+    model, path = residual
+    inputs = [image(2, 3, 96, 96, seed=7)]
+    [output] = run_model(settings.out, path, tmp_path, inputs, 1, "--threads", "2", "--repeat", "20")
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+    if shutil.which("ldd"):
+        assert (
+            "libgomp"
+            not in subprocess.run(
+                ["ldd", settings.out / "octet-run"], capture_output=True, text=True, check=True
+            ).stdout
+        )
+
+
+def test_neither_torch_nor_python_and_small(whole_runner: Path) -> None:
+    for name in ("octet-run", "liboctet.so"):
+        assert (whole_runner / name).stat().st_size <= 1.5 * MEGABYTE
+        needed = subprocess.run(["ldd", whole_runner / name], capture_output=True, text=True, check=True).stdout
+        undefined = subprocess.run(
+            ["nm", "-Du", whole_runner / name], capture_output=True, text=True, check=True
+        ).stdout
+        for word in ("torch", "python", "_Py", "PyObject", "3c10"):
+            assert word not in needed
+            assert word not in undefined
+
+
+def test_the_library_shows_the_c_api_alone(whole_runner: Path) -> None:
+    said = subprocess.run(
+        ["nm", "-D", "--defined-only", whole_runner / "liboctet.so"], capture_output=True, text=True, check=True
+    )
+    shown = {line.split()[-1] for line in said.stdout.splitlines()}
+    header = (whole_runner / "octet.h").read_text()
+    assert shown == set(re.findall(r"^OCTET_API .*?(octet_\w+)\(", header, re.MULTILINE))
+
+
+class Tail(nn.Module):
+    """A step without a kernel between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.cumsum(torch.relu(self.first(x)), 2) / 9)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+def static(model: nn.Module, *x: Tensor) -> nn.Module:
+    return quant.quantize_static(model.eval(), [x] * 4, progress=False)
+
+
+REFUSED = {
+    "a step by itself": (
+        lambda: static(Tail(), image(2, 3, 8, 8)),
+        r"Tail is 2 native calls and 2 further steps.* 'cumsum_\d+' \(computed by torch in float\)",
+    ),
+    "a forward that writes": (lambda: static(Counter(), image(2, 8)), "Counter writes to a buffer"),
+    "a dynamic model": (lambda: quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))), "holds no static program"),
+    "a half type": (lambda: static(nn.Sequential(nn.Linear(8, 8)).half(), image(2, 8).half()), "a model in float16"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_what_is_not_one_plan_is_refused_by_name(make: object, message: str, tmp_path: Path) -> None:
+    assert callable(make)
+    with pytest.raises(quant.ArtefactError, match=message):
+        quant.save(make(), tmp_path / "model.q8", runner=True)
+    assert not (tmp_path / "model.q8").exists()
+
+
+def test_a_model_with_programs_of_several_kinds_is_refused(tmp_path: Path) -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            y = self.first(x)
+            return y if mask is None else y * mask
+
+    x = image(4, 8)
+    prepared = quant.prepare(Gate().eval(), x, examples=[(x, x)])
+    prepared(x), prepared(x, x)
+    with pytest.raises(quant.ArtefactError, match="Gate has 2 programs for calls of several kinds"):
+        quant.save(quant.convert(prepared), tmp_path / "model.q8", runner=True)
+
+
+def test_a_hook_is_refused(tmp_path: Path) -> None:
+    model = converted("pair")
+    model.register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(quant.ArtefactError, match="Pair has a forward hook"):
+        quant.save(model, tmp_path / "model.q8", runner=True)
+
+
+class Library:
+    """liboctet by ctypes, for models of one input and one output."""
+
+    class Tensor(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p),
+            ("dtype", ctypes.c_int),
+            ("rank", ctypes.c_int32),
+            ("sizes", ctypes.c_int64 * 8),
+            ("strides", ctypes.c_int64 * 8),
+        ]
+
+    def __init__(self, runner: Path) -> None:
+        if os.environ.get("OCTET_EMULATED") == "1":
+            pytest.skip("the emulated machine has no C++ library")
+        self.calls = ctypes.CDLL(str(runner / "liboctet.so"))
+        self.calls.octet_open.restype = ctypes.c_void_p
+        self.calls.octet_error.restype = ctypes.c_char_p
+
+    def open_raw(self, path: bytes) -> int | None:
+        return self.calls.octet_open(path)  # type: ignore[no-any-return]
+
+    def open(self, path: Path) -> ctypes.c_void_p:
+        model = self.open_raw(str(path).encode())
+        assert model, self.error()
+        return ctypes.c_void_p(model)
+
+    def close(self, model: ctypes.c_void_p) -> None:
+        self.calls.octet_close(model)
+
+    def error(self) -> str:
+        return str(self.calls.octet_error().decode())
+
+    def run(self, model: ctypes.c_void_p, x: Tensor) -> Tensor:
+        given = self.Tensor(x.data_ptr(), 0, x.dim())
+        given.sizes[: x.dim()], given.strides[: x.dim()] = x.shape, x.stride()
+        result = self.Tensor()
+        self._check(self.calls.octet_plan(model, ctypes.byref(given), ctypes.byref(result)))
+        y = torch.empty_strided(result.sizes[: result.rank], result.strides[: result.rank])
+        result.data = y.data_ptr()
+        self._check(self.calls.octet_run(model, ctypes.byref(given), ctypes.byref(result)))
+        return y
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise RuntimeError(f"{status}: {self.error()}")

@@ -1,0 +1,232 @@
+"""Files and inputs that the runner refuses, each with a message that says what is wrong; and altered files."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from quant.kernels import build
+
+import quant
+from quant.artefact.runner_document import DOCUMENT, VERSION
+
+from .fuzz_runner import fuzz
+from .runner_models import converted, image, octet_run
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("saved") / "model.q8"
+    quant.save(converted("residual"), path, runner=True)
+    return path.read_bytes()
+
+
+def taken_apart(saved: bytes) -> tuple[dict[str, Any], bytes]:
+    length = int.from_bytes(saved[:8], "little")
+    return json.loads(saved[8 : 8 + length]), saved[8 + length :]
+
+
+def put_together(header: dict[str, Any], data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def with_document(saved: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The file with its document changed, and the checksum of the new one."""
+    header, data = taken_apart(saved)
+    document = json.loads(header["__metadata__"][DOCUMENT])
+    change(document)
+    text = json.dumps(document)
+    header["__metadata__"][DOCUMENT] = text
+    header["__metadata__"][f"{DOCUMENT}_crc32"] = str(zlib.crc32(text.encode()))
+    return put_together(header, data)
+
+
+def with_header(saved: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    header, data = taken_apart(saved)
+    change(header)
+    return put_together(header, data)
+
+
+def first_weight(header: dict[str, Any]) -> dict[str, Any]:
+    return header["stem.q_weight"]  # type: ignore[no-any-return]
+
+
+def flipped(saved: bytes, place: int) -> bytes:
+    return saved[:place] + bytes([saved[place] ^ 1]) + saved[place + 1 :]
+
+
+def other_document(key: str, value: Any) -> Callable[[bytes], bytes]:
+    return lambda saved: with_document(saved, lambda document: document.update({key: value}))
+
+
+def other_plan(old: str, new: str) -> Callable[[bytes], bytes]:
+    def change(document: dict[str, Any]) -> None:
+        assert old in document["plan"]
+        document["plan"] = document["plan"].replace(old, new)
+
+    return lambda saved: with_document(saved, change)
+
+
+def other_constant(**entries: Any) -> Callable[[bytes], bytes]:
+    return lambda saved: with_document(saved, lambda document: document["constants"][0].update(entries))
+
+
+TWICE = b'{"__metadata__": {}, "a": 1, "a": 2}'
+
+BAD_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda saved: b"", "it is too short for a safetensors file"),
+    "no safetensors": (lambda saved: b"GIF89a" * 99, "it is no safetensors file, or it was cut"),
+    "cut in its header": (lambda saved: saved[:1000], "it is no safetensors file, or it was cut"),
+    "cut in its tensors": (lambda saved: saved[:-100], "lies behind the end of the file: it was cut"),
+    "a bit of a tensor": (lambda saved: flipped(saved, len(saved) - 50), "does not match its checksum"),
+    "a newer version": (
+        other_document("version", VERSION + 1),
+        f"its part for the runner has version {VERSION + 1} (octet-quant ",
+    ),
+    "a document without its checksum": (
+        lambda saved: with_header(saved, lambda header: header["__metadata__"].update({DOCUMENT: "{}"})),
+        "the runner's part does not match its checksum",
+    ),
+    "without a part for the runner": (
+        lambda saved: with_header(saved, lambda header: header["__metadata__"].pop(DOCUMENT)),
+        "it has no part for the runner: write it by quant.save(model, path, runner=True)",
+    ),
+    "of another program": (
+        lambda saved: with_header(saved, lambda header: header.pop("__metadata__")),
+        "it is a safetensors file that quant.save did not write",
+    ),
+    "a missing tensor": (
+        lambda saved: with_header(saved, lambda header: header.pop("stem.q_weight")),
+        "it lacks the tensor 'stem.q_weight'",
+    ),
+    "other sizes": (
+        lambda saved: with_header(saved, lambda header: first_weight(header).update(shape=[16, 3, 49])),
+        "tensor 'stem.q_weight' has sizes (16, 3, 49), expected (16, 3, 7, 7)",
+    ),
+    "more sizes than bytes": (
+        lambda saved: with_header(saved, lambda header: first_weight(header).update(shape=[16, 3, 7, 8])),
+        "tensor 'stem.q_weight' has 2352 bytes, expected 2688",
+    ),
+    "sizes beyond all memory": (
+        lambda saved: with_header(saved, lambda header: first_weight(header).update(shape=[1 << 60, 1 << 60])),
+        "tensor 'stem.q_weight' has impossible sizes",
+    ),
+    "another dtype": (
+        lambda saved: with_header(saved, lambda header: first_weight(header).update(dtype="U8")),
+        "tensor 'stem.q_weight' is uint8, expected int8",
+    ),
+    "offsets backwards": (
+        lambda saved: with_header(saved, lambda header: first_weight(header).update(data_offsets=[9, 3])),
+        "tensor 'stem.q_weight' has damaged offsets",
+    ),
+    "a name that occurs twice": (
+        lambda saved: len(TWICE).to_bytes(8, "little") + TWICE,
+        "damaged JSON: 'a' is there twice",
+    ),
+    "an operation of tomorrow": (other_plan("max_pool q=", "max_pool9 q="), "no such operation"),
+    "a setting out of bounds": (other_plan("zero_point=0 ", "zero_point=256 "), "zero_point is 256, expected 0 to 255"),
+    "a constant that is not there": (other_constant(tensor="nothing"), "it lacks the tensor 'nothing'"),
+    "a step too few": (lambda saved: with_document(saved, lambda document: document["steps"].pop()), "names for"),
+    "an input too few": (other_document("inputs", []), "its plan has 1 inputs and 1 outputs, expected 0 and 1"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_FILES.values(), ids=list(BAD_FILES))
+def test_a_bad_file(saved: bytes, runner: Path, tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
+    path = tmp_path / "bad.q8"
+    path.write_bytes(change(saved))
+    done = octet_run(runner, path, "--describe")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"octet-run: {path}: ")
+    assert message in done.stderr
+
+
+def test_a_file_that_is_not_there(runner: Path, tmp_path: Path) -> None:
+    done = octet_run(runner, tmp_path / "none.q8", "--describe")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"octet-run: cannot read {tmp_path}/none.q8: No such file or directory\n",
+    )
+
+
+def test_a_file_without_the_part_for_the_runner(runner: Path, tmp_path: Path) -> None:
+    quant.save(converted("pair"), tmp_path / "model.q8")
+    done = octet_run(runner, tmp_path / "model.q8", "--describe")
+    assert "it has no part for the runner: write it by quant.save(model, path, runner=True)" in done.stderr
+
+
+BAD_INPUTS = {
+    "a dtype": (image(1, 3, 32, 32).to(torch.uint8), "input 'x' is uint8, expected float32"),
+    "a rank": (image(3, 32, 32), "layer 'stem': plan line '%2 = conv_u8s8_u8 "),
+    "channels": (image(1, 4, 32, 32), "layer 'stem': plan line '%2 = conv_u8s8_u8 "),
+    "a size": (image(1, 3, 0, 32), "layer 'stem': plan line '%2 = conv_u8s8_u8 "),
+}
+
+
+@pytest.mark.parametrize(("x", "message"), BAD_INPUTS.values(), ids=list(BAD_INPUTS))
+def test_a_bad_input(saved: bytes, runner: Path, tmp_path: Path, x: torch.Tensor, message: str) -> None:
+    (tmp_path / "model.q8").write_bytes(saved)
+    numpy.save(tmp_path / "x.npy", x.numpy())
+    done = octet_run(runner, tmp_path / "model.q8", "--input", tmp_path / "x.npy")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+BAD_CALLS = {
+    "no model": ([], "no model"),
+    "no input": (["model.q8"], "no --input for 'x'"),
+    "two inputs": (["model.q8", "--input", "x.npy", "--input", "x.npy"], "the model has 1 inputs"),
+    "two outputs": (["model.q8", "--input", "x.npy", "--output", "a", "--output", "b"], "the model has 1 outputs"),
+    "a word for a number": (["model.q8", "--repeat", "often"], "--repeat is 'often', expected a number"),
+    "an unknown option": (["model.q8", "--fast"], "unknown argument '--fast'"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_CALLS.values(), ids=list(BAD_CALLS))
+def test_a_bad_call(saved: bytes, runner: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "model.q8").write_bytes(saved)
+    numpy.save(tmp_path / "x.npy", image(1, 3, 32, 32).numpy())
+    there = [str(tmp_path / word) if word.endswith((".q8", ".npy")) else word for word in words]
+    done = octet_run(runner, *there)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"octet-run: {message}\nusage: octet-run MODEL ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00\xff\xff", b"no array"], ids=["empty", "cut", "text"])
+def test_a_bad_array(saved: bytes, runner: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.q8").write_bytes(saved)
+    (tmp_path / "x.npy").write_bytes(content)
+    done = octet_run(runner, tmp_path / "model.q8", "--input", tmp_path / "x.npy")
+    assert done.returncode == 1
+    assert f"{tmp_path}/x.npy: it " in done.stderr
+
+
+def test_altered_files_end_nothing(runner_build: ModuleType, tmp_path: Path) -> None:
+    """A slice of `make fuzz-runner`, with the sanitizer around the core alone."""
+    cxx, core = build.find_compiler(), Path(__file__).resolve().parents[2] / "build" / "core" / "liboctet_core.a"
+    if (
+        os.environ.get("OCTET_EMULATED") == "1"
+        or cxx is None
+        or not build.core_is_current(cxx, build.host_arch(), core)
+    ):
+        pytest.skip("no current build/core/liboctet_core.a: `make core` compiles it")
+    settings = runner_build.Settings(cxx, build.host_arch(), tmp_path, core=core)
+    try:
+        program = runner_build.build_fuzz(settings)
+    except runner_build.kernels_build.BuildError as error:
+        if "asan" in str(error):
+            pytest.skip("the compiler has no AddressSanitizer")
+        raise
+    done = fuzz(program, 400, 7, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(", 0 failures\n")
