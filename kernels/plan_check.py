@@ -43,6 +43,11 @@ class Setting:
         """Whether it names an activation, or a list of some."""
         return self.kind.removesuffix("s") in REGISTERS
 
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether its numbers may be sizes of activations."""
+        return self.kind.startswith("extent")
+
     def has_word(self, value: object) -> bool:
         """False where the value has to be one of several words and is not."""
         return "," not in self.kind or str(value) in self.kind.split(",")
@@ -162,6 +167,8 @@ def _check_together(op: str, fields: Mapping[str, str]) -> None:
             raise ValueError("expected one of size and scale_factor")
         if "size" in fields and fields.get("recompute_scale_factor") == "True":
             raise ValueError("has a size and no scale_factor to recompute")
+        if fields.get("align_corners") == "True" and not fields["mode"].endswith("linear"):
+            raise ValueError("aligns corners in a mode that has none")
 
 
 def _check_rescaling(fields: Mapping[str, str]) -> None:
@@ -237,6 +244,11 @@ class Dimension(NamedTuple):
     dim: int
 
 
+def _extent(name: str, word: str) -> None:
+    if isinstance(plan_sizes.parse(word, Dimension), int):
+        _within(1, MOST)(name, word)
+
+
 def _flag(name: str, word: str) -> None:
     if word not in ("True", "False"):
         raise ValueError(f"{name} is {word}, expected True or False")
@@ -260,6 +272,7 @@ KINDS: dict[str, _Check] = {
     "integer": lambda name, word: integer(word),
     "output": _output,
     "size": _size,
+    "extent": _extent,
     "place": _place,
     "real": _real,
     "number": lambda name, word: number(word),

@@ -12,6 +12,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 Settings = Mapping[str, Any]
+LINEAR = {"linear": 1, "bilinear": 2}
+"""Modes of interpolation -> dimensions that they are for."""
+
 WINDOW = 1 << 23
 """Most values of a window, so that their sum is exact in float32."""
 
@@ -120,6 +123,7 @@ def _interpolate(settings: Settings) -> None:
     wanted = settings["size"] if sized else settings["scale_factor"]
     sizes = wanted if isinstance(wanted, tuple) else (wanted,) * dims
     expect(len(sizes) == dims, "its size has another number of dimensions")
+    expect(settings["mode"] not in LINEAR or LINEAR[settings["mode"]] == dims, "its mode is for other dimensions")
     spatial = sizes if sized else [math.floor(size * factor) for size, factor in zip(q.shape[2:], sizes, strict=True)]
     expect(all(size > 0 for size in (*spatial, *q.shape[1:])), "it would be empty")
     _within_memory([*q.shape[:2], *spatial])
@@ -155,6 +159,17 @@ def _attention(settings: Settings) -> None:
     expect(same, "q, k and v differ in dimensions, or have less than three")
     fits = k.shape[-1] == q.shape[-1] and k.shape[-2] == v.shape[-2] and k.shape[-2] > 0
     expect(fits, "q, k and v have shapes that do not go together")
+
+
+def _group_norm(settings: Settings) -> None:
+    x = settings["x"]
+    expect(x.dim() >= 2, "its input has no channels")
+    channels = x.shape[1]
+    expect(channels > 0 and channels % settings["groups"] == 0, "its groups do not fit")
+    expect(x.numel() // settings["groups"] != 1, "its groups have one value each")
+    for name in ("weight", "bias"):
+        values = settings[name]
+        expect(values is None or tuple(values.shape) == (channels,), f"{name} has not {channels} values")
 
 
 def _layer_norm(settings: Settings) -> None:
@@ -196,6 +211,7 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "select": _dimensions("dim"),
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
+    "group_norm": _group_norm,
     "attention": _attention,
     "softmax": _softmax,
     "expand": _expand,

@@ -7,6 +7,7 @@ whose names a converted model calls every integer operator; a backend replaces e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -153,8 +154,57 @@ def mean(
 
 
 def interpolate(q: Tensor, zero_point: int, multiplier: float, output_zero_point: int, **options: Any) -> Tensor:
-    """torch's interpolate of the real values, times s_x / s_y, rounded half to even."""
-    return _rescaled(F.interpolate(_centred(q, zero_point), **options), multiplier, output_zero_point)
+    """torch's interpolate of the real values, times s_x / s_y, rounded half to even.
+
+    In torch the order in which a linear mode rounds depends on the memory format. Here it is one dimension after the
+    other, the first first (`_blended`).
+    """
+    centred = _centred(q, zero_point)
+    if options.get("mode") in LINEAR and not options.get("antialias"):
+        return _rescaled(_resized_linearly(centred, **options), multiplier, output_zero_point)
+    return _rescaled(F.interpolate(centred, **options), multiplier, output_zero_point)
+
+
+LINEAR = ("linear", "bilinear", "trilinear")
+
+
+def _resized_linearly(
+    x: Tensor,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    **options: Any,
+) -> Tensor:
+    """F.interpolate in a linear mode, of a tensor whose channels are then innermost."""
+    x = x.movedim(1, -1)
+    dims = x.dim() - 2
+    sizes, factors = (value if isinstance(value, Sequence) else [value] * dims for value in (size, scale_factor))
+    for dim, (wanted, factor) in enumerate(zip(sizes, factors, strict=True), 1):
+        outputs = math.floor(x.shape[dim] * factor) if wanted is None else wanted
+        by_size = factor is None or bool(recompute_scale_factor)
+        x = _blended(x, dim, outputs, None if by_size else 1 / factor, bool(align_corners))
+    return x.movedim(-1, 1)
+
+
+def _blended(x: Tensor, dim: int, outputs: int, step: float | None, align_corners: bool) -> Tensor:
+    """One dimension resized linearly: x0 * (1 - part) + x1 * part, with places in float32 as torch computes them.
+
+    Args:
+        step: the input's values per output; None where the sizes give it.
+    """
+    size = x.shape[dim]
+    place = torch.arange(outputs, dtype=torch.float32)
+    if align_corners:
+        place = place * (_f32(size - 1) / _f32(max(outputs - 1, 1)))
+    elif size != outputs:
+        place = ((place + 0.5) * (_f32(size) / _f32(outputs) if step is None else _f32(step)) - 0.5).clamp(min=0)
+    first = place.floor().clamp(max=size - 1)
+    shape = [-1, *[1] * (x.dim() - dim - 1)]
+    part = (place - first).clamp(0, 1).view(shape)
+    one = first.to(torch.int64)
+    two = (one + 1).clamp(max=size - 1)
+    return x.index_select(dim, one) * (1 - part) + x.index_select(dim, two) * part
 
 
 def pad(q: Tensor, widths: Sequence[int], mode: str, fill: int) -> Tensor:

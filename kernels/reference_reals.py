@@ -23,6 +23,17 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the channels of a group and all pixels (Wu and He 2018, arXiv 1803.08494, equations 1 to 3).
+
+    Args:
+        x: (N, C, ...).
+        groups: a divisor of C.
+        weight, bias: (C,).
+    """
+    return F.group_norm(x, groups, weight, bias, eps)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, mask: Tensor | None = None) -> Tensor:
     """softmax(q k' * scale + mask) v (Vaswani et al. 2017, arXiv 1706.03762, equation 1).
 
@@ -59,6 +70,11 @@ def binary_f32(a: Tensor, b: Tensor, by: str) -> Tensor:
     return ARITHMETIC[by](a, b)
 
 
+def silu(x: Tensor) -> Tensor:
+    """x / (1 + e**-x) (Elfwing et al. 2017, arXiv 1702.03118, equation 1)."""
+    return F.silu(x)
+
+
 def softmax(x: Tensor, logarithm: bool) -> Tensor:
     """Over the last dimension; NaN where all of a row is -inf."""
     return F.log_softmax(x, -1) if logarithm else F.softmax(x, -1)
@@ -67,11 +83,13 @@ def softmax(x: Tensor, logarithm: bool) -> Tensor:
 REALS: dict[str, Callable[..., Tensor]] = {
     "add_f32": add_f32,
     "layer_norm": layer_norm,
+    "group_norm": group_norm,
     "attention": attention,
     "constant": lambda value: value,
     "number_f32": number_f32,
     "binary_f32": binary_f32,
     "cat_f32": lambda tensors, dim: torch.cat(list(tensors), dim),
     "softmax": softmax,
+    "silu": silu,
 }
 """By the names that a plan's text has for them."""

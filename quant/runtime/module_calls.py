@@ -42,13 +42,30 @@ class NormCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         norm: Any = module
-        tensors = {name: norm._parameters[name] for name in ("weight", "bias")}
-        named = {name: None if one is None else constant(one) for name, one in tensors.items()}
-        return Line(self.out, "layer_norm", {"x": Register(self.reads[0]), **named, "eps": norm.eps})
+        settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        return Line(self.out, "layer_norm", settings)
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
         parameters: dict[str, Any] = module._parameters
         return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
+
+
+@dataclass(frozen=True)
+class GroupNormCall(NormCall):
+    """An `nn.GroupNorm`."""
+
+    kind: ClassVar[str] = "group_norm"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.GroupNorm
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        settings = {"x": Register(self.reads[0]), "groups": norm.num_groups}
+        return Line(self.out, "group_norm", {**settings, **affine(norm, constant), "eps": norm.eps})
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        return [*super().numbers(module), (module.__dict__, "num_groups")]
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,19 @@ class SoftmaxCall(ModuleCall):
 
 
 @dataclass(frozen=True)
+class SiluCall(ModuleCall):
+    """An `nn.SiLU`."""
+
+    kind: ClassVar[str] = "silu"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.SiLU and not module.inplace
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "silu", {"x": Register(self.reads[0])})
+
+
+@dataclass(frozen=True)
 class AttentionCall(ModuleCall):
     """The part of `MultiheadAttention` between its projections; in training mode it drops attention weights.
 
@@ -89,6 +119,12 @@ class AttentionCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         return self.whole
+
+
+def affine(module: nn.Module, constant: Callable[[Tensor], Constant]) -> dict[str, Constant | None]:
+    """The weight and bias of a norm as a line's settings."""
+    tensors = {name: module._parameters[name] for name in ("weight", "bias")}
+    return {name: None if one is None else constant(one) for name, one in tensors.items()}
 
 
 def is_untouched(module: nn.Module) -> bool:

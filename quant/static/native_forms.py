@@ -43,7 +43,7 @@ from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import has_submodule, submodule
-from quant.runtime.trees import Attr, Ref, leaves
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
@@ -155,11 +155,20 @@ class Planner:
         """A value for the text, if the plan's table accepts it."""
         if name not in known or not known[name].has_word(value):
             raise Unplanned(f"{kernel} with {name}={value} has no native kernel")
+        if known[name].takes_sizes:
+            return map_leaves(self._extent, value)
         if not known[name].is_register:
             return fixed(name, value)
         if not isinstance(value, Ref):
             raise Unplanned("an operand is no activation")
         return self.tensor(value)
+
+    def _extent(self, value: Any) -> Any:
+        """A size among the settings of a kernel: a number, or one that is read from a tensor."""
+        known = self.symbols.get(value.index) if isinstance(value, Ref) else None
+        if isinstance(known, NumberOf):
+            return known.number
+        return fixed("size", value)
 
     def tensor(self, value: Ref) -> Register:
         """Raise Unplanned for dtypes other than uint8 and float32; the user's own calls may have any."""

@@ -168,6 +168,18 @@ CASES: dict[str, tuple[Any, ...]] = {
     "nearest to a size": one(f"interpolate q=%0 {MEAN} size=13,3 mode=nearest"),
     "nearest-exact": one(f"interpolate q=%0 {MEAN} size=13,3 mode=nearest-exact"),
     "nearest 1d": one(f"interpolate q=%0 {MEAN} size=7 mode=nearest", (2, 3, 5)),
+    "linear resize 1d": one(f"interpolate q=%0 {MEAN} size=7 mode=linear", (2, 3, 5)),
+    "bilinear twice": one(f"interpolate q=%0 {MEAN} scale_factor=2 mode=bilinear align_corners=False"),
+    "bilinear of many channels": one(f"interpolate q=%0 {MEAN} scale_factor=2.5 mode=bilinear", (2, 35, 7, 5)),
+    "bilinear smaller": one(f"interpolate q=%0 {MEAN} scale_factor=0.6,1.7 mode=bilinear"),
+    "bilinear recomputed": one(f"interpolate q=%0 {MEAN} scale_factor=1.7 mode=bilinear recompute_scale_factor=True"),
+    "bilinear with corners": one(f"interpolate q=%0 {MEAN} size=13,3 mode=bilinear align_corners=True"),
+    "bilinear to one pixel": one(f"interpolate q=%0 {MEAN} size=1 mode=bilinear align_corners=True"),
+    "bilinear of one pixel": one(f"interpolate q=%0 {MEAN} size=3,4 mode=bilinear align_corners=True", PIXELS),
+    "bilinear to another's size": one(
+        f"interpolate q=%0 {MEAN} size=%1.-2,%1.-1 mode=bilinear", FEATURES, (1, 1, 9, 33)
+    ),
+    "bilinear to a size that is there": one(f"interpolate q=%0 {MEAN} size=7,9 mode=bilinear"),
     "cat": one("cat tensors=%0,%1 dim=1", FEATURES, (2, 3, 7, 5)),
     "cat of other ranges": one(
         "cat tensors=%0,%1,%0 dim=1 zero_points=3,120,0 multipliers=0.37,1.0,1.9 output_zero_point=120",

@@ -53,6 +53,51 @@ def test_layer_norm_keeps_small_spreads_beside_large_means() -> None:
     assert (got - expected).abs().max() < 2e-2
 
 
+@needs_kernels
+def test_silu() -> None:
+    ends = torch.tensor([0.0, -0.0, 88.0, -88.0, 120.0, -120.0, math.inf, math.nan])
+    for x in (reals(3, 5, 7) * 4, reals(2, 33, 9, 9) * 30, reals(5, 1, 6)[:, 0].t(), ends, reals(0, 3)):
+        check(text("%9 = silu x=%0", inputs=1), [x])
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((2, 6, 7, 5), 1), ((2, 6, 7, 5), 3), ((3, 32, 19, 17), 8), ((1, 20, 33), 20), ((4, 12), 4), ((0, 4, 3, 3), 2),
+     ((2, 40, 3, 4, 5), 5)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("weight", "bias"), [("-", "-"), ("$0", "-"), ("-", "$1"), ("$0", "$1")], ids=["plain", "weight", "bias", "both"]
+)
+def test_group_norm(shape: tuple[int, ...], groups: int, weight: str, bias: str, *, last: bool) -> None:
+    constants = [reals(shape[1], seed=1), reals(shape[1], seed=2)]
+    x = reals(*shape) * 3 + 5.0
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x
+    check(text(f"%9 = group_norm x=%0 groups={groups} weight={weight} bias={bias} eps=1e-05", inputs=1), [x], constants)
+
+
+@needs_kernels
+def test_group_norm_keeps_small_spreads_beside_large_means() -> None:
+    x = reals(2, 4, 64, 64).double() * 1e-2 + 300
+    expected = torch.nn.functional.group_norm(x.float().double(), 2, eps=1e-12)
+    (got,) = run(text("%9 = group_norm x=%0 groups=2 weight=- bias=- eps=1e-12", inputs=1), [x.float()])
+    assert (got - expected).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "message"),
+    [((2, 6, 5), 4, "groups do not fit"), ((6,), 2, "no channels"), ((1, 2), 2, "one value each")],
+    ids=str,
+)
+def test_group_norms_that_cannot_be(shape: tuple[int, ...], groups: int, message: str) -> None:
+    program = text(f"%9 = group_norm x=%0 groups={groups} weight=- bias=- eps=1e-05", inputs=1)
+    with pytest.raises(ValueError, match=message):
+        run(program, [reals(*shape)])
+    with pytest.raises(ValueError, match=message):
+        reference_plan.run_plan([reals(*shape)], [], program)
+
+
 def test_a_row_with_nan_is_nan_and_no_other() -> None:
     x = reals(3, 20)
     x[1, 7] = math.nan

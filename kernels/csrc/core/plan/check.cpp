@@ -60,6 +60,8 @@ void positive(const PlanLine& line, const std::string& name, std::string_view wo
 using Check = void (*)(const PlanLine&, const std::string& name, std::string_view word);
 
 // One value of each kind; lists are made of these.
+const std::map<std::string, Check, std::less<>>& kinds();
+
 const std::map<std::string, Check, std::less<>>& kinds() {
   static const std::map<std::string, Check, std::less<>> known = {
       {"byte", [](const PlanLine& line, const std::string& name, std::string_view word) {
@@ -82,6 +84,10 @@ const std::map<std::string, Check, std::less<>>& kinds() {
          const SizeParts parts = parse_size(line, word);
          if (parts.front().kind == SizePart::Kind::kNumber && parts.size() == 1)
            within(line, name, parts.front().number, -1, int64_t{1} << 40);
+       }},
+      {"extent", [](const PlanLine& line, const std::string& name, std::string_view word) {
+         const SizeParts parts = parse_size(line, word);
+         if (parts.front().kind == SizePart::Kind::kNumber && parts.size() == 1) within(line, name, parts.front().number, 1, kMost);
        }},
       {"place", [](const PlanLine& line, const std::string&, std::string_view word) { parse_size(line, word); }},
       {"real", [](const PlanLine& line, const std::string& name, std::string_view word) {
@@ -151,6 +157,7 @@ void check_together(const PlanLine& line) {
   if (line.op == "interpolate") {
     if (line.has("size") == line.has("scale_factor")) line.fail("expected one of size and scale_factor");
     if (line.has("size") && line.flag("recompute_scale_factor")) line.fail("has a size and no scale_factor to recompute");
+    if (line.flag("align_corners") && !line.word("mode").ends_with("linear")) line.fail("aligns corners in a mode that has none");
   }
 }
 

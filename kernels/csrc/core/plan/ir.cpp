@@ -139,14 +139,19 @@ RescaleSettings rescale_settings(int64_t zero_point, double multiplier, int32_t 
 OperationKind interpolate(LineReader& in) {
   const PlanLine& line = in.line();
   const bool sized = line.has("size");
-  return op::Interpolate{
+  const std::string& mode = line.word("mode");
+  op::Interpolate interpolate{
       in.value("q"),
-      sized ? in.integers("size") : std::vector<int64_t>{},
+      {},
       sized ? std::vector<double>{} : line.numbers("scale_factor"),
       line.word(sized ? "size" : "scale_factor").find(',') == std::string::npos,
-      line.word("mode") == "nearest-exact",
       in.flag("recompute_scale_factor"),
+      in.flag("align_corners"),
+      mode == "nearest" ? op::Resizing::kNearest : mode == "nearest-exact" ? op::Resizing::kNearestExact : op::Resizing::kLinear,
+      mode == "linear" ? 1 : mode == "bilinear" ? 2 : 0,
       rescale_settings(in.integer("zero_point"), line.number("multiplier"), in.byte("output_zero_point"))};
+  if (sized) interpolate.size = in.sizes("size");
+  return interpolate;
 }
 
 OperationKind pad(LineReader& in) {
@@ -272,6 +277,10 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"layer_norm", [](LineReader& in) -> OperationKind {
          return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps")};
        }},
+      {"group_norm", [](LineReader& in) -> OperationKind {
+         return op::GroupNorm{in.value("x"), in.integer("groups"), in.constant("weight"), in.constant("bias"), in.real("eps")};
+       }},
+      {"silu", [](LineReader& in) -> OperationKind { return op::Silu{in.value("x")}; }},
       {"attention", &attention},
       {"constant", [](LineReader& in) -> OperationKind { return op::ConstantReal{in.constant("value")}; }},
       {"number_f32", [](LineReader& in) -> OperationKind {

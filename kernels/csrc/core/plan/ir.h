@@ -109,15 +109,19 @@ struct Mean {
   MeanSettings by;
 };
 
-// Operations that only move values.
+enum class Resizing { kNearest, kNearestExact, kLinear };
 struct Interpolate {
   Value q;
   // One of the two; `one_for_all` where it is one number for all dimensions.
-  std::vector<int64_t> size;
+  std::vector<SizeParts> size;
   std::vector<double> factors;
-  bool one_for_all, exact, recompute;
+  bool one_for_all, recompute, align_corners;
+  Resizing mode;
+  int64_t dims;  // that the mode is for, or 0 for any
   RescaleSettings by;
 };
+
+// Operations that only move values.
 enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 struct Pad {
   Value q;
@@ -217,6 +221,15 @@ struct LayerNorm {
   float eps;
   Place rounding = kNowhere;  // pass: a Quantize that reads it
 };
+struct GroupNorm {
+  Value x;
+  int64_t groups;
+  Constant weight, bias;
+  float eps;
+};
+struct Silu {
+  Value x;
+};
 struct Attention {
   Value q, k, v, mask;
   std::optional<float> scale;
@@ -240,7 +253,7 @@ using OperationKind =
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
-                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul>;
+                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu>;
 
 struct Operation {
   Value out;

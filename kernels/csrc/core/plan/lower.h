@@ -29,8 +29,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& po
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AdaptivePool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Mean& mean);
-// lower_moves.cpp: operations that only move values, padding and resizing included.
+// lower_resize.cpp: resizing.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate);
+// lower_moves.cpp: operations that only move values, padding included.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Reshape& reshape);
@@ -47,6 +48,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu);
+// lower_norms.cpp: norms over channels and pixels.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& norm);
 
 // lower_sizes.cpp: what sizes decide.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Expand& expand);
@@ -64,6 +68,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Matmul& mat
 PlanView quantized(PlanBuilder& b, const Operation& operation, const op::Quantize& quantize, const PlanView& x);
 // The strides of its integers: those that a linear layer reads, else channels last.
 Sizes rounded_strides(const op::Quantize& quantize, const Sizes& sizes);
+
+// out[i, j, ...] = x[sources[0][i], sources[1][j], ...], and `fill` where a source is -1.
+PlanView gathered(PlanBuilder& b, const PlanView& x, const std::vector<Sizes>& sources, uint8_t fill);
 
 // table[x] for every value.
 PlanView looked_up(PlanBuilder& b, const PlanView& x, std::shared_ptr<const std::vector<uint8_t>> table);

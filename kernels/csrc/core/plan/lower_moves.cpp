@@ -200,10 +200,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat) {
   return out;
 }
 
-namespace {
-
-// out[i, j, ...] = x[sources[0][i], sources[1][j], ...], and `fill` where a source is -1.
-PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources, uint8_t fill) {
+PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources,
+                  uint8_t fill) {
   const bool plain = given.has_strides(plain_strides(given.sizes));
   const PlanView x = plain ? given : b.channels_last(given);
   Sizes sizes;
@@ -249,11 +247,7 @@ PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes
   return out;
 }
 
-Sizes everything(int64_t size) {
-  Sizes sources(size);
-  for (int64_t i = 0; i < size; ++i) sources[i] = i;
-  return sources;
-}
+namespace {
 
 int64_t padded_source(const Operation& operation, op::PadMode mode, int64_t i, int64_t size) {
   if (i >= 0 && i < size) return i;
@@ -289,52 +283,6 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
     sources.push_back(std::move(moved));
   }
   return gathered(b, x, sources, static_cast<uint8_t>(pad.fill));
-}
-
-namespace {
-
-// torch's nearest neighbours, in float32 as there (UpSample.h).
-Sizes nearest(int64_t size, int64_t outputs, double factor, bool exact) {
-  const float scale = factor > 0 ? static_cast<float>(1.0 / factor) : static_cast<float>(size) / static_cast<float>(outputs);
-  Sizes sources(outputs);
-  for (int64_t i = 0; i < outputs; ++i) {
-    const float place = (static_cast<float>(i) + (exact ? 0.5f : 0.0f)) * scale;
-    sources[i] = std::min(static_cast<int64_t>(std::floor(place)), size - 1);
-  }
-  return sources;
-}
-
-}  // namespace
-
-PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate& interpolate) {
-  const PlanView x = b.input(interpolate.q);
-  expect_dtype(operation, x, false);
-  expect(operation, x.rank() >= 3 && x.rank() <= 5, "its input has no spatial dimensions, or more than three");
-  const size_t dims = x.sizes.size() - 2;
-  const bool sized = !interpolate.size.empty();
-  std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
-  Sizes wanted = interpolate.size;
-  std::vector<double> factors = interpolate.factors;
-  if (interpolate.one_for_all) sized ? wanted.resize(dims, wanted[0]) : factors.resize(dims, factors[0]);
-  expect(operation, (sized ? wanted.size() : factors.size()) == dims, "its size has another number of dimensions");
-  Sizes sizes{x.sizes[0], x.sizes[1]};
-  for (size_t d = 0; d < dims; ++d) {
-    const int64_t size = x.sizes[d + 2];
-    const double scaled = sized ? static_cast<double>(wanted[d]) : std::floor(static_cast<double>(size) * factors[d]);
-    expect(operation, scaled > 0 && size > 0 && x.sizes[1] > 0, "it would be empty");
-    sizes.push_back(static_cast<int64_t>(std::min(scaled, 1e15)));
-  }
-  checked_count(operation, sizes);
-  const bool by_size = sized || interpolate.recompute;
-  for (size_t d = 0; d < dims; ++d)
-    sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], by_size ? 0.0 : factors[d], interpolate.exact));
-  // The same value for every integer, so requantising is a look-up.
-  const uint8_t* const first = interpolate.by.table;
-  const auto table = std::make_shared<const std::vector<uint8_t>>(first, first + 256);
-  bool unchanged = true;
-  for (int q = 0; q < 256; ++q) unchanged &= (*table)[q] == q;
-  const PlanView rescaled = unchanged ? x : looked_up(b, x, table);
-  return gathered(b, rescaled, sources, 0);
 }
 
 }  // namespace octet

@@ -49,6 +49,12 @@ struct ElementKernels {
   void (*lookup)(const uint8_t* table, const uint8_t* x, int64_t n, uint8_t* out);
   // out[i] = s.table[x[i]], by whichever is faster: looked up or computed. Rows may be short.
   void (*rescale)(const RescaleSettings& s, const uint8_t* x, int64_t n, uint8_t* out);
+  // out[i] = (a[i] - zero) * of_a + (b[i] - zero) * of_b, for resizing: between two lines of an image.
+  void (*blend_rows)(const uint8_t* a, const uint8_t* b, int32_t zero, float of_a, float of_b, int64_t n, float* out);
+  // Pixel o is round((x[first[o]] * of_first[o] + x[second[o]] * of_second[o]) * s.multiplier) + s.zero_point in [0, 255], of
+  // pixels of `channels` values.
+  void (*blend_pixels)(const float* x, const int32_t* first, const int32_t* second, const float* of_first,
+                       const float* of_second, int64_t outputs, int64_t channels, const RescaleSettings& s, uint8_t* out);
   // out[i * channels + c] = rows[c * stride + i], for 2, 3 or 4 channels.
   void (*interleave)(const uint8_t* rows, int64_t stride, int64_t channels, int64_t n, uint8_t* out);
   // A line of `outputs` pixels of `channels` side by side: each is the largest of the columns [begin[o], end[o]) by `step` in

@@ -28,10 +28,17 @@ struct RealKernels {
   RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
   // A row of the softmax of x, or of its logarithm. NaN where all of x is -inf, as torch has it.
   void (*softmax)(const float* x, int64_t n, bool logarithm, float* out);
+  // x / (1 + e**-x).
+  void (*silu)(const float* x, int64_t n, float* out);
   // A row of x, or of x + added where that is not null: (v - mean) / sqrt(variance + eps) * weight + bias. weight and bias
   // may be null.
   void (*layer_norm)(const float* x, const float* added, int64_t n, const float* weight, const float* bias, float eps,
                      float* out);
+  // Over `pixels` pixels of `channels` values each: sums[c] += x[c], sums[c] += (x[c] - mean[c])**2, and x * factor + shift.
+  void (*sum_channels)(const float* x, int64_t pixels, int64_t channels, float* sums);
+  void (*sum_squares)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
+  void (*scale_channels)(const float* x, int64_t pixels, int64_t channels, const float* mean, const float* factor,
+                         const float* shift, float* out);
   // Queries that `attend` takes at once, and what packed rows are rounded up to.
   int64_t queries, columns;
   // k (keys, width) with rows `ld` apart -> (width, packed_keys), zero past the last key.

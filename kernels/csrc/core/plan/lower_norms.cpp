@@ -1,0 +1,100 @@
+// Norms over the channels and pixels of an image. kernels/reference_reals.py says what they mean.
+#include <algorithm>
+#include <cmath>
+
+#include "core/cpu/scratch.h"
+#include "core/gemm/workspace.h"
+#include "core/plan/lower.h"
+#include "core/rows/reals.h"
+
+namespace octet {
+namespace {
+
+// Pixels whose sums are float32 before they are added up in float64.
+constexpr int64_t kSummed = 256;
+
+struct Room {
+  Scratch<float> sums, mean, factor, shift;
+  Scratch<double> totals;
+};
+
+Room& room() {
+  thread_local Room own;
+  return own;
+}
+
+struct GroupNorm {
+  int64_t pixels, channels, groups;
+  std::shared_ptr<const std::vector<float>> weight, bias;
+  float eps;
+
+  // totals[c]: what add(x, pixels, sums) adds to sums[c], over all pixels.
+  template <class Add>
+  const double* totals(const float* x, Add add) const {
+    Room& space = room();
+    double* const totals = space.totals.get(channels);
+    float* const sums = space.sums.get(channels);
+    std::fill_n(totals, channels, 0.0);
+    for (int64_t first = 0; first < pixels; first += kSummed) {
+      std::fill_n(sums, channels, 0.0f);
+      add(x + first * channels, std::min(kSummed, pixels - first), sums);
+      for (int64_t c = 0; c < channels; ++c) totals[c] += sums[c];
+    }
+    return totals;
+  }
+
+  // fn(first channel, mean of the totals of a group) for every group.
+  template <class Fn>
+  void each_group(const double* totals, Fn fn) const {
+    const int64_t width = channels / groups;
+    for (int64_t first = 0; first < channels; first += width) {
+      double total = 0.0;
+      for (int64_t c = first; c < first + width; ++c) total += totals[c];
+      fn(first, total / static_cast<double>(width * pixels));
+    }
+  }
+
+  void sample(const float* x, float* out) const {
+    const RealKernels& kernels = real_kernels();
+    Room& space = room();
+    float *const mean = space.mean.get(channels), *const factor = space.factor.get(channels);
+    float* const shift = space.shift.get(channels);
+    const int64_t width = channels / groups;
+    each_group(totals(x, [&](const float* some, int64_t n, float* sums) { kernels.sum_channels(some, n, channels, sums); }),
+               [&](int64_t first, double value) { std::fill_n(mean + first, width, static_cast<float>(value)); });
+    // Around the mean, in a second pass, as a layer norm's.
+    each_group(totals(x, [&](const float* some, int64_t n, float* sums) { kernels.sum_squares(some, n, channels, mean, sums); }),
+               [&](int64_t first, double value) {
+                 const float inverse = 1.0f / std::sqrt(static_cast<float>(value) + eps);
+                 for (int64_t c = first; c < first + width; ++c) {
+                   factor[c] = weight ? inverse * (*weight)[c] : inverse;
+                   shift[c] = bias ? (*bias)[c] : 0.0f;
+                 }
+               });
+    kernels.scale_channels(x, pixels, channels, mean, factor, shift, out);
+  }
+};
+
+}  // namespace
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& by) {
+  const PlanView x = b.channels_last(b.input(by.x));
+  expect_dtype(operation, x, true);
+  expect(operation, x.rank() >= 2, "its input has no channels");
+  const int64_t channels = x.sizes[1], batch = x.sizes[0];
+  expect(operation, channels > 0 && channels % by.groups == 0, "its groups do not fit");
+  const int64_t pixels = product(Sizes(x.sizes.begin() + 2, x.sizes.end()));
+  expect(operation, batch * pixels * (channels / by.groups) != 1, "its groups have one value each");
+  const GroupNorm norm{pixels, channels, by.groups, b.reals(operation, by.weight, "weight", channels),
+                       b.reals(operation, by.bias, "bias", channels), by.eps};
+  const PlanView out = b.fresh(x.sizes, channels_last_strides(x.sizes), true);
+  b.emit({&x}, out, [=, count = x.count()](const PlanFrame& frame) {
+    each_part(batch, count * 8, [&](int64_t first, int64_t samples) {
+      for (int64_t i = first; i < first + samples; ++i)
+        norm.sample(x.reals(frame) + i * pixels * channels, out.reals_out(frame) + i * pixels * channels);
+    });
+  });
+  return out;
+}
+
+}  // namespace octet
