@@ -214,8 +214,9 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _observe(self, x: Tensor, clamp: tuple[float, float], quantizing: bool) -> None:
         """Show clamp(x) to the observer, and take the range that it has then."""
-        plain = type(self.observer) is MovingAverageObserver and x.dtype == torch.float32
-        if plain and self.observer.follow(x, clamp, self.scale, self.zero_point):
+        observer = self.observer
+        moving = observer if type(observer) is MovingAverageObserver and x.dtype == torch.float32 else None
+        if moving is not None and moving.follow(x, clamp, self.scale, self.zero_point):
             self._warn_of_non_finite()
             return
         self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
