@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
@@ -19,7 +20,7 @@ constexpr int64_t kBlock = 2048;
 // Bin 0, where the zeros of a ReLU are, is not counted but gets what is left. Neighbours often fall into another bin together
 // (a padded border, an upper clamp), and an increment waits for the one before it in the same place: so they are counted apart. The counts of a bin lie side by side: a power of two apart, the loads of one would
 // wait for stores to the others, of which the CPU compares 12 bits (with two hot bins, 2.0 ns a value against 0.3).
-constexpr int kApart = 4;
+constexpr int kApart = 4;  // 16-bit indices in a 64-bit load
 // Blocks after which the 16-bit counts are emptied. One of the kApart takes what a block has left over as well.
 constexpr int64_t kBlocksPerFlush = 65535 / (kBlock / kApart + kApart);
 constexpr int64_t kValuesPerThread = 1 << 16;
@@ -69,9 +70,12 @@ class Histogram {
   void count(int64_t n) {
     uint16_t* const counts = apart_.data();
     int64_t i = 0;
-    for (; i + kApart <= n; i += kApart)
+    for (; i + kApart <= n; i += kApart) {
+      uint64_t four;  // one load for kApart indices: the loads and stores of the counts are what limits this loop
+      std::memcpy(&four, index_ + i, sizeof four);
 #pragma GCC unroll 4
-      for (int part = 0; part < kApart; ++part) ++counts[kApart * index_[i + part] + part];
+      for (int part = 0; part < kApart; ++part) ++counts[kApart * (four >> 16 * part & 0xffff) + part];
+    }
     for (; i < n; ++i) ++counts[kApart * index_[i]];
   }
 
