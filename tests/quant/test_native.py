@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from quant.kernels import ops
 from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
@@ -212,3 +214,19 @@ def test_a_model_that_never_ran_compiles_as_one_graph(kind: str, never_run: str)
         q.load_state_dict(quant.convert(prepared).state_dict())
     torch.compiler.reset()
     assert torch.equal(torch.compile(q, fullgraph=True, backend="eager")(x), expected)
+
+
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="no compiled kernels")
+def test_the_texts_of_a_model_go_with_it() -> None:
+    kept = torch.ops.octet_native.text_count
+    gc.collect()
+    before, model = kept(), converted(X)
+    expected = model(X)
+    regions = len(schedule(model).regions)
+    assert kept() == before + regions
+    other = copy.deepcopy(model)
+    assert torch.equal(other(X), expected)
+    assert kept() == before + 2 * regions
+    del other, model
+    gc.collect()
+    assert kept() == before
