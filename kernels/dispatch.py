@@ -123,7 +123,7 @@ def current(name: str | None = "") -> Backend:
     the machine that runs the graph decides.
     """
     if not name:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():  # torch.jit.is_tracing, less a call
             return _IN_GRAPH
         name = _scoped.name or _FROM_ENVIRONMENT
     backend = _usable.get(name)

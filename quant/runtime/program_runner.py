@@ -200,6 +200,8 @@ class ProgramRunner(Programs):
         planned = self._schedule(program, backend)
         if planned is None:
             self._steps(program, program.instructions, program.drops, registers)
+        elif len(planned.steps) == 1 and isinstance(region := planned.steps[0], Region) and not region.tail:
+            self._run_region(program, region, registers, backend.name)  # the loop costs a tenth of a small model's call
         else:
             steps, drops = self._with_runs(program, planned)
             self._steps(program, steps, drops, registers, backend.name)
@@ -243,8 +245,7 @@ class ProgramRunner(Programs):
                     self._steps(program, step.instructions, step.drops, registers, backend)
                 continue
             if isinstance(step, Region):
-                if not step.run(registers, self, backend):
-                    self._steps(program, step.instructions, [[] for _ in step.instructions], registers)
+                self._run_region(program, step, registers, backend)
                 singles = step.tail
             else:
                 singles = (step,)
@@ -257,6 +258,10 @@ class ProgramRunner(Programs):
                 registers[instruction.out] = self._execute(program, instruction, registers, table, bool(backend), eager)
             for register in gone:
                 registers.pop(register, None)
+
+    def _run_region(self, program: Program, region: Region, registers: dict[int, Any], backend: str) -> None:
+        if not region.run(registers, self, backend):
+            self._steps(program, region.instructions, [[] for _ in region.instructions], registers)
 
     def _native(self, program: Program, instruction: FloatCall) -> Region | None:
         """The native form of a float call that runs by itself, with the bits that it has in a region; or None."""

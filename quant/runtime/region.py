@@ -6,11 +6,13 @@ The text is made from the layers' numbers at the end of the conversion, and agai
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, operation_of
 from quant.runtime import nonfinite
@@ -80,7 +82,8 @@ class Region:
         inputs = [registers[index] for index in self.inputs]
         if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
             return False
-        if [one.dtype is torch.bool for one in inputs] != self.booleans:
+        boolean = torch.bool
+        if [one.dtype is boolean for one in inputs] != self.booleans:
             return False
         text = self.text(home)
         if text is None:
@@ -95,7 +98,7 @@ class Region:
             outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
             try:
-                outputs = _run_of_finite(inputs, text.constants, text.program, backend)
+                outputs = text.run(inputs, text.number(backend))
             except (TypeError, ValueError) as error:
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
@@ -209,6 +212,17 @@ class _Text:
                 lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
+        self.run = torch.ops.octet_native.run_text.default  # to find it by its name takes 0.3 microseconds
+        self._kept: tuple[str, int] | None = None
+
+    def number(self, backend: str) -> int:
+        """The number by which `run` knows this text for a backend."""
+        kept = self._kept
+        if kept is None or kept[0] != backend:
+            number = _unseen(torch.ops.octet_native.keep_text, self.constants, self.program, backend)
+            weakref.finalize(self, _unseen, torch.ops.octet_native.drop_text, number).atexit = False
+            kept = self._kept = backend, number
+        return kept[1]
 
     def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
         """The lines that do what `Int8Layer.compute` does."""
@@ -236,8 +250,11 @@ class _Text:
         return True
 
 
-_run_of_finite = torch.ops.octet.run_plan_of_finite.default
-"""Looked up once: to find it by its name takes 0.3 microseconds."""
+def _unseen(operator: Any, *args: Any) -> Any:
+    """Call an operator that is no part of what a dispatch mode records; a text may be dropped at any time."""
+    with _disable_current_modes():
+        return operator(*args)
+
 
 LAYERED = 1 << 20
 """Registers from here on hold what is between the operations of one layer."""

@@ -11,6 +11,8 @@ import torch
 from quant.kernels import dispatch, ops, reference_plan
 from quant.kernels.backend import Backend
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FACTORS = "q_a=%0 a_zero_point=3 q_b=%1 b_zero_point=200 multiplier=0.0004"
 MEAN = "zero_point=7 multiplier=0.83 output_zero_point=100"
@@ -340,6 +342,54 @@ def test_weights_that_were_written_to_are_seen(compiled: Backend) -> None:
         constants[index].copy_(constants[index].flip(0))
         expected = reference_plan.run_plan(inputs, constants, program)
         same(torch.ops.octet.run_plan(inputs, constants, program, compiled.name), expected)
+
+
+def kept(compiled: Backend, constants: list[Tensor], program: str) -> int:
+    number: int = torch.ops.octet_native.keep_text(constants, program, compiled.name)
+    return number
+
+
+def test_a_text_that_is_kept_gives_what_it_gives_in_full(compiled: Backend) -> None:
+    (x, *others), constants, program = network()
+    number = kept(compiled, constants, program)
+    for given in ([x, *others], [x.flip(0), *others], [x[:1], *others], [x, *others]):
+        same(torch.ops.octet_native.run_text(given, number), reference_plan.run_plan(given, constants, program))
+    constants[0].add_(1)
+    same(
+        torch.ops.octet_native.run_text([x, *others], number), reference_plan.run_plan([x, *others], constants, program)
+    )
+    assert torch.ops.octet_native.run_text([x * torch.inf, *others], number) == []
+    with pytest.raises(TypeError, match="an input is Long"):
+        torch.ops.octet_native.run_text([x.long(), *others], number)
+
+
+def test_a_text_that_was_dropped_is_gone(compiled: Backend) -> None:
+    before = torch.ops.octet_native.text_count()
+    number = kept(compiled, [], text("%9 = same x=%0"))
+    assert torch.ops.octet_native.text_count() == before + 1
+    torch.ops.octet_native.drop_text(number)
+    assert torch.ops.octet_native.text_count() == before
+    with pytest.raises(ValueError, match=f"no text has number {number}"):
+        torch.ops.octet_native.run_text([integers(1, 7)], number)
+
+
+def test_who_looks_at_calls_is_shown_the_operator_that_has_a_reference(compiled: Backend) -> None:
+    seen = list[str]()
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    inputs, constants, program = network()
+    number = kept(compiled, constants, program)
+    with Calls():
+        found = torch.ops.octet_native.run_text(inputs, number)
+    assert seen == ["octet.run_plan_of_finite.default"]
+    same(found, reference_plan.run_plan(inputs, constants, program))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        shown = torch.ops.octet_native.run_text([fake.from_tensor(one) for one in inputs], number)
+    assert [one.shape for one in shown] == [one.shape for one in found]
 
 
 @pytest.mark.parametrize("torch_threads", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from quant.kernels import ops
 from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
@@ -243,4 +245,20 @@ def test_a_transposed_convolution_with_a_dilation_runs_by_itself() -> None:
     x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(2))
     layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 1))
     model = quant.quantize_static(layers.eval(), [x], progress=False)
-    assert schedule(model).reasons == {"1": "conv_transpose with a dilation has no plan"}
+    assert schedule(model).reasons == {"1": "conv_transpose has no plan"}
+
+
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="no compiled kernels")
+def test_the_texts_of_a_model_go_with_it() -> None:
+    kept = torch.ops.octet_native.text_count
+    gc.collect()
+    before, model = kept(), converted(X)
+    expected = model(X)
+    regions = len(schedule(model).regions)
+    assert kept() == before + regions
+    other = copy.deepcopy(model)
+    assert torch.equal(other(X), expected)
+    assert kept() == before + 2 * regions
+    del other, model
+    gc.collect()
+    assert kept() == before

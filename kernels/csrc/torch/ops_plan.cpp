@@ -1,5 +1,9 @@
 // The operator run_plan: looks up or builds the plan of a text for these constants and shapes, and runs it.
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/hash.h>
 #include <torch/library.h>
 
@@ -165,7 +169,7 @@ std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::
   return entry;
 }
 
-std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+std::shared_ptr<const Entry> find_or_build(at::TensorList inputs, at::TensorList constants, c10::string_view program,
                                           c10::string_view backend) {
   const size_t hash = hash_of(program, inputs, constants);
   Cache& known = cache();
@@ -176,7 +180,7 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
     for (auto it = begin; it != end; ++it)
       if (it->second->fits(program, backend, inputs, constants)) {
         it->second->used = ++known.clock;
-        return it->second->plan;
+        return it->second;
       }
     // Other shapes are prepared already.
     for (auto it = known.entries.begin(); it != known.entries.end() && !prepared; ++it)
@@ -188,7 +192,7 @@ std::shared_ptr<const Plan> find_or_build(at::TensorList inputs, at::TensorList 
   std::unique_lock lock(known.mutex);
   known.make_room(made->operations);
   known.entries.emplace(hash, made);
-  return made->plan;
+  return made;
 }
 
 struct Outcome {
@@ -196,30 +200,113 @@ struct Outcome {
   bool finite;
 };
 
-Outcome run(at::TensorList inputs, at::TensorList constants, c10::string_view program, c10::string_view backend) {
-  const std::shared_ptr<const Plan> plan = find_or_build(inputs, constants, program, backend);
+Outcome run(const Plan& plan, at::TensorList inputs) {
   std::vector<Tensor> outputs;
   c10::SmallVector<const void*, 8> from;
   c10::SmallVector<void*, 8> to;
-  for (const PlanTensor& output : plan->outputs()) {
-    outputs.push_back(at::empty_strided(output.sizes, output.strides, at::dtype(output.real ? at::kFloat : at::kByte)));
+  for (const PlanTensor& output : plan.outputs()) {
+    outputs.push_back(at::detail::empty_strided_cpu(output.sizes, output.strides, output.real ? at::kFloat : at::kByte));
     to.push_back(outputs.back().mutable_data_ptr());
   }
   for (const Tensor& input : inputs) from.push_back(input.const_data_ptr());
-  const bool finite = plan->run(from.data(), to.data());
+  const bool finite = plan.run(from.data(), to.data());
   return {std::move(outputs), finite};
 }
 
 std::vector<Tensor> run_plan_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
                                 c10::string_view backend) {
-  return run(inputs, constants, program, backend).outputs;
+  return run(*find_or_build(inputs, constants, program, backend)->plan, inputs).outputs;
 }
 
-// Returns nothing where a value to be quantised is NaN or inf.
+// Nothing where a value to be quantised is NaN or inf.
+std::vector<Tensor> outputs_of_finite(Outcome outcome) {
+  return outcome.finite ? std::move(outcome.outputs) : std::vector<Tensor>{};
+}
+
 std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList constants, c10::string_view program,
                                           c10::string_view backend) {
-  Outcome outcome = run(inputs, constants, program, backend);
-  return outcome.finite ? std::move(outcome.outputs) : std::vector<Tensor>{};
+  return outputs_of_finite(run(*find_or_build(inputs, constants, program, backend)->plan, inputs));
+}
+
+// A text with its constants that Python has given once and calls by number: to hand them over anew costs a microsecond, and a
+// tenth more for each constant. What was checked at each call is so still: that each constant is as the plan was built from it.
+struct Text {
+  std::string program, backend;
+  std::vector<Tensor> constants;
+  std::atomic<std::weak_ptr<const Entry>> last;  // weak: how many plans there are is the cache's to say
+
+  std::shared_ptr<const Entry> entry(at::TensorList inputs) {
+    std::shared_ptr<const Entry> known = last.load().lock();
+    if (known && known->fits(program, backend, inputs, constants)) {
+      known->used = ++cache().clock;
+      return known;
+    }
+    known = find_or_build(inputs, constants, program, backend);
+    last = known;
+    return known;
+  }
+};
+
+struct Texts {
+  std::shared_mutex mutex;
+  std::unordered_map<int64_t, std::shared_ptr<Text>> by_number;
+  int64_t next = 0;
+};
+
+Texts& texts() {
+  static Texts* const instance = new Texts;
+  return *instance;
+}
+
+int64_t keep_text(at::TensorList constants, c10::string_view program, c10::string_view backend) {
+  auto text = std::make_shared<Text>();
+  text->program = std::string(program), text->backend = std::string(backend), text->constants = constants.vec();
+  const std::unique_lock lock(texts().mutex);
+  texts().by_number.emplace(texts().next, std::move(text));
+  return texts().next++;
+}
+
+void drop_text(int64_t number) {
+  std::shared_ptr<Text> dropped;  // its constants go when nobody waits
+  const std::unique_lock lock(texts().mutex);
+  const auto at = texts().by_number.find(number);
+  if (at == texts().by_number.end()) return;
+  dropped = std::move(at->second);
+  texts().by_number.erase(at);
+}
+
+int64_t text_count() {
+  const std::shared_lock lock(texts().mutex);
+  return static_cast<int64_t>(texts().by_number.size());
+}
+
+// Whether the kernel may be called past torch's dispatcher: nobody looks at the call, and the inputs are plain tensors.
+bool is_plain_call(at::TensorList inputs) {
+  using Key = c10::DispatchKey;
+  constexpr c10::DispatchKeySet kPlain({Key::CPU, Key::AutogradCPU, Key::ADInplaceOrView, Key::AutocastCPU});
+  constexpr c10::DispatchKeySet kLooks({Key::Python, Key::PythonTLSSnapshot, Key::FuncTorchDynamicLayerFrontMode,
+                                        Key::Functionalize, Key::Tracer});
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::impl::tls_local_dispatch_key_set().included_.has_any(kLooks))
+    return false;
+  return std::all_of(inputs.begin(), inputs.end(), [&](const Tensor& input) {
+    return input.is_cpu() && !input.requires_grad() && (input.key_set() - kPlain).empty();
+  });
+}
+
+// As run_plan_of_finite.
+std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
+  std::shared_ptr<Text> text;
+  {
+    const std::shared_lock lock(texts().mutex);
+    const auto at = texts().by_number.find(number);
+    TORCH_CHECK_VALUE(at != texts().by_number.end(), "run_text: no text has number ", number);
+    text = at->second;
+  }
+  if (is_plain_call(inputs)) return outputs_of_finite(run(*text->entry(inputs)->plan, inputs));
+  static const auto by_dispatcher = c10::Dispatcher::singleton()
+                                        .findSchemaOrThrow("octet::run_plan_of_finite", "")
+                                        .typed<decltype(run_plan_of_finite_op)>();
+  return by_dispatcher.call(inputs, text->constants, text->program, text->backend);
 }
 
 int64_t plan_count() {
@@ -235,6 +322,12 @@ TORCH_LIBRARY_IMPL(octet, CPU, m) {
   m.impl("run_plan_of_finite", &run_plan_of_finite_op);
 }
 
-TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("plan_count() -> int", &plan_count); }
+TORCH_LIBRARY_FRAGMENT(octet_native, m) {
+  m.def("plan_count() -> int", &plan_count);
+  m.def("text_count() -> int", &text_count);
+  m.def("keep_text(Tensor[] constants, str program, str backend) -> int", &keep_text);
+  m.def("drop_text(int number) -> ()", &drop_text);
+  m.def("run_text(Tensor[] inputs, int number) -> Tensor[]", &run_text);
+}
 
 }  // namespace octet
