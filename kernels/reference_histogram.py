@@ -39,7 +39,8 @@ def _count(x: Tensor, exponent: int | None, counts: Tensor) -> tuple[Tensor, Ten
     """Add a row to its counts, widened to a grid that it fits; returns its extremes, and what was not finite."""
     bins = counts.numel()
     extremes, non_finite, added = histogram(x, 2.0 ** (EXPONENT_MIN if exponent is None else exponent), bins)
-    needed = exponent_for(*extremes.tolist(), bins)
+    least, most = extremes.tolist()
+    needed = exponent_for(least, most, bins)
     if needed is not None and (exponent is None or needed > exponent):
         # Seldom: the first batch, and one that holds values of a size not seen before.
         added = histogram(x, 2.0**needed, bins)[2]

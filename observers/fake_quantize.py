@@ -214,11 +214,15 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _observe(self, x: Tensor, clamp: tuple[float, float], quantizing: bool) -> None:
         """Show clamp(x) to the observer, and take the range that it has then."""
-        plain = type(self.observer) is MovingAverageObserver and x.dtype == torch.float32
-        if plain and self.observer.follow(x, clamp, self.scale, self.zero_point):
+        observer = self.observer
+        if (
+            type(observer) is MovingAverageObserver
+            and x.dtype == torch.float32
+            and observer.follow(x, clamp, self.scale, self.zero_point)
+        ):
             self._warn_of_non_finite()
             return
-        self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
+        observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
         self._warn_of_non_finite()
         if quantizing or isinstance(self.observer, RangeObserver):
             self._refresh()

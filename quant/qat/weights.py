@@ -61,7 +61,7 @@ def folded_and_rounded(
     if not bool(torch.isfinite(scale).all()):
         raise not_finite(step)
     if rows.requires_grad:
-        rounded = _Folded.apply(rows, gain, rounded)
+        rounded = _Folded.apply(rows, gain, rounded)  # type: ignore[no-untyped-call]
     return step.weighted.as_layer(rounded), scale
 
 

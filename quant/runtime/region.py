@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, Line, Register, operation_of
+from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, operation_of
 from quant.runtime import nonfinite
 from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
+from quant.runtime.layer_lines import layer_lines
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
@@ -211,40 +212,9 @@ class _Text:
 
     def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
         """The lines that do what `Int8Layer.compute` does."""
-        site = call.site
-        known = layer.site(site)
-        self.sources.append((layer, site, known, layer.q_weight))
-        lines = []
-        x = Register(call.source)
-        if known.pad is not None:
-            widths, mode, fill = known.pad
-            lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
-            x = Register(spare)
-        how = known if known.phases is None else known.phases
-        settings: dict[str, Any] = {
-            "q_x": x,
-            "zero_point": known.input_zero_point,
-            "q_weight": self._constant(layer.q_weight if known.phases is None else known.phases.q_weight),
-        }
-        settings["q_bias"] = None if how.q_bias is None else self._constant(how.q_bias)
-        settings.update(how.product.settings)
-        settings["multiplier"] = self._constant(how.multiplier)
-        op = how.product.reals
-        if known.limits is not None:
-            op, (low, high) = how.product.integers, known.limits
-            settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-        operations = [(op, settings)]
-        # What follows the product reads the value before it, under `x`.
-        if known.phases is not None:
-            operations += known.phases.moves(Register(spare + 1))
-        clamp = layer.clamps[site]
-        if known.limits is None and clamp is not None:
-            operations.append(("clamp", {"low": clamp[0], "high": clamp[1]}))
-        for place, (op, settings) in enumerate(operations):
-            before = {"x": Register(spare + place)} if place else {}
-            is_last = place + 1 == len(operations)
-            lines.append(Line(call.out if is_last else spare + 1 + place, op, {**before, **settings}))
-        return [str(line) for line in lines]
+        known = layer.site(call.site)
+        self.sources.append((layer, call.site, known, layer.q_weight))
+        return [str(line) for line in layer_lines(call, layer, known, spare, self._constant)]
 
     def _module(self, call: ModuleCall, module: Any) -> str:
         """The line that does what a float module does."""

@@ -20,7 +20,7 @@ from quant.graph import Graph, Node
 from quant.kernels import plan_check
 from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
-from quant.kernels.reference_plan import IN_ORDER, Line, Register
+from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
 from quant.ops.planning import (
     Lines,
@@ -42,7 +42,6 @@ from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
-from quant.runtime.module_calls import IdleCall
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Assembled
@@ -61,6 +60,7 @@ class Planned:
         exact: whether its bits are those of the instruction by itself.
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
         count: the number of values of a float view, as captured.
+        in_order: whether it is a float view that keeps the order of the values.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -68,11 +68,7 @@ class Planned:
     exact: bool = True
     moves_reals: bool = False
     count: int = 0
-
-    @property
-    def in_order(self) -> bool:
-        """Whether it is a view that gives the values in the order in which its input has them."""
-        return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
+    in_order: bool = False
 
 
 class Planner:
@@ -136,7 +132,7 @@ class Planner:
             raise Unplanned(f"{type(layer).__name__} computes by itself")
         product = layer.product
         if not product.plans:
-            raise Unplanned(f"{product.name} has no plan")
+            raise Unplanned(f"{product.name} with a dilation has no plan")
         self.tensor(Ref(instruction.source))
         return Planned((instruction,))
 
@@ -234,7 +230,9 @@ class Planner:
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
         count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
-        return Planned(pieces, None, exact, moves_reals, count)
+        operator = self.operators.get(call.out)
+        in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
+        return Planned(pieces, None, exact, moves_reals, count, in_order)
 
     def _is_tensor(self, index: int) -> bool:
         return self.program.values[index].dtype is not None

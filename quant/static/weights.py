@@ -41,12 +41,12 @@ def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Te
 
 
 def _gain(norm: Any) -> Tensor:
-    gain = torch.rsqrt(norm.running_var + norm.eps)
+    gain: Tensor = torch.rsqrt(norm.running_var + norm.eps)
     return gain if norm.weight is None else gain * norm.weight
 
 
 def _shifted(bias: Tensor | None, gain: Tensor, norm: Any) -> Tensor:
-    shift = -norm.running_mean if bias is None else bias - norm.running_mean
+    shift: Tensor = -norm.running_mean if bias is None else bias - norm.running_mean
     return shift * gain if norm.bias is None else shift * gain + norm.bias
 
 

@@ -35,7 +35,7 @@ class Product:
 
     @property
     def plans(self) -> bool:
-        """Whether plans have operations for it."""
+        """Whether plans can compute it."""
         return True
 
     @property
