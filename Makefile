@@ -139,6 +139,9 @@ bench-start: build ## Import, prepare, convert, load and first calls, here or ag
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
+bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
+	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)
+
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
 
 build: $(STAMPS)/build ## The compiled kernels, into the checkout

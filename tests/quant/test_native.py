@@ -245,7 +245,7 @@ def test_a_transposed_convolution_with_a_dilation_runs_by_itself() -> None:
     x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(2))
     layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 1))
     model = quant.quantize_static(layers.eval(), [x], progress=False)
-    assert schedule(model).reasons == {"1": "conv_transpose has no plan"}
+    assert schedule(model).reasons == {"1": "conv_transpose with a dilation has no plan"}
 
 
 @pytest.mark.skipif(bool(ops.extension_problem()), reason="no compiled kernels")
