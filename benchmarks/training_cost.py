@@ -22,7 +22,7 @@ import quant
 
 FLOAT, OURS, AO = "float", "octet", "torch.ao"
 
-TIME = {"ResNet-18": 1.35, "MobileNetV2": 1.8}
+TIME = {"ResNet-18": 1.15, "MobileNetV2": 1.25}
 """Most time of our step, in times of the float model's."""
 
 MEMORY = 1.4

@@ -10,10 +10,15 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
+
 from quant.runtime.trees import Attr, Ref, is_plain, map_leaves
 
 Fill: TypeAlias = Callable[[Mapping[int, Any]], Any]
 """Returns a tree with the values of registers filled in."""
+
+_CONSTANTS = frozenset({type(...), torch.dtype, torch.device, torch.memory_format, torch.layout})
+"""Classes of constants besides plain ones."""
 
 
 def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
@@ -36,13 +41,16 @@ def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
     if kind is dict:
         pairs = [(key, filler(item, attribute)) for key, item in tree.items()]
         return lambda registers: {key: part(registers) for key, part in pairs}
-    if is_plain(tree):
+    if _is_constant(tree):
         return lambda registers: tree
+    if kind is slice:
+        start, stop, step = (filler(end, attribute) for end in (tree.start, tree.stop, tree.step))
+        return lambda registers: slice(start(registers), stop(registers), step(registers))
     return lambda registers: map_leaves(lambda leaf: _filled(leaf, registers, attribute), tree)
 
 
 def _tuple(tree: tuple[Any, ...], attribute: Callable[[str], Any] | None) -> Fill:
-    if all(is_plain(item) for item in tree):
+    if all(map(_is_constant, tree)):
         return lambda registers: tree
     if all(type(item) is Ref for item in tree) and len(tree) > 1:
         return operator.itemgetter(*(item.index for item in tree))
@@ -51,6 +59,13 @@ def _tuple(tree: tuple[Any, ...], attribute: Callable[[str], Any] | None) -> Fil
         [only] = parts
         return lambda registers: (only(registers),)
     return lambda registers: tuple([part(registers) for part in parts])
+
+
+def _is_constant(tree: Any) -> bool:
+    """Whether a tree is one value for all calls, which nobody can change."""
+    if type(tree) is slice:
+        return _is_constant(tree.start) and _is_constant(tree.stop) and _is_constant(tree.step)
+    return type(tree) in _CONSTANTS or is_plain(tree)
 
 
 def _filled(leaf: Any, registers: Mapping[int, Any], attribute: Callable[[str], Any] | None) -> Any:
