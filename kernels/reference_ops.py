@@ -179,11 +179,13 @@ def _resized_linearly(
     """F.interpolate in a linear mode, of a tensor whose channels are then innermost."""
     x = x.movedim(1, -1)
     dims = x.dim() - 2
-    sizes, factors = (value if isinstance(value, Sequence) else [value] * dims for value in (size, scale_factor))
+    sizes = size if isinstance(size, Sequence) else [size] * dims
+    factors = scale_factor if isinstance(scale_factor, Sequence) else [scale_factor] * dims
     for dim, (wanted, factor) in enumerate(zip(sizes, factors, strict=True), 1):
-        outputs = math.floor(x.shape[dim] * factor) if wanted is None else wanted
-        by_size = factor is None or bool(recompute_scale_factor)
-        x = _blended(x, dim, outputs, None if by_size else 1 / factor, bool(align_corners))
+        outputs = wanted if factor is None else math.floor(x.shape[dim] * factor)
+        assert outputs is not None, "neither a size nor a factor"
+        step = None if factor is None or recompute_scale_factor else 1 / factor
+        x = _blended(x, dim, outputs, step, bool(align_corners))
     return x.movedim(-1, 1)
 
 
