@@ -27,8 +27,8 @@ def observe_histogram(
         nan_count, inf_count: int64 (), of all rows, changed in place.
         counts: int64 (rows, bins), changed in place.
     """
-    for row, (least, most) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        extremes, non_finite = _count(x[row], exponent_for(least, most, counts.shape[1]), counts[row])
+    for row, ends in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        extremes, non_finite = _count(x[row], exponent_for(*ends, counts.shape[1]), counts[row])
         torch.minimum(low[row], extremes[0], out=low[row])
         torch.maximum(high[row], extremes[1], out=high[row])
         nan_count += non_finite[0]
@@ -39,8 +39,8 @@ def _count(x: Tensor, exponent: int | None, counts: Tensor) -> tuple[Tensor, Ten
     """Add a row to its counts, widened to a grid that it fits; returns its extremes, and what was not finite."""
     bins = counts.numel()
     extremes, non_finite, added = histogram(x, 2.0 ** (EXPONENT_MIN if exponent is None else exponent), bins)
-    low, high = extremes.tolist()
-    needed = exponent_for(low, high, bins)
+    least, most = extremes.tolist()
+    needed = exponent_for(least, most, bins)
     if needed is not None and (exponent is None or needed > exponent):
         # Seldom: the first batch, and one that holds values of a size not seen before.
         added = histogram(x, 2.0**needed, bins)[2]

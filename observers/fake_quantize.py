@@ -215,11 +215,14 @@ class FakeQuantize(FakeQuantizeBase):
     def _observe(self, x: Tensor, clamp: tuple[float, float], quantizing: bool) -> None:
         """Show clamp(x) to the observer, and take the range that it has then."""
         observer = self.observer
-        moving = observer if type(observer) is MovingAverageObserver and x.dtype == torch.float32 else None
-        if moving is not None and moving.follow(x, clamp, self.scale, self.zero_point):
+        if (
+            type(observer) is MovingAverageObserver
+            and x.dtype == torch.float32
+            and observer.follow(x, clamp, self.scale, self.zero_point)
+        ):
             self._warn_of_non_finite()
             return
-        self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
+        observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
         self._warn_of_non_finite()
         if quantizing or isinstance(self.observer, RangeObserver):
             self._refresh()
