@@ -49,6 +49,8 @@ FAMILY_FLAGS = {
 FILE_FLAGS = {
     "linear.cpp": EXACT_FLAGS,
     "tables.cpp": EXACT_FLAGS,
+    "moving_range.cpp": ROW_FLAGS,
+    "rounded_weight.cpp": ROW_FLAGS,
     "lower_moves.cpp": EXACT_FLAGS,
     "threads_openmp.cpp": ["-fopenmp"],
     "torch_threads.cpp": ["-fopenmp"],

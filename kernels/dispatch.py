@@ -200,3 +200,11 @@ def histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tenso
     counted: tuple[Tensor, Tensor, Tensor]
     counted = (torch.ops.octet if x.is_cpu else reference_histogram).histogram(x, width, bins)
     return counted
+
+
+def observe_histogram(
+    x: Tensor, low: Tensor, high: Tensor, nan_count: Tensor, inf_count: Tensor, counts: Tensor
+) -> None:
+    """`reference_histogram.observe_histogram`, on the device of x."""
+    where = torch.ops.octet if x.is_cpu else reference_histogram
+    where.observe_histogram(x, low, high, nan_count, inf_count, counts)

@@ -60,7 +60,15 @@ SCHEMAS = {
     "fake_quantize": "(Tensor x, Tensor scale, Tensor zero_point, int? axis, int quant_min, int quant_max, float low, "
     "float high, bool with_mask) -> (Tensor, Tensor)",
     "masked_gradient": "(Tensor grad, Tensor mask) -> Tensor",
+    "follow_range": "(Tensor x, float momentum, float low, float high, int quant_min, int quant_max, int? middle, "
+    "Tensor(a!) average_low, Tensor(b!) average_high, Tensor(c!) batches, Tensor(d!) nan_count, Tensor(e!) inf_count, "
+    "Tensor(f!) scale, Tensor(g!) zero_point) -> ()",
+    "round_weight": "(Tensor weight, Tensor? gain, Tensor? bias, Tensor? input_scale, float largest_bias, "
+    "int quant_max) -> (Tensor, Tensor)",
+    "batch_statistics": "(Tensor x) -> (Tensor, Tensor)",
     "histogram": "(Tensor x, float width, int bins) -> (Tensor, Tensor, Tensor)",
+    "observe_histogram": "(Tensor x, Tensor(a!) low, Tensor(b!) high, Tensor(c!) nan_count, Tensor(d!) inf_count, "
+    "Tensor(e!) counts) -> ()",
     "rnn_layer_static": "(Tensor q_x, float x_scale, int x_zero_point, Tensor? batch_sizes, Tensor h, Tensor? c, "
     "Tensor q_weight_ih, Tensor scale_ih, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, Tensor? bias_hh, "
     "float h_scale, int h_zero_point, Tensor? q_weight_hr, Tensor? scale_hr, float m_scale, int m_zero_point, "
@@ -142,7 +150,11 @@ def _register() -> None:
     torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
     torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
     torch.library.register_fake("octet::masked_gradient", _fake_masked_gradient, lib=_library)
+    torch.library.register_fake("octet::follow_range", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::round_weight", _fake_round_weight, lib=_library)
+    torch.library.register_fake("octet::batch_statistics", _fake_batch_statistics, lib=_library)
     torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
+    torch.library.register_fake("octet::observe_histogram", _fake_changing_state, lib=_library)
     torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
@@ -161,7 +173,11 @@ ELSEWHERE = {
     "embedding": tables,
     "conv": reference_conv,
     "run_plan": reference_plan,
+    "follow_range": reference_training,
+    "round_weight": reference_training,
+    "batch_statistics": reference_training,
     "histogram": reference_histogram,
+    "observe_histogram": reference_histogram,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
     "rnn": reference_rnn,
@@ -315,6 +331,18 @@ def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
+
+
+def _fake_changing_state(x: Tensor, *rest: Any) -> None:
+    return None
+
+
+def _fake_round_weight(weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight, memory_format=torch.contiguous_format), weight.new_empty(weight.shape[:1])
+
+
+def _fake_batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
 
 
 def _fake_rnn_layer_static(

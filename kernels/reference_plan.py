@@ -256,8 +256,11 @@ MOVES: dict[str, Callable[..., Tensor]] = {
     "same": lambda x: x,
 }
 """Operations of a text that are not in `reference_ops.OPS`: moves, and the clamp of a layer with float output."""
-IN_ORDER = frozenset({"same", "reshape", "flatten", "unsqueeze", "squeeze"})
-"""Those that change nothing, or the sizes alone."""
+
+
+def operation_of(row: str) -> str:
+    """The operation of a line that was checked."""
+    return row.split(" ", 3)[2]
 
 
 CHECKS_OF_SIZES = frozenset({"holds"})

@@ -38,20 +38,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
+ARITHMETIC: dict[str, Callable[[Tensor, Tensor | float], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
+"""By the words that a plan's text has for it."""
+
+
 def number_f32(x: Tensor, by: str, number: float) -> Tensor:
     """x and one number."""
-    return {
-        "add": lambda: x + number,
-        "sub": lambda: x - number,
-        "sub_from": lambda: number - x,
-        "mul": lambda: x * number,
-        "div": lambda: x / number,
-    }[by]()
+    if by == "sub_from":
+        return number - x
+    return ARITHMETIC[by](x, number)
 
 
 def binary_f32(a: Tensor, b: Tensor, by: str) -> Tensor:
     """a - b, a * b or a / b, broadcast."""
-    return {"sub": torch.sub, "mul": torch.mul, "div": torch.div}[by](a, b)
+    return ARITHMETIC[by](a, b)
 
 
 def softmax(x: Tensor, logarithm: bool) -> Tensor:

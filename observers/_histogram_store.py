@@ -10,18 +10,17 @@ truncating are exact, and trunc(trunc(x / w) / 2) = trunc(x / 2w), so widening m
 Therefore the state depends only on the multiset of values seen: in any order, any batches, any shards merged, it is
 the same bit for bit. At least bins / 4 bins lie between zero and the largest magnitude.
 
-The operator `histogram` finds the extremes and counts in the same pass, on the grid known so far; only a value that
-does not fit that grid costs a second pass.
+The operator `observe_histogram` finds the extremes and counts in the same pass, on the grid known so far; only a value
+that does not fit that grid costs a second pass.
 
 What is lost is where within its bin a value lies: less than w, which is at most 4 / bins of the largest magnitude.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
-from quant.kernels import ACTIVATION_U8, QScheme, histogram
+from quant.kernels import ACTIVATION_U8, QScheme, observe_histogram
+from quant.kernels.reference_histogram import exponent_for, widen
 from quant.observers._compiler import not_compiled
 from quant.observers._state import fresh
 from quant.observers.base import Observer
@@ -29,9 +28,6 @@ from torch import Tensor
 
 BINS = 4096
 """At least 1024 between zero and the largest magnitude, four or more in every step of 8 bits; 32 KiB of counts."""
-
-EXPONENT_MIN = -126
-"""Of the bin width: the reciprocal of a smaller one overflows float32."""
 
 
 class HistogramStore(Observer):
@@ -74,33 +70,7 @@ class HistogramStore(Observer):
         return super().range()
 
     def _add(self, rows: Tensor) -> None:
-        exponents = self.exponents()
-        seen = [
-            self._count(row, exponent, counts)
-            for row, exponent, counts in zip(rows, exponents, self.counts, strict=True)
-        ]
-        low, high = torch.stack(seen).unbind(1)
-        torch.minimum(self.low, low, out=self.low)
-        torch.maximum(self.high, high, out=self.high)
-
-    def _count(self, row: Tensor, exponent: int | None, counts: Tensor) -> Tensor:
-        """Add one row to its counts, widened to a grid that it fits; returns its extremes."""
-        extremes, non_finite, fresh_counts = histogram(
-            row, 2.0 ** (EXPONENT_MIN if exponent is None else exponent), self.bins
-        )
-        low, high = extremes.tolist()
-        needed = grid_exponent(max(-low, high), self.bins) if low <= high else None
-        if needed is not None and (exponent is None or needed > exponent):
-            # Seldom: the first batch, and one that holds values of a size not seen before.
-            fresh_counts = histogram(row, 2.0**needed, self.bins)[2]
-            if exponent is not None:
-                counts.copy_(widen(counts, needed - exponent))
-        counts += fresh_counts
-        nan_count, inf_count = non_finite.tolist()
-        if nan_count or inf_count:
-            self.nan_count += nan_count
-            self.inf_count += inf_count
-        return extremes
+        observe_histogram(rows, self.low, self.high, self.nan_count, self.inf_count, self.counts)
 
     def _grow(self, low: Tensor, high: Tensor) -> list[int | None]:
         """Include [low, high] in the extremes and widen each row's bins until it fits; returns the new exponents()."""
@@ -197,23 +167,4 @@ class RowView:
 
 def grid_exponents(low: Tensor, high: Tensor, bins: int) -> list[int | None]:
     """log2 of the bin width that each range (rows,) needs; None where low > high, the sign of no data."""
-    pairs = zip(low.tolist(), high.tolist(), strict=True)
-    return [grid_exponent(max(-a, b), bins) if a <= b else None for a, b in pairs]
-
-
-def grid_exponent(bound: float, bins: int) -> int:
-    """The smallest e >= EXPONENT_MIN with bound < bins / 2 * 2**e; bound is finite and not negative."""
-    if bound == 0.0:  # frexp gives 0 an exponent of 0, and the bins of all-zero data must be narrower than any other
-        return EXPONENT_MIN
-    return max(math.frexp(bound)[1] - (bins // 2).bit_length() + 1, EXPONENT_MIN)
-
-
-def widen(counts: Tensor, doublings: int) -> Tensor:
-    """The same counts (bins,) on bins 2**doublings times as wide; exact."""
-    if doublings == 0:
-        return counts
-    half = counts.numel() // 2
-    s = torch.arange(-half, half, device=counts.device)
-    # Beyond log2(bins) doublings everything is in bin 0, and a larger shift would leave int64.
-    target = torch.div(s, 2 ** min(doublings, 32), rounding_mode="trunc") + half
-    return torch.zeros_like(counts).index_add_(0, target, counts)
+    return [exponent_for(a, b, bins) for a, b in zip(low.tolist(), high.tolist(), strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from quant.kernels import ACTIVATION_U8
 from quant.observers._state import fresh
@@ -55,22 +57,24 @@ class ChannelMean(Observer):
             return
         others = [dim for dim in range(x.dim()) if dim != x.dim() + self.axis]
         sums = x.sum(others, dtype=torch.float32) if others else x.to(torch.float32)
-        if not bool(torch.isfinite(sums).all()):
+        low, high = torch.aminmax(sums)
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
             sums = to_rows(x, self.axis).nan_to_num(0.0, 0.0, 0.0).sum(1)
-        self._take(sums.double(), x.numel() // sums.numel())
-        self._update(sums, FiniteRange(sums.amin(), sums.amax(), 0, 0, True))
+            low, high = torch.aminmax(sums)
+        self._take(sums, x.numel() // sums.numel())
+        self._update(sums, FiniteRange(low, high, 0, 0, True))
 
     def _take(self, sums: Tensor, count: Tensor | int) -> None:
         if not self.total.numel():
             self.total = fresh(self.total, (sums.numel(),), 0.0, sums.device)
         if self.total.shape != sums.shape:
             raise ValueError(f"{self._where()}: {sums.numel()} channels, expected {self.total.numel()} as before")
-        self.total += sums
-        self.count += count
+        self.total.add_(sums)
+        self.count.add_(count)
 
     def _update(self, rows: Tensor, seen: FiniteRange) -> None:
-        self.low.copy_(torch.minimum(self.low, seen.low))
-        self.high.copy_(torch.maximum(self.high, seen.high))
+        torch.minimum(self.low, seen.low, out=self.low)
+        torch.maximum(self.high, seen.high, out=self.high)
 
     def _merge(self, other: Observer) -> None:
         assert isinstance(other, ChannelMean)

@@ -7,6 +7,7 @@ and pact.py; the arithmetic of all of them is `_rounding.round_trip`, which is Q
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any
@@ -16,6 +17,7 @@ from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.kernels.scheme import SCALE_MIN
 from quant.observers._rounding import NO_CLAMP as NO_CLAMP  # exported: callers of forward need it
 from quant.observers._rounding import as_dtype, gradient_inside, round_trip, scale_and_zero_point
+from quant.observers._rounding import compiled as compiled
 from quant.observers._state import Stateful, fresh
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
@@ -200,10 +202,7 @@ class FakeQuantize(FakeQuantizeBase):
         self._check(x)
         quantizing = self._is_on("quantizing")
         if (self.training or self.observe_in_eval) and self._is_on("observing") and not recomputing():
-            self.observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
-            self._warn_of_non_finite()
-            if quantizing or isinstance(self.observer, RangeObserver):
-                self._refresh()
+            self._observe(x, clamp, quantizing)
         if not quantizing or x.numel() == 0:
             return x if clamp == NO_CLAMP else x.clamp(*clamp)
         if not torch.compiler.is_compiling() and not self._has_range():
@@ -212,6 +211,21 @@ class FakeQuantize(FakeQuantizeBase):
                 "model with observing on, or load a checkpoint that has ranges"
             )
         return fake_quantize(x, self.scale, self.zero_point, self.scheme, clamp)
+
+    def _observe(self, x: Tensor, clamp: tuple[float, float], quantizing: bool) -> None:
+        """Show clamp(x) to the observer, and take the range that it has then."""
+        observer = self.observer
+        if (
+            type(observer) is MovingAverageObserver
+            and x.dtype == torch.float32
+            and observer.follow(x, clamp, self.scale, self.zero_point)
+        ):
+            self._warn_of_non_finite()
+            return
+        observer(x if clamp == NO_CLAMP else x.detach().clamp(*clamp))
+        self._warn_of_non_finite()
+        if quantizing or isinstance(self.observer, RangeObserver):
+            self._refresh()
 
     def train(self, mode: bool = True) -> FakeQuantize:
         """Also takes the scale from the observer's range: an average of models averages both, integers badly."""
@@ -287,7 +301,7 @@ class FakeQuantize(FakeQuantizeBase):
             warnings.warn(
                 f"{self._where()}: {nan} NaN and {inf} infinite values in its input; they are left out of the range, "
                 "NaN is rounded to zero and infinities to the ends (warned of once per layer)",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _store(self, scale: Tensor, zero_point: Tensor) -> None:
@@ -299,7 +313,10 @@ class FakeQuantize(FakeQuantizeBase):
         self.zero_point.copy_(zero_point.view(shape))
 
     def _has_range(self) -> bool:
-        return self.scale.numel() > 0 and not bool(torch.isnan(self.scale).any())
+        scale = self.scale
+        if scale.numel() == 1:
+            return not math.isnan(scale.item())
+        return scale.numel() > 0 and not bool(torch.isnan(scale).any())
 
 
 def recomputing() -> bool:

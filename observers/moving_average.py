@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 from quant.kernels import ACTIVATION_U8, QScheme
-from quant.observers.base import FiniteRange, Observer, RangeObserver
+from quant.observers._rounding import compiled
+from quant.observers.base import FiniteRange, Observer, RangeObserver, as_plain
 from torch import Tensor
 
 
@@ -65,6 +66,22 @@ class MovingAverageObserver(RangeObserver):
         self._follow(self.low, seen.low, has_data)
         self._follow(self.high, seen.high, has_data)
         self.batches += has_data.any()
+
+    def follow(self, x: Tensor, clamp: tuple[float, float], scale: Tensor, zero_point: Tensor) -> bool:
+        """Observe clamp(x), float32, and store the scale and zero point of the range: one operator in place of thirty.
+
+        Returns:
+            Whether it did; else there is no such operator for this observer or tensor.
+        """
+        if self.distributed or self.given is not None or self.scheme.axis is not None or not compiled(x):
+            return False
+        scheme = self.scheme
+        torch.ops.octet.follow_range(
+            as_plain(x.detach()), self.momentum, *clamp, scheme.quant_min, scheme.quant_max,
+            scheme.symmetric_zero_point if scheme.symmetric else None, self.low, self.high, self.batches,
+            self.nan_count, self.inf_count, scale, zero_point,
+        )  # fmt: skip
+        return True
 
     def _follow(self, average: Tensor, newest: Tensor, has_data: Tensor) -> None:
         moved = torch.where(torch.isinf(average), newest, mix(average, newest, self.momentum))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
     from quant.leaves import register_leaf
-    from quant.migrate import from_torch_ao
+    from quant.migrate import from_torch_ao, load_onnx
     from quant.page import report_html
     from quant.parity import parity
     from quant.post_training import quantize_static
@@ -50,6 +50,7 @@ __all__ = [
     "from_torch_ao",
     "kernels",
     "load",
+    "load_onnx",
     "observers",
     "parity",
     "prepare",
@@ -73,7 +74,7 @@ _MODULES = {
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
     "leaves": ("register_leaf",),
-    "migrate": ("from_torch_ao",),
+    "migrate": ("from_torch_ao", "load_onnx"),
     "page": ("report_html",),
     "parity": ("parity",),
     "post_training": ("quantize_static",),

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from quant.kernels.reference_plan import Register
 from quant.ops.call import Call, StaysFloat
 from quant.ops.lowering import Context, SameCall
 from quant.ops.operator import Operator
-from quant.ops.planning import Lines, PlanCall, Planned, Unplanned, before, integer
+from quant.ops.planning import Lines, PlanCall, Unplanned, before, integer
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.step import Step
 from quant.runtime.trees import Attr, Ref
@@ -36,7 +37,7 @@ class Concat(Operator):
         ids = {value: context.integers(value).index for value in others}
         return SameCall({ids[one]: (context.zero_point(one), ratios[one], zero_point) for one in others})
 
-    def plan(self, call: PlanCall) -> Planned:
+    def plan(self, call: PlanCall) -> Lines:
         tensors = call.argument(0, "tensors")
         if not isinstance(tensors, (tuple, list)) or not all(isinstance(one, Ref) for one in tensors):
             raise Unplanned("it joins what is no activation")
@@ -49,8 +50,28 @@ class Concat(Operator):
 class Stack(Concat):
     """A concatenation along a new dimension."""
 
-    def plan(self, call: PlanCall) -> Planned:
-        return Operator.plan(self, call)
+    def plan(self, call: PlanCall) -> Lines:
+        [(join, settings)] = super().plan(call)
+        return _stacked(join, settings, integer("dim", self.dim), call)
+
+
+def _stacked(join: str, settings: dict[str, Any], dim: int, call: PlanCall) -> Lines:
+    """A concatenation of tensors that get the dimension first."""
+    tensors: tuple[Register, ...] = settings["tensors"]
+    dim %= len(call.values.shape(tensors[0])) + 1
+    wider: Lines = [("unsqueeze", {"x": one, "dim": dim}) for one in tensors]
+    joined = tuple(before(len(tensors) - place) for place in range(len(tensors)))
+    return [*wider, (join, {**settings, "tensors": joined, "dim": dim})]
+
+
+@plans_reals(torch.stack)
+def stack_in_reals(call: PlanCall) -> Lines:
+    """Of float values that are no parameters or buffers."""
+    tensors = call.argument(0, "tensors")
+    if not isinstance(tensors, (tuple, list)) or not all(isinstance(one, Ref) for one in tensors):
+        raise Unplanned("it joins what is no activation")
+    settings = {"tensors": tuple(map(call.values.tensor, tensors))}
+    return _stacked("cat_f32", settings, integer("dim", call.setting(1, "dim", 0)), call)
 
 
 @plans_reals(torch.cat, torch.concat, torch.concatenate)

@@ -28,6 +28,7 @@ class Idle(Copy):
     """The input itself, as from a dropout in eval mode."""
 
     idle: ClassVar[bool] = True
+    keeps_order: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -173,17 +173,24 @@ class Item(View):
         known = call.symbol()
         if known is not None:
             return _part(known, fixed("index", self.index))
-        index = self.index
+        index = self.index if isinstance(self.index, tuple) else (self.index,)
         x, dim = call.tensor(), 0
+        skipped = len(call.values.shape(x)) - sum(isinstance(one, (int, slice)) for one in index)
         lines: Lines = []
-        for one in index if isinstance(index, tuple) else (index,):
-            if isinstance(one, int) and not isinstance(one, bool):
-                lines.append(("select", {"x": BEFORE if lines else x, "dim": dim, "index": one}))
+        for one in index:
+            source = BEFORE if lines else x
+            if one is Ellipsis:
+                dim += skipped
+            elif one is None:
+                lines.append(("unsqueeze", {"x": source, "dim": dim}))
+                dim += 1
+            elif isinstance(one, int) and not isinstance(one, bool):
+                lines.append(("select", {"x": source, "dim": dim, "index": one}))
             elif isinstance(one, slice) and (one.step is None or (isinstance(one.step, int) and one.step > 0)):
                 if one != slice(None):
                     start, end = (place if place is None else call.size(place) for place in (one.start, one.stop))
                     settings = {"dim": dim, "start": start, "end": end, "step": one.step or 1}
-                    lines.append(("slice", {"x": BEFORE if lines else x, **settings}))
+                    lines.append(("slice", {"x": source, **settings}))
                 dim += 1
             else:
                 raise Unplanned("this index has no plan")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from quant.graph import Kind, Node
@@ -38,12 +37,14 @@ class View(Operator):
     Attributes:
         idle: in eval mode it gives its input itself.
         planned_in_reals: the native plan computes it on float values too, between integers (`plan` serves both).
+        keeps_order: it gives all values in their order, and changes the sizes at most.
     """
 
     name: ClassVar[str] = "pass"
     shares_range: ClassVar[bool] = True
     idle: ClassVar[bool] = False
     planned_in_reals: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
 
     def lower(self, step: Step, context: Context) -> SameCall:
         return SameCall()
@@ -87,6 +88,7 @@ class ShapeView(View):
 class Reshape(ShapeView):
     """Another shape; its numbers may be Refs to values derived from sizes."""
 
+    keeps_order: ClassVar[bool] = True
     shape: tuple[Any, ...] = ()
 
     def plan(self, call: PlanCall) -> Lines:
@@ -101,6 +103,8 @@ class Reshape(ShapeView):
 @dataclass(frozen=True)
 class ReshapeAs(ShapeView):
     """The shape of another tensor."""
+
+    keeps_order: ClassVar[bool] = True
 
     def plan(self, call: PlanCall) -> Lines:
         other = call.tensor(1, "other")
@@ -137,6 +141,7 @@ class Expand(ShapeView):
 class Flatten(ShapeView):
     """Dimensions `start` to `end`, both included, as one."""
 
+    keeps_order: ClassVar[bool] = True
     start: Any = 0
     end: Any = -1
 
@@ -149,6 +154,7 @@ class Flatten(ShapeView):
 class Unflatten(ShapeView):
     """One dimension as several."""
 
+    keeps_order: ClassVar[bool] = True
     dim: Any = 0
     sizes: Any = ()
 
@@ -190,6 +196,7 @@ class Transpose(ShapeView):
 class Unsqueeze(ShapeView):
     """A new dimension of size one."""
 
+    keeps_order: ClassVar[bool] = True
     dim: Any = 0
 
     def plan(self, call: PlanCall) -> Lines:
@@ -200,6 +207,7 @@ class Unsqueeze(ShapeView):
 class Squeeze(ShapeView):
     """Without a dimension of size one, or, with None, without all of them."""
 
+    keeps_order: ClassVar[bool] = True
     dim: Any = None
 
     def plan(self, call: PlanCall) -> Lines:
@@ -298,10 +306,7 @@ def squeeze(call: Call) -> Recognised:
     return view_of(Squeeze(call.get(1, "dim")), call)
 
 
-@recognises(
-    nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.pixel_shuffle, F.pixel_unshuffle, torch.channel_shuffle,
-    torch.movedim, torch.roll, torch.flip, torch.repeat_interleave, "movedim", "roll", "flip", "repeat", "t",
-)  # fmt: skip
+@recognises(torch.movedim, torch.flip, torch.repeat_interleave, "movedim", "flip", "repeat", "t")
 def unplanned(call: Call) -> Recognised:
     """Views without an operation in native plans."""
     return view_of(View(), call)

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from quant.observers.fake_quantize import recomputing
+from quant.observers.base import as_plain
+from quant.observers.fake_quantize import compiled, recomputing
 from quant.qat.ranks import several
 
 
@@ -99,6 +100,10 @@ def normalise(name: str, norm: Any, a: Tensor, gain: Tensor, bias: Tensor | None
 
 def _statistics(a: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, float32."""
+    images = a.is_contiguous() and a.numel() > a.shape[0] * a.shape[1]  # torch sums rows of channels in another order
+    if images and compiled(a) and a.dtype == torch.float32:
+        known: Callable[..., tuple[Tensor, Tensor]] = torch.ops.octet.batch_statistics
+        return known(as_plain(a.detach()))
     halves = a.dtype in (torch.float16, torch.bfloat16)  # under autocast; the other branch sums in float32
     if a.device.type == "cpu" and not halves and not torch.compiler.is_compiling():
         mean, variance = torch.batch_norm_update_stats(a, None, None, 0.0)

@@ -25,7 +25,7 @@ from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
 from quant.qat.finite_inputs import finite_inputs
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
-from quant.qat.weights import rounded_bias, rounded_weight, straight_through
+from quant.qat.weights import folded_and_rounded, rounded_bias, rounded_weight, straight_through
 from quant.recipe import QConfig
 from quant.runtime import nonfinite
 from quant.runtime.names import attribute
@@ -35,7 +35,7 @@ from quant.runtime.uncaptured import UncapturedCall
 from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static.registered_layers import simulated_registered
 from quant.static.runner import GraphRunner, is_replaying, output_of, replaying, seen_by
-from quant.static.weights import folded, row_scale
+from quant.static.weights import folded, folded_bias, row_scale
 
 SWITCHES = ("rounding", "norms_frozen")
 
@@ -77,6 +77,9 @@ class TrainingRunner(GraphRunner):
         self._dead, self._both = last_readers(fused), fused.read_both_ways()
         self._first: tuple[GraphRunner, ...] = (self,)
         self._untrained: bool | None = None
+        weighted = [step for step in fused.steps if isinstance(step.operator, Weighted)]
+        self._inputs = {step.output: [call.inputs[0] for call in fused.calls_of_layer(step)] for step in weighted}
+        self._bare = {step.output: replace(step, operator=replace(step.weighted, batch_norm=None)) for step in weighted}
 
     def switch(self, name: str, on: bool) -> None:
         """Set `rounding` or `norms_frozen`."""
@@ -239,16 +242,16 @@ class TrainingRunner(GraphRunner):
         by_batch = batch_norm.uses_batch(norm, frozen=self.is_on("norms_frozen"))
         if not self.is_on("rounding"):
             return self._in_float(step, x, norm if by_batch else None)
-        weight, bias = folded(step, self.graph, self.root)
         if not by_batch:
+            weight, bias = folded(step, self.graph, self.root)
             weight, scale = self._rounded(step, weight, bias)
             bias = rounded_bias(bias, self._scale(step.inputs[0]) * scale)
             return step.weighted.product(x, weight, bias)
         gain = batch_norm.folding_gain(norm)
         weight, own_bias = self._unfolded(step)
-        rows = step.weighted.output_first(weight)
-        rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
-        weight, _ = self._rounded(step, step.weighted.as_layer(rows), bias)
+        with torch.no_grad():
+            bias = folded_bias(step, self.graph, self.root)
+        weight, _ = self._rounded(step, weight, bias, gain)
         a = step.weighted.product(x, weight, None)
         return batch_norm.normalise(step.name, norm, a, gain, own_bias)
 
@@ -259,13 +262,21 @@ class TrainingRunner(GraphRunner):
         return y
 
     def _unfolded(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        bare = replace(step, operator=replace(step.weighted, batch_norm=None))
-        return folded(bare, self.graph, self.root)
+        return folded(self._bare[step.output], self.graph, self.root)
 
-    def _rounded(self, step: Step, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """A folded weight, rounded, and its scale (out,)."""
-        rows = step.weighted.output_first(weight)
+    def _rounded(
+        self, step: Step, weight: Tensor, bias: Tensor | None, gain: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A weight folded, or to be folded by `gain`, rounded, and its scale (out,)."""
         quantizer = self._weight_quantizer(step)
+        if quantizer is None:
+            result = folded_and_rounded(weight, gain, bias, self._smallest(step), step)
+            if result is not None:
+                return result
+        rows = step.weighted.output_first(weight)
+        if gain is not None:
+            rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
+            weight = step.weighted.as_layer(rows)
         if quantizer is not None and self.training:
             rounded = step.weighted.as_layer(quantizer(rows))
             learned: Tensor = quantizer.current_scale()
@@ -275,9 +286,9 @@ class TrainingRunner(GraphRunner):
             scale = row_scale(rows.detach(), known, self._smallest(step), step, self.learned(step))
         return rounded_weight(weight, scale, step), scale
 
-    def _smallest(self, step: Step) -> Tensor | None:
-        scales = [self._scale(call.inputs[0]) for call in self.fused.calls_of_layer(step)]
-        known = torch.stack(scales)
+    def _smallest(self, step: Step) -> Tensor:
+        scales = [self._scale(value) for value in self._inputs[step.output]]
+        known = scales[0] if len(scales) == 1 else torch.stack(scales)
         return torch.where(torch.isfinite(known), known, torch.inf).amin()
 
     def _scale(self, value: int) -> Tensor:

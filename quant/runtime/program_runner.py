@@ -44,6 +44,7 @@ from quant.runtime.region import Region
 from quant.runtime.restored_weights import WeightsToRestore
 from quant.runtime.schedule import Schedule
 from quant.runtime.single_steps import SingleStep, call, move, rescaled, single_step
+from quant.runtime.step_runs import Joined, StepRun, joined
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.user_replacements import ProgramOrigin
@@ -89,6 +90,7 @@ class ProgramRunner(Programs):
         self.weights: WeightsToRestore | None = None
         self.half_type: torch.dtype | None = None
         self._steps_known: dict[int, SingleStep] = {}
+        self._joined: dict[int, tuple[Schedule, Joined]] = {}
         self._binding = QuickBinding(program.call)
         self._plain = not names_more_than_registers(program.output)
         self.origin: ProgramOrigin | None = None
@@ -105,7 +107,9 @@ class ProgramRunner(Programs):
             if isinstance(step, Region):
                 step.text(self)
             for instruction in step.tail if isinstance(step, Region) else (step,):
-                self._known_step(instruction, self._steps_known)
+                self._known_step(self.program, instruction, self._steps_known)
+        if planned is not None:
+            self._with_runs(self.program, planned)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registers = None if torch.compiler.is_compiling() else self._binding.registers(self.root, args, kwargs)
@@ -199,17 +203,32 @@ class ProgramRunner(Programs):
         elif len(planned.steps) == 1 and isinstance(region := planned.steps[0], Region) and not region.tail:
             self._run_region(program, region, registers, backend.name)  # the loop costs a tenth of a small model's call
         else:
-            self._steps(program, planned.steps, planned.drops, registers, backend.name)
+            steps, drops = self._with_runs(program, planned)
+            self._steps(program, steps, drops, registers, backend.name)
         if type(program.output) is Ref:
             output = registers[program.output.index]
         else:
             output = program.filled(registers)
         return nonfinite.spoiled(output, registers) if nonfinite.LOST in registers else output
 
+    def _with_runs(self, program: Program, planned: Schedule) -> Joined:
+        """The steps and drops of a schedule, neighbouring calls joined; as they are under torch.compile."""
+        if torch.compiler.is_compiling():
+            return planned.steps, planned.drops
+        ready = self._joined.get(id(planned))
+        if ready is None:
+            known = self._steps_known
+
+            def single(instruction: Instruction) -> SingleStep:
+                return known.get(id(instruction)) or self._known_step(program, instruction, known)
+
+            ready = self._joined[id(planned)] = planned, joined(planned.steps, planned.drops, single)
+        return ready[1]
+
     def _steps(
         self,
         program: Program,
-        steps: Sequence[Instruction | Region],
+        steps: Sequence[Instruction | Region | StepRun],
         drops: list[list[int]],
         registers: dict[int, Any],
         backend: str = "",
@@ -220,6 +239,11 @@ class ProgramRunner(Programs):
         known = self._steps_known if eager and backend else {}
         for step, gone in zip(steps, drops, strict=True):
             singles: Sequence[Instruction]
+            if isinstance(step, StepRun):
+                if not step.run(registers):
+                    self._joined = {}  # the next call looks where the modules are now
+                    self._steps(program, step.instructions, step.drops, registers, backend)
+                continue
             if isinstance(step, Region):
                 self._run_region(program, step, registers, backend)
                 singles = step.tail
@@ -257,11 +281,11 @@ class ProgramRunner(Programs):
         known = self._steps_known if eager else None  # torch.compile follows no table by identity
         step = None if known is None else known.get(id(instruction))
         if step is None:
-            step = self._known_step(instruction, known)
+            step = self._known_step(program, instruction, known)
         if not step.stands():
             if self.origin is not None and self.origin.changed(instruction):
                 return self.origin.run(instruction, program.values, registers, self.ranges, table)
-            step = self._known_step(instruction, known)
+            step = self._known_step(program, instruction, known)
         if instruction.own:
             return self._own(program, instruction, step, registers, planned)
         try:
@@ -274,8 +298,10 @@ class ProgramRunner(Programs):
         real = program.values[instruction.out].qparams is None
         return result.contiguous() if real and isinstance(result, Tensor) else result
 
-    def _known_step(self, instruction: Instruction, known: dict[int, SingleStep] | None) -> SingleStep:
-        step = single_step(instruction, self.root, self.origin)
+    def _known_step(
+        self, program: Program, instruction: Instruction, known: dict[int, SingleStep] | None
+    ) -> SingleStep:
+        step = single_step(instruction, self.root, self.origin, program.values[instruction.out])
         if known is not None:
             known[id(instruction)] = step
         return step
@@ -319,4 +345,4 @@ class ProgramRunner(Programs):
 
     def __getstate__(self) -> dict[str, Any]:
         # The compiled steps hold functions, and belong to this object's modules.
-        return {**self.__dict__, "_steps_known": {}}
+        return {**self.__dict__, "_steps_known": {}, "_joined": {}}

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, Line, Register, parse_line
+from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, operation_of
 from quant.runtime import nonfinite
 from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
+from quant.runtime.layer_lines import layer_lines
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
@@ -63,8 +64,13 @@ class Region:
     instructions: list[Instruction]
     ranks: list[int] | None = None
     booleans: list[bool] = field(default_factory=list)
+    _checks_sizes: bool = field(init=False, repr=False, compare=False)
     _members: _Members | None = field(default=None, repr=False, compare=False)
     _text: _Text | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # In a graph the guards that are these checks have to run by themselves.
+        self._checks_sizes = any(isinstance(one, str) and operation_of(one) in CHECKS_OF_SIZES for one in self.pieces)
 
     def run(self, registers: dict[int, Any], home: Home, backend: str) -> bool:
         """Fill the registers that others read; False, and nothing done, where the instructions have to run as they are.
@@ -86,7 +92,7 @@ class Region:
             # Of a mask of booleans the bytes are read.
             inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
         if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
-            if self._checks_sizes():
+            if self._checks_sizes:
                 return False
             nonfinite.note_inputs(inputs, self._quantized(), registers)
             outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
@@ -115,10 +121,6 @@ class Region:
         if text is None or text.members is not members or not text.current():
             text = self._text = _Text(self, members)
         return text
-
-    def _checks_sizes(self) -> bool:
-        """Whether its text checks sizes; in a graph the guards that are these checks have to run by themselves."""
-        return any(isinstance(one, str) and parse_line(one)[0].op in CHECKS_OF_SIZES for one in self.pieces)
 
     def _quantized(self) -> set[int]:
         """The places of the inputs that are made integers as they come."""
@@ -224,35 +226,9 @@ class _Text:
 
     def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
         """The lines that do what `Int8Layer.compute` does."""
-        site = call.site
-        known = layer.site(site)
-        self.sources.append((layer, site, known, layer.q_weight))
-        lines = []
-        x = Register(call.source)
-        if known.pad is not None:
-            widths, mode, fill = known.pad
-            lines.append(Line(spare, "pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
-            x = Register(spare)
-        settings: dict[str, Any] = {
-            "q_x": x,
-            "zero_point": known.input_zero_point,
-            "q_weight": self._constant(layer.q_weight),
-        }
-        settings["q_bias"] = None if known.q_bias is None else self._constant(known.q_bias)
-        settings.update(layer.product.settings)
-        settings["multiplier"] = self._constant(known.multiplier)
-        clamp = layer.clamps[site]
-        if known.limits is not None:
-            low, high = known.limits
-            settings.update(output_zero_point=known.output_zero_point, quant_min=low, quant_max=high)
-            lines.append(Line(call.out, layer.product.integers, settings))
-        elif clamp is None:
-            lines.append(Line(call.out, layer.product.reals, settings))
-        else:
-            lines.append(Line(spare + 1, layer.product.reals, settings))
-            ends = {"x": Register(spare + 1), "low": clamp[0], "high": clamp[1]}
-            lines.append(Line(call.out, "clamp", ends))
-        return [str(line) for line in lines]
+        known = layer.site(call.site)
+        self.sources.append((layer, call.site, known, layer.q_weight))
+        return [str(line) for line in layer_lines(call, layer, known, spare, self._constant)]
 
     def _module(self, call: ModuleCall, module: Any) -> str:
         """The line that does what a float module does."""

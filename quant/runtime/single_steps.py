@@ -5,20 +5,23 @@ Without that, a program that runs step by step spends more time on looking at it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from quant.kernels.reference_ops import rescale
 from quant.runtime.callee import Method, Submodule
 from quant.runtime.filling import Fill, filler
 from quant.runtime.instructions import FloatCall, Guard, Instruction, IntegerMove
+from quant.runtime.matching import check_guard, check_tensor
 from quant.runtime.names import attribute
 from quant.runtime.objects import holds_objects
 from quant.runtime.origin import Edge, Origin
 from quant.runtime.trees import Ref, is_plain, settle
+from quant.runtime.values import Value
 
 
 @dataclass
@@ -28,7 +31,8 @@ class SingleStep:
     Attributes:
         edges: the modules that it was converted from, as they were when this was prepared.
         args, kwargs: return its arguments for the registers of a call.
-        direct: returns its value for the registers of a call, where no more than a function or a method is called.
+        direct: returns its value for the registers of a call, where it is a call of the user's; None of other
+            instructions, and of calls that follow their owner's mode.
     """
 
     instruction: Instruction
@@ -45,8 +49,8 @@ class SingleStep:
         return True
 
 
-def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None) -> SingleStep:
-    """Prepare an instruction that runs by itself."""
+def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None, value: Value) -> SingleStep:
+    """Prepare an instruction that runs by itself; `value` is what the program says of its value."""
     edges = [] if origin is None else origin.edges(instruction)
     if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
         args, kwargs = map(filler, instruction.arguments)
@@ -55,22 +59,27 @@ def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None
     calls_module = not isinstance(instruction, Guard) and isinstance(instruction.callee, Submodule)
     if calls_module and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)
-    return SingleStep(instruction, edges, args, kwargs, _direct(instruction, args, kwargs))
+    return SingleStep(instruction, edges, args, kwargs, _direct(instruction, args, kwargs, root, value))
 
 
-def _direct(instruction: Instruction, args: Fill, kwargs: Fill) -> Fill | None:
-    """A float call of a function or a method, as one function of the registers.
+def _direct(instruction: Instruction, args: Fill, kwargs: Fill, root: nn.Module, value: Value) -> Fill | None:
+    """A float call or a guard as one function of the registers.
 
     Half of the steps of a language model take a size, an index or an attribute: what is asked about them at each run
     must not cost more than they do.
     """
-    if not isinstance(instruction, FloatCall) or isinstance(instruction.callee, Submodule):
+    if isinstance(instruction, Guard):
+        source, expected, owner = instruction.source, instruction.expected, instruction.owner
+        return lambda registers: check_guard(registers[source], expected, owner, root, value.node)
+    if not isinstance(instruction, FloatCall):
         return None
     places, named = instruction.arguments
     if "training" in named:
         return None  # `call` replaces it
+    if isinstance(instruction.callee, Submodule):
+        return _direct_module(instruction.callee, args, kwargs, root, value)
     if isinstance(instruction.callee, Method):
-        return _direct_method(instruction.callee.name, args, kwargs, len(places), bool(named))
+        return _direct_method(instruction.callee.name, args, kwargs, places, bool(named))
     target = instruction.callee.target
     if named:
         return lambda registers: target(*args(registers), **kwargs(registers))
@@ -87,13 +96,25 @@ def _direct(instruction: Instruction, args: Fill, kwargs: Fill) -> Fill | None:
     return lambda registers: target(*args(registers))
 
 
-def _direct_method(name: str, args: Fill, kwargs: Fill, count: int, named: bool) -> Fill:
-    if count == 1 and not named:
-        return lambda registers: getattr(args(registers)[0], name)()
+def _direct_method(name: str, args: Fill, kwargs: Fill, places: tuple[Any, ...], named: bool) -> Fill:
+    if type(places[0]) is Ref and not named and all(map(is_plain, places[1:])):
+        owner, call = places[0].index, operator.methodcaller(name, *places[1:])
+        return lambda registers: call(registers[owner])
 
     def run(registers: Mapping[int, Any]) -> Any:
         owner, *rest = args(registers)
         return getattr(owner, name)(*rest, **kwargs(registers)) if named else getattr(owner, name)(*rest)
+
+    return run
+
+
+def _direct_module(callee: Submodule, args: Fill, kwargs: Fill, root: nn.Module, value: Value) -> Fill:
+    if value.dtype is None:
+        return lambda registers: callee.call(root, args(registers), kwargs(registers))
+
+    def run(registers: Mapping[int, Any]) -> Any:
+        result = callee.call(root, args(registers), kwargs(registers))
+        return result if type(result) is Tensor else check_tensor(result, callee.path, root, value.node)
 
     return run
 

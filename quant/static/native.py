@@ -7,7 +7,7 @@ one, and `Schedule.reasons` says why. The schedule is plain data.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,37 +33,54 @@ SMALL = 1 << 14
 
 def schedule(program: Program, planner: Planner) -> Schedule:
     """Group a program's instructions; `planner` decides which have a plan."""
-    grouped = _grouped(program.instructions, program.drops, program.output, planner)
+    grouped = _grouped(program.instructions, program.output, planner)
     for one in program.instructions:
         if one.own and planner.rounds_otherwise(one):
-            for region in _grouped([one], [[]], Ref(one.out), planner).regions:
+            for region in _grouped([one], Ref(one.out), planner).regions:
                 grouped.singles[one.out] = region
     return grouped
 
 
-def _grouped(instructions: list[Instruction], drops: list[list[int]], output: Any, planner: Planner) -> Schedule:
+def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> Schedule:
     grouped = Schedule([], [], {})
     run = _Run()
     planner.rounded = _only_rounded(instructions, output)
     later = _read_later(instructions, output)
+    there = set().union(*later[:1]) - {one.out for one in instructions}
     for index, instruction in enumerate(instructions):
         try:
-            run.add(instruction, drops[index], planner)
+            run.add(instruction, planner)
         except Unplanned as reason:
-            run.close(grouped, later[index])
+            there |= run.close(grouped, later[index])
             run = _Run()
-            planner.symbols.clear()
+            planner.keep_symbols_of(there)
+            there.add(instruction.out)
             grouped.steps.append(instruction)
-            grouped.drops.append(drops[index])
             if not instruction.own:
                 grouped.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(grouped, registers_in(output))
-    planner.symbols.clear()
+    planner.keep_symbols_of(())
+    grouped.drops = _drops(grouped.steps, output)
     for region in grouped.regions:
         region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
         if region.ranks is not None:
             region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
     return grouped
+
+
+def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
+    """For each step, the registers that no later one reads; a region may read one only for its sizes."""
+    kept = registers_in(output)
+    drops = []
+    for step in reversed(steps):
+        if isinstance(step, Region):
+            read = {*step.inputs, *step.outputs}.union(*({one.out, *one.reads} for one in step.tail))
+            step.drops = sorted(read - kept)
+        else:
+            read = step.reads | {step.out}
+        drops.append(sorted(read - kept))
+        kept |= read
+    return drops[::-1]
 
 
 def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
@@ -88,7 +105,6 @@ class _Part:
     """An instruction with its plan."""
 
     instruction: Instruction
-    drops: list[int]
     planned: Planned
 
 
@@ -98,34 +114,34 @@ class _Run:
     def __init__(self) -> None:
         self.parts: list[_Part] = []
 
-    def add(self, instruction: Instruction, drops: list[int], planner: Planner) -> None:
+    def add(self, instruction: Instruction, planner: Planner) -> None:
         """Add an instruction.
 
         Raises:
             Unplanned: it has no plan; nothing was changed.
         """
-        self.parts.append(_Part(instruction, drops, planner.plan(instruction)))
+        self.parts.append(_Part(instruction, planner.plan(instruction)))
 
-    def close(self, schedule: Schedule, wanted: set[int]) -> None:
-        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short."""
+    def close(self, schedule: Schedule, wanted: set[int]) -> set[int]:
+        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short.
+
+        Returns:
+            The registers that later steps can read.
+        """
         begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
         lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
         if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
+        schedule.steps += [part.instruction for part in before]
+        there = {part.instruction.out for part in [*before, *after]}
         if inside:
-            read = set().union(*(part.instruction.reads for part in after))
-            region = _region(inside, wanted | read)
-            # A size that was read before the region is one of its tensor's sizes to the region.
-            kept = {register for part in before for register in part.drops} & set(region.inputs)
-            region.drops = sorted({*region.drops, *kept})
-            before = [replace(part, drops=[one for one in part.drops if one not in kept]) for part in before]
-        _append(schedule, before)
-        if inside:
+            region = _region(inside, wanted.union(*(part.instruction.reads for part in after)))
             schedule.steps.append(region)
-            schedule.drops.append(region.drops)
-        _append(schedule, after)
+            there.update(region.outputs, (one.out for one in region.tail))
+        schedule.steps += [part.instruction for part in after]
+        return there
 
     def _edges(self, wanted: set[int]) -> tuple[int, int]:
         """Where the region begins and ends.
@@ -146,11 +162,6 @@ class _Run:
         return begin, end
 
 
-def _append(schedule: Schedule, parts: list[_Part]) -> None:
-    schedule.steps += [part.instruction for part in parts]
-    schedule.drops += [part.drops for part in parts]
-
-
 def _region(parts: list[_Part], wanted: set[int]) -> Region:
     """One call for all parts; `wanted` are the registers that others read."""
     pieces: list[str | LayerCall | ModuleCall] = []
@@ -166,11 +177,9 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
-    held = {*inputs, *outputs, *(one.out for one in tail)}
-    drops = sorted({register for part in parts for register in part.drops} & held)
     checks = any(isinstance(part.planned.symbol, RankCheck) for part in parts)
     return Region(
-        pieces, constants, list(inputs), outputs, tail, drops, len(parts), instructions, ranks=[] if checks else None
+        pieces, constants, list(inputs), outputs, tail, [], len(parts), instructions, ranks=[] if checks else None
     )
 
 

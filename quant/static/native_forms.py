@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,10 +18,21 @@ from torch import nn
 
 from quant.graph import Graph, Node
 from quant.kernels import plan_check
+from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
-from quant.kernels.reference_plan import IN_ORDER, Line, Register
+from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning
-from quant.ops.planning import Lines, PlanCall, Symbol, Unplanned, fixed
+from quant.ops.planning import (
+    Lines,
+    NumberOf,
+    PlanCall,
+    QuotientOf,
+    RankCheck,
+    RankOf,
+    Symbol,
+    Unplanned,
+    fixed,
+)
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
@@ -31,7 +42,6 @@ from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
-from quant.runtime.module_calls import IdleCall
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Assembled
@@ -50,6 +60,7 @@ class Planned:
         exact: whether its bits are those of the instruction by itself.
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
         count: the number of values of a float view, as captured.
+        in_order: whether it is a float view that keeps the order of the values.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -57,11 +68,7 @@ class Planned:
     exact: bool = True
     moves_reals: bool = False
     count: int = 0
-
-    @property
-    def in_order(self) -> bool:
-        """Whether it is a view that gives the values in the order in which its input has them."""
-        return all(isinstance(one, IdleCall) or (isinstance(one, Line) and one.op in IN_ORDER) for one in self.pieces)
+    in_order: bool = False
 
 
 class Planner:
@@ -99,6 +106,17 @@ class Planner:
             return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
         raise Unplanned(f"{instruction.kind} has no native kernel")
 
+    def keep_symbols_of(self, registers: Collection[int]) -> None:
+        """Forget symbols of other registers, and ranks, which a region checks of its own inputs alone."""
+        for index, symbol in list(self.symbols.items()):
+            sources = {symbol.source}
+            if isinstance(symbol, NumberOf):
+                sources = {one.index for one in dimensions_in(symbol.number)}
+            elif isinstance(symbol, QuotientOf):
+                sources = {one.index for side in (symbol.left, symbol.right) for one in dimensions_in(side)}
+            if isinstance(symbol, (RankOf, RankCheck)) or not sources <= set(registers):
+                del self.symbols[index]
+
     def rounds_otherwise(self, instruction: Instruction) -> bool:
         """Whether a kernel computes a float call of the user's with other last bits than torch."""
         form = real_form(self._node(instruction), self.root)
@@ -114,7 +132,7 @@ class Planner:
             raise Unplanned(f"{type(layer).__name__} computes by itself")
         product = layer.product
         if not product.plans:
-            raise Unplanned(f"{product.name} has no plan")
+            raise Unplanned(f"{product.name} with a dilation has no plan")
         self.tensor(Ref(instruction.source))
         return Planned((instruction,))
 
@@ -212,7 +230,9 @@ class Planner:
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
         count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
-        return Planned(pieces, None, exact, moves_reals, count)
+        operator = self.operators.get(call.out)
+        in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
+        return Planned(pieces, None, exact, moves_reals, count, in_order)
 
     def _is_tensor(self, index: int) -> bool:
         return self.program.values[index].dtype is not None
@@ -220,6 +240,8 @@ class Planner:
 
 def _chain(out: int, operations: Lines) -> list[Piece]:
     """A call as operations over new registers of the text."""
+    if len(operations) > MOST_LINES:
+        raise Unplanned(f"it takes more than {MOST_LINES} operations")
     pieces: list[Piece] = []
     for place, (op, settings) in enumerate(operations):
         last = place == len(operations) - 1
@@ -229,7 +251,6 @@ def _chain(out: int, operations: Lines) -> list[Piece]:
         line = Line(own, op, settings)
         constants = {name: value for name, value in settings.items() if isinstance(value, Attr)}
         pieces.append(_with_attributes(line, constants) if constants else line)
-    assert len(pieces) <= MOST_LINES
     return pieces
 
 

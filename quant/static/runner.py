@@ -79,6 +79,7 @@ class GraphRunner(Ranges, Programs):
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+        self._shown, self._averaged = self._watched()
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -86,6 +87,16 @@ class GraphRunner(Ranges, Programs):
         super().use(fused, observers)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+        self._shown, self._averaged = self._watched()
+
+    def _watched(self) -> tuple[dict[int, str], dict[int, list[str]]]:
+        """Which values which observers see: the key in `observers` by value, and the keys in `means`."""
+        slots = {value: key_of(slot.name) for slot in self.fused.slots.values() for value in slot.observed}
+        means: dict[int, list[str]] = {}
+        for step in self.corrected():
+            if key_of(step.name) in self.means:  # a later fusion may have fewer calls of a layer
+                means.setdefault(step.inputs[0], []).append(key_of(step.name))
+        return slots, means
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GraphRunner:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -150,20 +161,15 @@ class GraphRunner(Ranges, Programs):
         return output_of(self.graph, values)
 
     def _observe(self, values: dict[int, Any]) -> Any:
-        observed = {value: slot.name for slot in self.fused.slots.values() for value in slot.observed}
-        means: dict[int, list[nn.Module]] = {}
-        for step in self.corrected():
-            if key_of(step.name) in self.means:  # a later fusion may have fewer calls of a layer
-                means.setdefault(step.inputs[0], []).append(self.means[key_of(step.name)])
         for node in self.graph.nodes:
             if node.kind is not Kind.INPUT:
                 values[node.index] = evaluate(node, self.root, values.__getitem__)
             if node.index in self._recurrent:
                 self._observe_states(node, values)
-            if node.index in observed:
-                values[node.index] = self.observer(observed[node.index])(values[node.index])
-            for mean in means.get(node.index, ()):
-                mean(values[node.index])
+            if node.index in self._shown:
+                values[node.index] = self.observers[self._shown[node.index]](values[node.index])
+            for key in self._averaged.get(node.index, ()):
+                self.means[key](values[node.index])
             if node.index in self._columns:
                 self.observers[self._columns[node.index]](values[node.index])
             for dead in self._last.get(node.index, ()):

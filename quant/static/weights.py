@@ -36,12 +36,30 @@ def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | 
 
 
 def _with_norm(rows: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
-    gain = torch.rsqrt(norm.running_var + norm.eps)
-    if norm.weight is not None:
-        gain = gain * norm.weight
-    rows = rows * gain.reshape(-1, *[1] * (rows.dim() - 1))
-    shift = -norm.running_mean if bias is None else bias - norm.running_mean
-    return rows, shift * gain if norm.bias is None else shift * gain + norm.bias
+    gain = _gain(norm)
+    return rows * gain.reshape(-1, *[1] * (rows.dim() - 1)), _shifted(bias, gain, norm)
+
+
+def _gain(norm: Any) -> Tensor:
+    gain: Tensor = torch.rsqrt(norm.running_var + norm.eps)
+    return gain if norm.weight is None else gain * norm.weight
+
+
+def _shifted(bias: Tensor | None, gain: Tensor, norm: Any) -> Tensor:
+    shift: Tensor = -norm.running_mean if bias is None else bias - norm.running_mean
+    return shift * gain if norm.bias is None else shift * gain + norm.bias
+
+
+def folded_bias(step: Step, graph: Graph, root: nn.Module) -> Tensor | None:
+    """The bias of `folded`, without its weight where that is possible."""
+    layer = step.weighted
+    if layer.affine:
+        return folded(step, graph, root)[1]
+    bias = parameter(layer.bias, graph, root)
+    if layer.batch_norm is None:
+        return bias
+    norm = norm_of(layer.batch_norm, graph, root)
+    return _shifted(bias, _gain(norm), norm)
 
 
 def folded_numbers(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor] | None:
@@ -119,12 +137,15 @@ def row_scale(
     if checked and (
         not bool(torch.isfinite(scale).all()) or (learned is not None and not bool(torch.isfinite(rows).all()))
     ):
-        raise ValueError(
-            f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training"
-        )
+        raise not_finite(step)
     if bias is None or input_scale is None:
         return scale
     return _room_for_bias(scale, bias, input_scale, step)
+
+
+def not_finite(step: Step) -> ValueError:
+    """The error for a weight from which no scale follows."""
+    return ValueError(f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training")
 
 
 def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quant.kernels import histogram
+from quant.kernels import histogram, observe_histogram
 from quant.kernels import reference_histogram as ref
 from torch import Tensor
 
@@ -84,6 +84,57 @@ def test_threads_give_the_same_counts() -> None:
     torch.set_num_threads(4)
     for actual, expected in zip(histogram(x, 2.0**-9, 4096), one, strict=True):
         assert torch.equal(actual, expected)
+
+
+def state(rows: int, bins: int) -> tuple[Tensor, ...]:
+    """low, high, nan_count, inf_count, counts, of nothing seen."""
+    counts = torch.zeros(rows, bins, dtype=torch.int64)
+    non_finite = (torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64))
+    return torch.full((rows,), math.inf), torch.full((rows,), -math.inf), *non_finite, counts
+
+
+@pytest.mark.parametrize("bins", [64, 4096, 32768])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_state_takes_in_batches(rows: int, bins: int) -> None:
+    mine, theirs = state(rows, bins), state(rows, bins)
+    not_finite, total = values(3000, 3), 0
+    not_finite[::7], not_finite[5] = math.nan, -math.inf
+    for size, x in enumerate(
+        [
+            torch.full((30,), math.nan),
+            torch.zeros(30),
+            values(3000) * 1e-44,
+            values(6000),
+            not_finite,
+            values(3000, 1).abs() * 100,
+            -values(9000, 2).abs() * 1e-3,
+            torch.tensor([LARGEST, -1.0, 2.0]),
+            values(3000, 4),
+        ]
+    ):
+        batch = x.reshape(3, -1)[:rows].clone() if rows > 1 else x[None]
+        observe_histogram(batch, *mine)
+        ref.observe_histogram(batch, *theirs)
+        for actual, expected in zip(mine, theirs, strict=True):
+            assert torch.equal(actual, expected), size
+        total += batch.numel()
+        assert sum(int(count.sum()) for count in mine[2:]) == total
+
+
+def test_one_bin_that_most_values_share() -> None:
+    for value in (0.0, 2.5, -3.0):
+        mine, theirs = state(1, 4096), state(1, 4096)
+        x = torch.cat([torch.full((300_000,), value), values(1000)])[None]
+        observe_histogram(x, *mine)
+        ref.observe_histogram(x, *theirs)
+        assert torch.equal(mine[-1], theirs[-1])
+
+
+def test_a_state_of_another_shape(extension: None) -> None:
+    with pytest.raises(ValueError, match="low has shape"):
+        observe_histogram(torch.zeros(2, 5), *state(3, 64))
+    with pytest.raises(ValueError, match="two dimensions"):
+        observe_histogram(torch.zeros(5), *state(1, 64))
 
 
 def test_strided_input() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quant.kernels.reference_histogram import EXPONENT_MIN, grid_exponent, widen
 from quant.observers import HistogramObserver
-from quant.observers._histogram_store import EXPONENT_MIN, RowView, grid_exponent, widen
+from quant.observers._histogram_store import RowView
 
 EXAMPLES = 20 if os.environ.get("OCTET_FAST_TESTS") == "1" else 100
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -72,6 +72,24 @@ class Pyramid(nn.Module):
         }
 
 
+class UNet(nn.Module):
+    """Transposed convolutions back to the sizes of before, beside what was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)])
+        self.norm = nn.BatchNorm2d(16)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(32, 8, 4, 2, 1)])
+        self.out = nn.Conv2d(16, 2, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        fine = torch.relu(self.down[0](image))
+        middle = torch.relu(self.norm(self.down[1](fine)))
+        x = torch.relu(self.up[0](torch.relu(self.down[2](middle))))
+        x = torch.relu(self.up[1](torch.cat([x, middle], 1)))
+        return self.out(torch.cat([x, fine], 1))
+
+
 class Pair(nn.Module):
     """Two inputs."""
 
@@ -91,6 +109,7 @@ EXAMPLES = {
     "residual": (Residual, [(image(2, 3, 32, 32, seed=seed),) for seed in range(4)]),
     "inverted": (Inverted, [(image(2, 3, 32, 32, seed=seed),) for seed in range(4)]),
     "pyramid": (Pyramid, [(image(2, 3, 16, 16, seed=seed),) for seed in range(4)]),
+    "unet": (UNet, [(image(2, 3, 16, 16, seed=seed),) for seed in range(4)]),
     "pair": (Pair, [(image(4, 12, seed=seed), image(4, 6, seed=seed + 9)) for seed in range(4)]),
 }
 """Name -> the class, and calls to calibrate with."""
@@ -99,6 +118,7 @@ SHAPES = {
     "residual": [[(1, 3, 32, 32)], [(3, 3, 40, 56)]],
     "inverted": [[(1, 3, 32, 32)], [(5, 3, 48, 24)]],
     "pyramid": [[(1, 3, 16, 16)], [(2, 3, 12, 20)]],
+    "unet": [[(1, 3, 16, 16)], [(3, 3, 24, 20)]],
     "pair": [[(1, 12), (1, 6)], [(33, 12), (33, 6)]],
 }
 """Inputs, the last ones unlike those at export."""

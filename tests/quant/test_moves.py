@@ -60,6 +60,7 @@ VIEWS: dict[str, Move] = {
     "a row": lambda x: x.unbind(1)[-2],
     "a row by name": lambda x: torch.unbind(x, dim=2)[0],
     "contiguous": lambda x: x.permute(0, 2, 3, 1).contiguous(),
+    "stack": lambda x: torch.stack([x, x], 1),
 }
 COPIES: dict[str, Move] = {
     "narrow": lambda x: x.narrow(1, 2, 3),
@@ -71,16 +72,18 @@ COPIES: dict[str, Move] = {
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
     "cat": lambda x: torch.cat([x, x], 1),
     "cat by name": lambda x: torch.cat(tensors=[x, x], dim=-1),
+    "roll": lambda x: torch.roll(x, 2, 1),
+    "roll of two": lambda x: x.roll((-1, 5), (2, 3)),
+    "roll by a size": lambda x: torch.roll(x, shifts=(-(x.shape[2] // 2), 0), dims=(-2, -1)),
     "view as": lambda x: x.view_as(x),
     "expand": lambda x: x.unsqueeze(1).expand(-1, 3, -1, -1, -1).flatten(1, 2),
     "expand by a size": lambda x: x[:1].expand(x.shape[0], -1, x.size(2), -1),
 }
 UNPLANNED: dict[str, Move] = {
     "squeeze all": lambda x: x.unsqueeze(1).squeeze(),
-    "stack": lambda x: torch.stack([x, x], 1),
     "tensor_split": lambda x: x.tensor_split(2, 1)[1],
     "narrow from the end": lambda x: x.narrow(1, -3, 2),
-    "roll": lambda x: x.roll(1, 1),
+    "roll of all": lambda x: x.roll(3),
 }
 
 

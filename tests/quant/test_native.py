@@ -216,6 +216,38 @@ def test_a_model_that_never_ran_compiles_as_one_graph(kind: str, never_run: str)
     assert torch.equal(torch.compile(q, fullgraph=True, backend="eager")(x), expected)
 
 
+TRANSPOSED = {
+    "a stride, a padding and more": (nn.ConvTranspose2d(4, 6, 3, 2, 1, 1), (3, 5)),
+    "a stride beyond the kernel": (nn.ConvTranspose2d(4, 6, 2, 3), (3, 5)),
+    "groups": (nn.ConvTranspose1d(4, 6, 4, 2, 1, groups=2), (7,)),
+    "three dimensions": (nn.ConvTranspose3d(4, 6, 2, 2), (2, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("layer", "sizes"), TRANSPOSED.values(), ids=list(TRANSPOSED))
+def test_transposed_convolutions_are_planned_by_their_phases(
+    layer: nn.Module, sizes: tuple[int, ...], is_last: bool
+) -> None:
+    conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(sizes)]
+    after = [nn.ReLU()] if is_last else [conv(6, 3, 1)]
+    x = torch.randn(2, 4, *[4] * len(sizes), generator=torch.Generator().manual_seed(2))
+    model = quant.quantize_static(
+        nn.Sequential(conv(4, 4, 1), copy.deepcopy(layer), *after).eval(), [x], progress=False
+    )
+    assert len(schedule(model).steps) == 1
+    for shape in [(2, 4, *[4] * len(sizes)), (3, 4, *sizes), (0, 4, *sizes)]:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        assert torch.equal(model(x), by_steps(model, x))
+
+
+def test_a_transposed_convolution_with_a_dilation_runs_by_itself() -> None:
+    x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(2))
+    layers = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 1))
+    model = quant.quantize_static(layers.eval(), [x], progress=False)
+    assert schedule(model).reasons == {"1": "conv_transpose with a dilation has no plan"}
+
+
 @pytest.mark.skipif(bool(ops.extension_problem()), reason="no compiled kernels")
 def test_the_texts_of_a_model_go_with_it() -> None:
     kept = torch.ops.octet_native.text_count

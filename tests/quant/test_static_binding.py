@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
+from quant.runtime.arguments import bind
 from quant.runtime.binding import QuickBinding, bound_values
 from quant.runtime.filling import filler
 from quant.runtime.matching import CaptureMismatch
@@ -193,3 +196,37 @@ def test_a_dropout_that_is_off_in_training_too_stays_off_in_a_converted_model() 
     model = quant.convert(prepared.eval())
     expected = model(X)
     assert torch.equal(model.train()(X), expected)
+
+
+class Forwards:
+    """Forwards with parameters of every kind."""
+
+    def plain(self, x: Any, y: Any = 2) -> None: ...
+    def keywords(self, x: Any, *, y: Any, z: Any = 3) -> None: ...
+    def extra(self, x: Any, y: Any = None, **kwargs: Any) -> None: ...
+    def both(self, x: Any = 1, *, z: Any = 3, **more: Any) -> None: ...
+    def any_number(self, x: Any, *others: Any, y: Any = 2) -> None: ...
+    def by_place(self, x: Any, /, y: Any = 2, **kwargs: Any) -> None: ...
+
+
+CALL_FORMS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}), ((5,), {}), ((5, 6), {}), ((5, 6, 7), {}), ((), {"x": 5}), ((5,), {"x": 6}), ((5,), {"y": 6}),
+    ((), {"y": 6, "x": 5}), ((5,), {"z": 7, "y": 6}), ((5,), {"other": 1, "y": 2}), ((5,), {"kwargs": 1}),
+    ((5,), {"more": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALL_FORMS, ids=str)
+@pytest.mark.parametrize("name", [name for name in vars(Forwards) if not name.startswith("_")])
+def test_a_call_is_bound_as_python_binds_it(name: str, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    forward = getattr(Forwards, name)
+    module = type("One", (nn.Module,), {"forward": forward})()
+    args, kwargs = call
+    try:
+        bound = inspect.signature(forward).bind(module, *args, **kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            bind(module, args, kwargs)
+        return
+    bound.apply_defaults()
+    assert list(bind(module, args, kwargs).items()) == list(bound.arguments.items())[1:]

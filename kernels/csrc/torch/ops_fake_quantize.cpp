@@ -1,8 +1,11 @@
-// The operators of training: fake quantisation, and the mask of its gradient.
+// The operators of training: fake quantisation, the mask of its gradient, and what a step computes its ranges of.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "core/rows/batch_statistics.h"
 #include "core/rows/fake_quantize.h"
+#include "core/rows/moving_range.h"
+#include "core/rows/rounded_weight.h"
 
 namespace octet {
 namespace {
@@ -59,11 +62,81 @@ Tensor masked_gradient_op(const Tensor& grad, const Tensor& mask) {
   return out;
 }
 
+void check_scalar(const Tensor& state, const char* name, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(state.scalar_type() == dtype, name, " is ", state.scalar_type(), ", expected ", dtype);
+  TORCH_CHECK_VALUE(state.numel() == 1, name, " has shape ", state.sizes(), ", expected one value");
+}
+
+void follow_range_op(const Tensor& x, double momentum, double low, double high, int64_t quant_min, int64_t quant_max,
+                     std::optional<int64_t> middle, Tensor& average_low, Tensor& average_high, Tensor& batches,
+                     Tensor& nan_count, Tensor& inf_count, Tensor& scale, Tensor& zero_point) {
+  check_float(x, "x");
+  check_scalar(average_low, "average_low", at::kFloat);
+  check_scalar(average_high, "average_high", at::kFloat);
+  check_scalar(batches, "batches", at::kLong);
+  check_scalar(nan_count, "nan_count", at::kLong);
+  check_scalar(inf_count, "inf_count", at::kLong);
+  check_scalar(scale, "scale", at::kFloat);
+  check_scalar(zero_point, "zero_point", at::kInt);
+  const Tensor input = dense(x);
+  const MovingRange range{momentum,
+                          static_cast<float>(low),
+                          static_cast<float>(high),
+                          quant_min,
+                          quant_max,
+                          middle,
+                          average_low.mutable_data_ptr<float>(),
+                          average_high.mutable_data_ptr<float>(),
+                          batches.mutable_data_ptr<int64_t>()};
+  const NonFinite left_out = follow(input.const_data_ptr<float>(), input.numel(), range);
+  *nan_count.mutable_data_ptr<int64_t>() += left_out.nan;
+  *inf_count.mutable_data_ptr<int64_t>() += left_out.inf;
+  choose_scale(range, scale.mutable_data_ptr<float>(), zero_point.mutable_data_ptr<int32_t>());
+}
+
+std::tuple<Tensor, Tensor> round_weight_op(const Tensor& weight, const std::optional<Tensor>& gain,
+                                           const std::optional<Tensor>& bias, const std::optional<Tensor>& input_scale,
+                                           double largest_bias, int64_t quant_max) {
+  check_float(weight, "weight");
+  TORCH_CHECK_VALUE(weight.dim() > 0, "weight has no dimension, expected its output channels first");
+  TORCH_CHECK_VALUE(bias.has_value() == input_scale.has_value(), "bias and input_scale come together");
+  const int64_t rows = weight.size(0);
+  const Tensor values = weight.contiguous();
+  const auto by_row = [&](const std::optional<Tensor>& one, const char* name) {
+    if (!one) return Tensor();
+    check_float(*one, name);
+    TORCH_CHECK_VALUE(one->numel() == rows, name, " has ", one->numel(), " values, expected ", rows);
+    return one->contiguous();
+  };
+  const Tensor gains = by_row(gain, "gain"), biases = by_row(bias, "bias");
+  if (input_scale) check_scalar(*input_scale, "input_scale", at::kFloat);
+  Tensor out = at::empty_like(values), scale = at::empty({rows}, values.options());
+  round_weight({values.const_data_ptr<float>(), rows, rows ? values.numel() / rows : 0, gain ? gains.const_data_ptr<float>() : nullptr,
+                bias ? biases.const_data_ptr<float>() : nullptr, input_scale ? *input_scale->const_data_ptr<float>() : 1.0f,
+                static_cast<float>(largest_bias), quant_max},
+               out.mutable_data_ptr<float>(), scale.mutable_data_ptr<float>());
+  return {out, scale};
+}
+
+std::tuple<Tensor, Tensor> batch_statistics_op(const Tensor& x) {
+  check_float(x, "x");
+  TORCH_CHECK_VALUE(x.dim() > 1 && x.numel() > 0, "x has shape ", x.sizes(), ", expected (batch, channels, ...), not empty");
+  const Tensor input = x.contiguous();
+  const int64_t batch = x.size(0), channels = x.size(1);
+  Tensor mean = at::empty({channels}, input.options()), variance = at::empty({channels}, input.options());
+  batch_statistics(input.const_data_ptr<float>(), batch, channels, input.numel() / (batch * channels),
+                   mean.mutable_data_ptr<float>(), variance.mutable_data_ptr<float>());
+  return {mean, variance};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
   m.impl("fake_quantize", &fake_quantize_op);
   m.impl("masked_gradient", &masked_gradient_op);
+  m.impl("follow_range", &follow_range_op);
+  m.impl("round_weight", &round_weight_op);
+  m.impl("batch_statistics", &batch_statistics_op);
 }
 
 }  // namespace octet

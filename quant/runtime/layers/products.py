@@ -25,15 +25,18 @@ class Product:
     Attributes:
         name: for reports and errors.
         integers, reals: the operators in `Backend.operators` with uint8 and float32 results.
-        plans: whether plans have these operators.
         pad_before: padding applied to the input first, where the operator's own padding cannot express it; or None.
     """
 
     name: ClassVar[str]
     integers: ClassVar[str]
     reals: ClassVar[str]
-    plans: ClassVar[bool] = True
     pad_before: Padding | None = field(default=None, kw_only=True)
+
+    @property
+    def plans(self) -> bool:
+        """Whether plans can compute it."""
+        return True
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -109,12 +112,15 @@ class TransposedProduct(ConvProduct):
     name: ClassVar[str] = "conv_transpose"
     integers: ClassVar[str] = "conv_transpose_u8s8_u8"
     reals: ClassVar[str] = "conv_transpose_u8s8_f32"
-    plans: ClassVar[bool] = False
     output_padding: Sequence[int] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, "output_padding": self.output_padding}
+
+    @property
+    def plans(self) -> bool:
+        return self.has_phases
 
     @property
     def has_phases(self) -> bool:

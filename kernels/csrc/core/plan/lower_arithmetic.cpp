@@ -67,6 +67,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::CatReal& ca
     // torch leaves out empty vectors whatever the other shapes.
     if (part.rank() != 1 || part.sizes[0] != 0) parts.push_back(std::move(part));
   }
+  if (parts.empty() && !cat.tensors.empty()) return b.input(cat.tensors[0]);
   expect(operation, !parts.empty(), "joins nothing");
   Sizes sizes = parts[0].sizes;
   const int64_t dim = dimension(operation, cat.dim, parts[0].rank());

@@ -178,6 +178,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat) {
     parts.push_back(std::move(part));
     how.push_back(rescale_of(cat, place));
   }
+  if (parts.empty() && !cat.tensors.empty()) return b.input(cat.tensors[0]);
   expect(operation, !parts.empty(), "joins nothing");
   const int64_t dim = dimension(operation, cat.dim, parts[0].rank());
   Sizes sizes = parts[0].sizes;

@@ -41,6 +41,8 @@ struct CellKind {
   CellStep step;
 };
 
+constexpr int64_t kIndexRoom = 16;
+
 struct RowKernels {
   // Smallest and largest of x * columns (columns may be null), 0 included; false where one is NaN or inf.
   bool (*min_max)(const float* x, const float* columns, int64_t k, float* low, float* high);
@@ -64,10 +66,15 @@ struct RowKernels {
   // x[offsets[t] + c] * weight[t * channels + c].
   void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
                     int32_t* sums);
-  // For a histogram (reference.histogram): index[i] = trunc(x[i] * inverse), at most half - 1 and at least -half, plus
-  // half; inverse is a power of two. Also the extremes of x; false where a value is NaN or inf, and then neither the
-  // extremes nor the index of such a value means anything. n >= 1.
-  bool (*bin_indices)(const float* x, int64_t n, float inverse, int32_t half, uint16_t* index, float* low, float* high);
+  // Smallest and largest of x, n >= 1; false where a value is NaN or inf, and then they mean nothing.
+  bool (*extremes)(const float* x, int64_t n, float* low, float* high);
+  // For a histogram (reference_histogram.histogram): bin = trunc(x[i] * inverse), at most half - 1 and at least -half; `index`
+  // gets bin + half for each bin that is not 0, in their order, and has room for kIndexRoom more. Returns how many. inverse is
+  // a power of two; x is finite.
+  int64_t (*bin_indices)(const float* x, int64_t n, float inverse, int32_t half, uint16_t* index);
+  // Of x, and of the float32 (x - mean)**2: sixteen sums in double, of every sixteenth value, and theirs by halves.
+  double (*sum)(const float* x, int64_t n);
+  double (*squares)(const float* x, int64_t n, float mean);
   // One packed row of an embedding table (kernels/tables.py) of `bits` per value as `dim` reals.
   void (*table_row)(const uint8_t* row, int bits, int64_t dim, float* out);
   // Equations 2 and 1 of x clamped to (low, high), without leaving float32; `inside`, which may be null, says where

@@ -1,0 +1,162 @@
+"""Writes an ONNX file with quantised values (QDQ) as the text of one plan; `onnx_operators.py` has the operators.
+
+What has no integer form is refused with the node's name: a file runs as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from quant.kernels.reference_plan import Constant, Line, PlanText, Register
+from quant.migrate.onnx_file import Node, OnnxFile
+from quant.migrate.onnx_values import Dequantized, Integers, Range, Real, Value, Waiting, Weight
+
+Translate = Callable[["PlanWriter", Node], Value]
+
+
+class NotTranslated(ValueError):
+    """A node has no integer form here."""
+
+
+@dataclass
+class PlanWriter:
+    """Turns the nodes of a file into lines.
+
+    Attributes:
+        file: what is read.
+        values: by name, so far.
+        lines, constants: of the plan, so far.
+    """
+
+    file: OnnxFile
+    values: dict[str, Value] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)
+    _registers: int = 0
+    _finished: dict[tuple[int, Any], int] = field(default_factory=dict)
+
+    def write(self, operators: Mapping[str, Translate]) -> tuple[str, list[Tensor]]:
+        """The plan's text and constants.
+
+        Args:
+            operators: what each of ONNX's operators becomes.
+
+        Raises:
+            NotTranslated: a node has no integer form; with its name.
+        """
+        inputs = [self.new() for _ in self.file.inputs]
+        self.values.update({name: Real(index) for name, index in zip(self.file.inputs, inputs, strict=True)})
+        for node in self.file.nodes:
+            translate = operators.get(node.op)
+            if translate is None:
+                raise NotTranslated(f"{node} has no integer form here; known are {', '.join(sorted(operators))}")
+            value = translate(self, node)
+            for name in node.outputs[:1]:
+                self.values[name] = value
+        outputs = [self.real(self.values[name], f"output {name!r}") for name in self.file.outputs]
+        return str(PlanText(tuple(inputs), tuple(self.lines), tuple(outputs))), self.constants
+
+    def new(self) -> int:
+        """A new register."""
+        self._registers += 1
+        return self._registers - 1
+
+    def emit(self, op: str, **settings: Any) -> int:
+        """Add a line; gives its register."""
+        out = self.new()
+        self.lines.append(Line(out, op, settings))
+        return out
+
+    def constant(self, tensor: Tensor) -> Constant:
+        """Add a constant."""
+        self.constants.append(tensor.contiguous())
+        return Constant(len(self.constants) - 1)
+
+    def value(self, node: Node, place: int) -> Value:
+        """An input of a node, which is computed."""
+        name = node.inputs[place]
+        if name not in self.values:
+            what = "a constant that is not quantised" if name in self.file.constants else "not there yet"
+            raise NotTranslated(f"{node}: its input {name!r} is {what}, expected a quantised value")
+        return self.values[name]
+
+    def array(self, node: Node, place: int, default: Tensor | None = None) -> Tensor | None:
+        """A constant input of a node; the default where it is left out."""
+        name = node.inputs[place] if place < len(node.inputs) else ""
+        if not name:
+            return default
+        if name not in self.file.constants:
+            raise NotTranslated(f"{node}: its input {name!r} is computed, expected a constant")
+        return self.file.constants[name]
+
+    def integers(self, node: Node, place: int) -> Integers:
+        """An input of a node as integers.
+
+        Raises:
+            NotTranslated: it is not quantised.
+        """
+        value = self.value(node, place)
+        if not isinstance(value, Dequantized) or value.function is not None:
+            raise NotTranslated(f"{node}: its input {node.inputs[place]!r} is not quantised, and has to be here")
+        return value.integers
+
+    def weight(self, node: Node, place: int) -> Weight:
+        """A constant input of a node as integers."""
+        value = self.value(node, place)
+        if not isinstance(value, Weight):
+            raise NotTranslated(f"{node}: its input {node.inputs[place]!r} is computed, expected a quantised constant")
+        return value
+
+    def round(self, value: Value, to: Range, node: Node) -> Integers:
+        """A value as integers of a range."""
+        if isinstance(value, Real):
+            return Integers(self.emit("quantize", x=Register(value.register), scale=to.scale,
+                                      zero_point=to.zero_point), to)  # fmt: skip
+        if isinstance(value, Dequantized):
+            if value.function is None and value.integers.range == to:
+                return value.integers
+            return Integers(self._look_up(value, to), to)
+        if isinstance(value, Waiting):
+            return Integers(self._finish(value, to), to)
+        raise NotTranslated(f"{node}: rounds {type(value).__name__.lower()} values, expected reals")
+
+    def _look_up(self, value: Dequantized, to: Range) -> int:
+        return self.emit("lookup", q=Register(value.integers.register), table=self.constant(value.table(to)))
+
+    def real(self, value: Value, where: object) -> int:
+        """The register of a value as float32."""
+        if isinstance(value, Real):
+            return value.register
+        if isinstance(value, Dequantized) and value.function is None:
+            own = value.integers
+            return self.emit("dequantize", q=Register(own.register), scale=own.range.scale,
+                             zero_point=own.range.zero_point)  # fmt: skip
+        if isinstance(value, Waiting):
+            return self._finish(value, None)
+        raise NotTranslated(f"{where}: is read as float32, and is a function of integers that nobody rounds")
+
+    def _finish(self, value: Waiting, to: Range | None) -> int:
+        key = id(value), to
+        if key not in self._finished:
+            out = value.finish(to, value.low, value.high)
+            for op, settings in value.moves:
+                out = self.emit(op, x=Register(out), **dict(settings))
+            self._finished[key] = out
+        return self._finished[key]
+
+    def move(self, value: Value, node: Node, op: str, **settings: Any) -> Value:
+        """A value reshaped by an operation of plans that keeps its numbers."""
+        if isinstance(value, Waiting):
+            moves = (*value.moves, (op, tuple(settings.items())))
+            return Waiting(value.finish, value.low, value.high, moves)
+        if isinstance(value, Real):
+            return Real(self.emit(op, x=Register(value.register), **settings))
+        if isinstance(value, Dequantized):
+            own = value.integers
+            moved = Integers(self.emit(op, x=Register(own.register), **settings), own.range)
+            return Dequantized(moved, value.function)
+        raise NotTranslated(f"{node}: reshapes a constant")

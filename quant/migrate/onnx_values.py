@@ -1,0 +1,95 @@
+"""What a value of an ONNX file is while the file becomes a plan.
+
+A file with QuantizeLinear and DequantizeLinear says what is rounded, and where; a runtime joins the operators between
+into integer kernels. So a value stays what it was made of until somebody rounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+"""Of float32, element by element."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Scale and zero point of a uint8 value."""
+
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class Real:
+    """A float32 register."""
+
+    register: int
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A uint8 register with its range; its int8 form in the file is 128 less."""
+
+    register: int
+    range: Range
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """The reals that integers stand for, with a function of each applied."""
+
+    integers: Integers
+    function: Function | None = None
+
+    def then(self, function: Function) -> Dequantized:
+        """One more function of the result."""
+        first = self.function
+        return replace(self, function=function if first is None else lambda x: function(first(x)))
+
+    def table(self, rounded: Range) -> Tensor:
+        """uint8 (256,): for each integer that of the result in another range, in float32 as a runtime computes it."""
+        own = self.integers.range
+        reals = (torch.arange(256, dtype=torch.float32) - own.zero_point) * torch.tensor(own.scale)
+        reals = reals if self.function is None else self.function(reals)
+        return torch.round(reals / torch.tensor(rounded.scale)).add(rounded.zero_point).clamp(0, 255).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An int8 constant with its scale, float32 () or (channels,) along `axis`; an int32 one is a bias."""
+
+    values: Tensor
+    scale: Tensor
+    axis: int
+
+
+Finish = Callable[["Range | None", float, float], int]
+"""Emits the lines that compute a value, rounded to a range and clamped, or as float32 for None; gives the register."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A product, a sum or a mean that nobody has rounded yet.
+
+    Attributes:
+        finish: emits it.
+        low, high: the interval that activations after it clamp it to.
+        moves: operations of plans that reshape the result.
+    """
+
+    finish: Finish
+    low: float = -float("inf")
+    high: float = float("inf")
+    moves: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = ()
+
+    def clamped(self, low: float, high: float) -> Waiting:
+        """With a further clamp."""
+        return replace(self, low=max(self.low, low), high=min(self.high, high))
+
+
+Value = Real | Integers | Dequantized | Weight | Waiting
