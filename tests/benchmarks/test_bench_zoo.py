@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,13 +16,21 @@ import torch
 from torch import Tensor, nn
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+OWN = ("bench_zoo", "zoo")
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The benchmark's module, imported the way its script is: from its own folder."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("bench_zoo")
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The benchmark's module, imported the way its script is: from its own folder.
+
+    It reads the package `zoo` of tests/, and the tutorials have another of this name: neither may be left to the other.
+    """
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), str(BENCHMARKS.parent / "tests"), *sys.path])
+    others = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in OWN}
+    yield importlib.import_module("bench_zoo")
+    for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+        del sys.modules[name]
+    sys.modules.update(others)
 
 
 class Between(nn.Module):
