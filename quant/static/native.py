@@ -43,7 +43,8 @@ def schedule(program: Program, planner: Planner) -> Schedule:
 
 def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> Schedule:
     grouped = Schedule([], [], {})
-    run = _Run()
+    given = registers_in(output)
+    run = _Run(given)
     planner.rounded = _only_rounded(instructions, output)
     later = _read_later(instructions, output)
     there = set().union(*later[:1]) - {one.out for one in instructions}
@@ -52,13 +53,13 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
             run.add(instruction, planner)
         except Unplanned as reason:
             there |= run.close(grouped, later[index])
-            run = _Run()
+            run = _Run(given)
             planner.keep_symbols_of(there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
                 grouped.reasons[instruction.step or instruction.kind] = str(reason)
-    run.close(grouped, registers_in(output))
+    run.close(grouped, given)
     planner.keep_symbols_of(())
     grouped.drops = _drops(grouped.steps, output)
     for region in grouped.regions:
@@ -109,10 +110,11 @@ class _Part:
 
 
 class _Run:
-    """A region while it grows."""
+    """A region while it grows; `given` are the registers that the program gives out."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: set[int]) -> None:
         self.parts: list[_Part] = []
+        self.given = given
 
     def add(self, instruction: Instruction, planner: Planner) -> None:
         """Add an instruction.
@@ -147,16 +149,19 @@ class _Run:
         """Where the region begins and ends.
 
         Torch gives a view without a copy, and a region copies what it gives out: large views of its inputs that others
-        read, and large ones in another order that it would end with, stay out. Shapes that are read between stay in.
+        read, and large ones in another order that it would end with, stay out, as do those that the program gives out:
+        they have torch's strides, and a view of an input its memory. Shapes that are read between stay in.
         """
         begin, end = 0, len(self.parts)
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
                 break
-            begin = place + 1 if part.instruction.out in wanted and part.planned.count > SMALL else begin
+            seen = part.planned.count > SMALL or part.instruction.out in self.given
+            begin = place + 1 if part.instruction.out in wanted and seen else begin
         for place in range(len(self.parts) - 1, begin - 1, -1):
             planned = self.parts[place].planned
-            if not planned.moves_reals or (planned.symbol is None and (planned.in_order or planned.count <= SMALL)):
+            small = planned.count <= SMALL and self.parts[place].instruction.out not in self.given
+            if not planned.moves_reals or (planned.symbol is None and (planned.in_order or small)):
                 break
             end = end if planned.symbol is not None else place
         return begin, end

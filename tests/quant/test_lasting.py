@@ -165,7 +165,7 @@ def test_an_error_midway_leaves_the_model_as_it_was() -> None:
                 p(rows(4), nonsense=1)
         assert {name: module.__dict__.get("forward") for name, module in p.named_modules()} == forwards
         q = quant.convert(p)
-        with pytest.raises(RuntimeError):
+        with pytest.raises((RuntimeError, ValueError)):  # torch's, or a native call's that names the layer
             q(rows(20), torch.rand(7))
         x = rows(4)
         assert torch.equal(q(x), q(x))
