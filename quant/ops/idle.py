@@ -12,7 +12,7 @@ from quant.ops.call import Call, StaysFloat
 from quant.ops.planning import Lines, PlanCall, Unplanned
 from quant.ops.registry import Recognised, plans_reals, recognises
 from quant.ops.views import View, view_of
-from quant.runtime.module_calls import IDLE, IdleCall
+from quant.runtime.module_calls import IDLE, DropoutCall, IdleCall
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Idle(Copy):
 
 @dataclass(frozen=True)
 class IdleFunction(Idle):
-    """A function that gives its input in eval mode; a module that does is looked at when it runs (`IdleCall`)."""
-
-    planned_in_reals: ClassVar[bool] = True
+    """A function that gives its input in eval mode."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,10 @@ def idle(call: Call) -> Recognised:
     return view_of(Idle(), call)
 
 
-@recognises(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+
+
+@recognises(*DROPOUTS)
 def dropout(call: Call) -> Recognised:
     """Dropout functions, whose `training` argument decides; layers follow their mode."""
     if call.get(2, "training", True) is True:
@@ -90,3 +91,11 @@ def idle_in_reals(call: PlanCall) -> IdleCall:
     if module is None or len(call.args) != 1 or call.kwargs or not planned.holds(module):
         raise Unplanned("it is computed in float")
     return planned
+
+
+@plans_reals(*DROPOUTS, moves=True)
+def dropout_in_reals(call: PlanCall) -> DropoutCall:
+    """Between float steps, while the module whose forward calls it is in eval mode."""
+    if call.argument(2, "training") is not False or call.argument(3, "inplace"):
+        raise Unplanned("it is computed in float")
+    return DropoutCall(call.out, (call.tensor().index,), call.node.owner)

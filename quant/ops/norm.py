@@ -21,7 +21,10 @@ def layer_norm_function(call: PlanCall) -> Lines:
     shape = call.setting(1, "normalized_shape")
     if len(shape) != 1:
         raise Unplanned("it normalises over several dimensions")
-    return [("layer_norm", {"x": call.tensor(), **_affine(call), "eps": float(call.setting(4, "eps", 1e-5))})]
+    parameters = _affine(call)
+    if parameters["weight"] is None:
+        raise Unplanned("without a weight, nothing in a plan says how many values a row has to have")
+    return [("layer_norm", {"x": call.tensor(), **parameters, "eps": float(call.setting(4, "eps", 1e-5))})]
 
 
 @plans_reals(F.group_norm, exact=False)

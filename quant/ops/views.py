@@ -38,6 +38,7 @@ class View(Operator):
         idle: in eval mode it gives its input itself.
         planned_in_reals: the native plan computes it on float values too, between integers (`plan` serves both).
         keeps_order: it gives all values in their order, and changes the sizes at most.
+        rank_by_size: how many dimensions it gives depends on a size.
     """
 
     name: ClassVar[str] = "pass"
@@ -45,6 +46,7 @@ class View(Operator):
     idle: ClassVar[bool] = False
     planned_in_reals: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
+    rank_by_size: ClassVar[bool] = False
 
     def lower(self, step: Step, context: Context) -> SameCall:
         return SameCall()
@@ -208,6 +210,7 @@ class Squeeze(ShapeView):
     """Without a dimension of size one, or, with None, without all of them."""
 
     keeps_order: ClassVar[bool] = True
+    rank_by_size: ClassVar[bool] = True
     dim: Any = None
 
     def plan(self, call: PlanCall) -> Lines:

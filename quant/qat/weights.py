@@ -59,7 +59,8 @@ def folded_and_rounded(
         rows.detach(), gain, given_bias, given_scale, BIAS_LIMIT, 2 ** (step.qconfig.weight_bits - 1) - 1
     )
     if not bool(torch.isfinite(scale).all()):
-        raise not_finite(step)
+        sound = bias is None or bool(torch.isfinite(bias).all())
+        raise not_finite(step, "weight" if sound or not bool(torch.isfinite(rows).all()) else "bias")
     if rows.requires_grad:
         rounded = _Folded.apply(rows, gain, rounded)  # type: ignore[no-untyped-call]
     return step.weighted.as_layer(rounded), scale

@@ -69,11 +69,13 @@ class _Parameters(NamedTuple):
         positional: names of those that may be given by position.
         defaults: by name, of all but the last two kinds; `inspect.Parameter.empty` where there is none.
         extra: the name of that which takes all other keywords; '' where there is none.
+        own: the name of self.
     """
 
     positional: list[str]
     defaults: dict[str, Any]
     extra: str
+    own: str
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,7 +83,8 @@ def _parameters(forward: Any) -> _Parameters | None:
     """None where the forward takes any number of positional arguments, or has positional-only ones."""
     named: list[inspect.Parameter] = []
     extra = ""
-    for one in list(_signature(forward).parameters.values())[1:]:
+    own, *others = _signature(forward).parameters.values()
+    for one in others:
         if one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY):
             return None
         if one.kind is one.VAR_KEYWORD:
@@ -89,14 +92,14 @@ def _parameters(forward: Any) -> _Parameters | None:
         else:
             named.append(one)
     positional = [one.name for one in named if one.kind is one.POSITIONAL_OR_KEYWORD]
-    return _Parameters(positional, {one.name: one.default for one in named}, extra)
+    return _Parameters(positional, {one.name: one.default for one in named}, extra, own.name)
 
 
 def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """`bind` in a fifth of the time of `inspect`; None where `inspect` is needed, or would raise."""
     forward = type(module).forward
     known = None if isinstance(forward, property) else _parameters(forward)
-    if known is None or len(args) > len(known.positional):
+    if known is None or len(args) > len(known.positional) or known.own in kwargs:
         return None
     arguments = {**known.defaults, **dict(zip(known.positional, args, strict=False))}
     by_position, extra = known.positional[: len(args)], {}

@@ -27,7 +27,12 @@ class ConstantsCall(ModuleCall):
     whole: str
 
     def holds(self, module: nn.Module) -> bool:
-        return all(is_constant(module, name) for name in self.names)
+        """Not where a parameter may want its gradient, which no plan gives."""
+        trains = torch.is_grad_enabled()
+        return all(
+            is_constant(module, name) and not (trains and _store(module, name)[name].requires_grad)
+            for name in self.names
+        )
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         return self.whole.format(**{name: constant(_store(module, name)[name]) for name in self.names})

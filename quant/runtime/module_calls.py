@@ -32,13 +32,28 @@ class IdleCall(ModuleCall):
 
 
 @dataclass(frozen=True)
+class DropoutCall(ModuleCall):
+    """A dropout function, which follows the mode of the module whose forward calls it."""
+
+    kind: ClassVar[str] = "dropout"
+
+    def holds(self, module: nn.Module) -> bool:
+        return not module.training
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "same", {"x": Register(self.reads[0])})
+
+
+@dataclass(frozen=True)
 class NormCall(ModuleCall):
     """An `nn.LayerNorm` over the last dimension."""
 
     kind: ClassVar[str] = "layer_norm"
 
     def holds(self, module: nn.Module) -> bool:
-        return is_untouched(module) and type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
+        # Without a weight nothing in a plan says how many values a row has to have.
+        plain = is_untouched(module) and type(module) is nn.LayerNorm and module.weight is not None
+        return plain and len(module.normalized_shape) == 1
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         norm: Any = module

@@ -57,6 +57,7 @@ def names_more_than_registers(output: Any) -> bool:
     return isinstance(output, Result) or any(isinstance(leaf, Attr) for leaf in leaves(output))
 
 
+HALVES = (torch.bfloat16, torch.float16)
 NAMED = (TypeError, ValueError, RuntimeError)
 """Errors of torch and the kernels about sizes and types; the step's name is put in front of their message."""
 
@@ -340,6 +341,8 @@ class ProgramRunner(Programs):
             return layer.compute(*args, **kwargs, quantized=instruction.integers)
         if isinstance(instruction, Quantize):
             nonfinite.note(args[0], registers)
+            if args[0].dtype in HALVES:  # as a native call takes them: a float layer gives them under autocast
+                args = (args[0].float(), *args[1:])
         assert isinstance(instruction, (KernelCall, Conversion))
         return table[instruction.kernel](*args, **kwargs)
 

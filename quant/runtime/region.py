@@ -5,6 +5,7 @@ The text is made from the layers' numbers at the end of the conversion, and agai
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from dataclasses import dataclass, field
@@ -98,8 +99,10 @@ class Region:
             outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
         else:
             try:
-                outputs = text.run(inputs, text.number(backend))
+                outputs = _run_text()(inputs, text.number(backend))
             except (TypeError, ValueError) as error:
+                if any(one.dtype not in (torch.float32, torch.uint8) for one in inputs):
+                    return False  # as under autocast, whose float layers give another type
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
                     return False
@@ -212,7 +215,6 @@ class _Text:
                 lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
-        self.run = torch.ops.octet_native.run_text.default  # to find it by its name takes 0.3 microseconds
         self._kept: tuple[str, int] | None = None
 
     def number(self, backend: str) -> int:
@@ -248,6 +250,12 @@ class _Text:
             if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
                 return False
         return True
+
+
+@functools.cache
+def _run_text() -> Any:
+    """The operator that runs a text by its number; to find it by its name takes 0.3 microseconds."""
+    return torch.ops.octet_native.run_text.default
 
 
 def _unseen(operator: Any, *args: Any) -> Any:

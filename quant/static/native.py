@@ -16,7 +16,8 @@ from torch import Tensor
 from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
-from quant.runtime.instructions import Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.callee import Function, Method
+from quant.runtime.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
@@ -54,7 +55,7 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
         except Unplanned as reason:
             there |= run.close(grouped, later[index])
             run = _Run(given)
-            planner.keep_symbols_of(there)
+            planner.keep_symbols_of(() if _works_in_place(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
@@ -65,8 +66,14 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
     for region in grouped.regions:
         region.booleans = [planner.dtype(Register(index)) is torch.bool for index in region.inputs]
         if region.ranks is not None:
-            region.ranks = [len(planner.shape(Register(index))) for index in region.inputs]
+            region.ranks = [len(planner.captured_shape(index)) for index in region.inputs]
     return grouped
+
+
+def _works_in_place(instruction: Instruction) -> bool:
+    """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
+    callee = instruction.callee if isinstance(instruction, FloatCall) else None
+    return isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
@@ -122,7 +129,12 @@ class _Run:
         Raises:
             Unplanned: it has no plan; nothing was changed.
         """
-        self.parts.append(_Part(instruction, planner.plan(instruction)))
+        planned = planner.plan(instruction)
+        checks = planned.reads_rank or isinstance(planned.symbol, RankCheck)
+        if checks and any(part.planned.rank_by_size for part in self.parts):
+            planner.symbols.pop(instruction.out, None)
+            raise Unplanned("it depends on a number of dimensions that depends on a size")
+        self.parts.append(_Part(instruction, planned))
 
     def close(self, schedule: Schedule, wanted: set[int]) -> set[int]:
         """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short.
@@ -182,7 +194,7 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
-    checks = any(isinstance(part.planned.symbol, RankCheck) for part in parts)
+    checks = any(part.planned.reads_rank or isinstance(part.planned.symbol, RankCheck) for part in parts)
     return Region(
         pieces, constants, list(inputs), outputs, tail, [], len(parts), instructions, ranks=[] if checks else None
     )

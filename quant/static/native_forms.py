@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -61,6 +61,8 @@ class Planned:
         moves_reals: whether it is a float view or reads a shape, which torch also does without a copy.
         count: the number of values of a float view, as captured.
         in_order: whether it is a float view that keeps the order of the values.
+        reads_rank: whether the captured number of dimensions of a tensor decided what it is.
+        rank_by_size: whether its own number of dimensions depends on a size.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -69,6 +71,8 @@ class Planned:
     moves_reals: bool = False
     count: int = 0
     in_order: bool = False
+    reads_rank: bool = False
+    rank_by_size: bool = False
 
 
 class Planner:
@@ -87,6 +91,7 @@ class Planner:
         self.symbols: dict[int, Symbol] = {}
         self._written = views_written_to(graph)
         self.rounded: set[int] = set()
+        self._read_shape = False
 
     def plan(self, instruction: Instruction) -> Planned:
         """The instruction's form in a native call.
@@ -94,6 +99,12 @@ class Planner:
         Raises:
             Unplanned: it has none; the message says why.
         """
+        self._read_shape = False
+        planned, operator = self._form(instruction), self.operators.get(instruction.out)
+        by_size = isinstance(operator, View) and operator.rank_by_size
+        return replace(planned, reads_rank=self._read_shape, rank_by_size=by_size)
+
+    def _form(self, instruction: Instruction) -> Planned:
         if isinstance(instruction, LayerCall):
             return self._layer(instruction)
         if isinstance(instruction, (FloatCall, Guard)):
@@ -199,8 +210,13 @@ class Planner:
         return reals.get(index)
 
     def shape(self, register: Register) -> tuple[int, ...]:
-        """The shape of a tensor, as captured."""
-        shape = self.program.shape(register.index)
+        """The shape of a tensor, as captured; a plan that depends on it holds for this number of dimensions."""
+        self._read_shape = True
+        return self.captured_shape(register.index)
+
+    def captured_shape(self, index: int) -> tuple[int, ...]:
+        """The shape that a tensor had at capture."""
+        shape = self.program.shape(index)
         assert shape is not None
         return shape
 
@@ -238,7 +254,7 @@ class Planner:
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
         pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
-        count = math.prod(self.shape(Register(call.out))) if moves_reals and self._is_tensor(call.out) else 0
+        count = math.prod(self.captured_shape(call.out)) if moves_reals and self._is_tensor(call.out) else 0
         operator = self.operators.get(call.out)
         in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
         return Planned(pieces, None, exact, moves_reals, count, in_order)

@@ -143,9 +143,9 @@ def row_scale(
     return _room_for_bias(scale, bias, input_scale, step)
 
 
-def not_finite(step: Step) -> ValueError:
-    """The error for a weight from which no scale follows."""
-    return ValueError(f"layer '{step.name}': its weight holds NaN or inf, expected finite values; check the training")
+def not_finite(step: Step, what: str = "weight") -> ValueError:
+    """The error for a weight or bias from which no scale follows."""
+    return ValueError(f"layer '{step.name}': its {what} holds NaN or inf, expected finite values; check the training")
 
 
 def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tensor) -> Tensor:
