@@ -51,7 +51,7 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
     """Map int32 sums to uint8 outputs (equation 7).
 
     Args:
-        sums: int32, (..., N). Sums of products, zero points removed and bias added.
+        sums: int32, or whole numbers in float64, (..., N). Sums of products, zero points removed and bias added.
         multiplier: float32, () or (N,). s_x * s_w / s_y, each positive and finite.
         zero_point: of the output, in [quant_min, quant_max].
         quant_min, quant_max: of the output, in [0, 255]; a fused ReLU has quant_min = zero_point.

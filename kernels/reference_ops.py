@@ -99,19 +99,19 @@ def matmul(
     quant_max: int,
 ) -> Tensor:
     """a @ b for (..., M, K) and (..., K, N): exact sums, requantised with s_a * s_b / s_y."""
-    sums = matmul_u8u8_s32(q_a, a_zero_point, q_b, b_zero_point)
+    sums = matmul_sums(q_a, a_zero_point, q_b, b_zero_point)
     return reference.requantize(sums, _f32(multiplier), output_zero_point, quant_min, quant_max)
 
 
 def matmul_f32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int, multiplier: float) -> Tensor:
     """a @ b, times s_a * s_b: float32."""
-    return matmul_u8u8_s32(q_a, a_zero_point, q_b, b_zero_point).to(torch.float32) * _f32(multiplier)
+    return matmul_sums(q_a, a_zero_point, q_b, b_zero_point).to(torch.float32) * _f32(multiplier)
 
 
-def matmul_u8u8_s32(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int) -> Tensor:
-    """Exact sums of a @ b, zero points removed: int32 (..., M, N)."""
+def matmul_sums(q_a: Tensor, a_zero_point: int, q_b: Tensor, b_zero_point: int) -> Tensor:
+    """Exact sums of a @ b, zero points removed: float64 (..., M, N), as int32 may not hold those of K > 33025."""
     a, b = q_a.to(torch.float64) - a_zero_point, q_b.to(torch.float64) - b_zero_point
-    return torch.matmul(a, b).to(torch.int32)
+    return torch.matmul(a, b)
 
 
 def max_pool(q: Tensor, kernel: Sequence[int], **options: Any) -> Tensor:

@@ -215,16 +215,16 @@ class _Text:
                 lines.append(piece if isinstance(piece, str) else self._module(piece, next(modules)))
         lines.append(" ".join(["outputs", *(f"%{index}" for index in region.outputs)]))
         self.program = "\n".join(lines)
-        self._kept: tuple[str, int] | None = None
+        self._kept: dict[str, int] = {}
 
     def number(self, backend: str) -> int:
         """The number by which `run` knows this text for a backend."""
-        kept = self._kept
-        if kept is None or kept[0] != backend:
+        number = self._kept.get(backend)
+        if number is None:
             number = _unseen(torch.ops.octet_native.keep_text, self.constants, self.program, backend)
             weakref.finalize(self, _unseen, torch.ops.octet_native.drop_text, number).atexit = False
-            kept = self._kept = backend, number
-        return kept[1]
+            number = self._kept.setdefault(backend, number)  # of two threads that came at once, the first one's
+        return number
 
     def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
         """The lines that do what `Int8Layer.compute` does."""

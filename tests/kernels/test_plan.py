@@ -237,6 +237,28 @@ def test_operation(compiled: Backend, case: tuple[Any, ...], last: bool) -> None
     same(torch.ops.octet.run_plan(inputs, constants, program, compiled.name), expected)
 
 
+@pytest.mark.parametrize("k", [33025, 33026, 33100, 50176, 70000])
+@pytest.mark.parametrize("zero_points", [(0, 0), (255, 255), (0, 255), (3, 128)])
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "columns"])
+def test_products_whose_sums_leave_int32(compiled: Backend, k: int, zero_points: tuple[int, int], last: bool) -> None:
+    a_zero, b_zero = zero_points
+    a, b = integers(3, k), integers(k, 5)
+    a[0], a[1], b[:, 0], b[:, 1] = 0, 255, 0, 255
+    exact = (a.double() - a_zero) @ (b.double() - b_zero)  # of whole numbers below 2**53
+    if last:
+        a, b = a.t().contiguous().t(), b.t().contiguous().t()
+    factors = f"q_a=%0 a_zero_point={a_zero} q_b=%1 b_zero_point={b_zero}"
+    program = text(f"%9 = matmul_f32 {factors} multiplier=0.37", inputs=2)
+    expected = reference_plan.run_plan([a, b], [], program)
+    assert torch.equal(expected[0], exact.float() * torch.tensor(0.37))
+    same(torch.ops.octet.run_plan([a, b], [], program, compiled.name), expected)
+    program = text(f"%9 = matmul {factors} multiplier=4.5e-8 {CLAMPED}", inputs=2)
+    expected = reference_plan.run_plan([a, b], [], program)
+    rounded = torch.round(exact.float() * torch.tensor(4.5e-8)) + 120
+    assert torch.equal(expected[0], rounded.clamp(30, 240).byte())
+    same(torch.ops.octet.run_plan([a, b], [], program, compiled.name), expected)
+
+
 def network() -> tuple[list[Tensor], list[Tensor], str]:
     """Float in, float out, with a value that is read twice, one that is given out on the way, and two inputs."""
     x = torch.randn(2, 6, 9, 9, generator=generator())

@@ -64,7 +64,7 @@ def test_a_fused_relu_is_a_clamp_at_the_zero_point() -> None:
 def test_matmul() -> None:
     a, b = integers(2, 3, 5), integers(2, 5, 4, seed=1)
     exact = (a.long() - 7) @ (b.long() - 200)
-    assert torch.equal(ops.matmul_u8u8_s32(a, 7, b, 200).long(), exact)
+    assert torch.equal(ops.matmul_sums(a, 7, b, 200).long(), exact)
     assert torch.equal(ops.matmul_f32(a, 7, b, 200, 0.25), exact.float() * 0.25)
     y = ops.matmul(a, 7, b, 200, 0.001, 128, 0, 255)
     assert torch.equal(y, reference.requantize(exact.int(), torch.tensor(0.001), 128, 0, 255))

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from quant.kernels import ops
+from quant.kernels import dispatch, ops
 from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
 
@@ -262,3 +262,22 @@ def test_the_texts_of_a_model_go_with_it() -> None:
     del other, model
     gc.collect()
     assert kept() == before
+
+
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="no compiled kernels")
+def test_backends_that_take_turns_keep_one_text_each() -> None:
+    compiled = [name for name in dispatch.available() if isinstance(dispatch.find(name), CompiledBackend)]
+    if len(compiled) < 2:
+        pytest.skip("one compiled backend")
+    model = converted(X)
+    regions = len(schedule(model).regions)
+    gc.collect()
+    before = torch.ops.octet_native.text_count()
+    for _ in range(3):
+        for name in compiled:
+            with dispatch.use(name):
+                model(X)
+    assert torch.ops.octet_native.text_count() <= before + regions * len(compiled)
+    del model
+    gc.collect()
+    assert torch.ops.octet_native.text_count() <= before

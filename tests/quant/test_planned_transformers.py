@@ -203,3 +203,22 @@ def test_parameters_of_two_modules_run_by_themselves() -> None:
     assert [type(step).__name__ for step in schedule(q).steps] == ["Region", "FloatCall", "Region"]
     with torch.no_grad():
         assert torch.equal(q(x), by_steps(q, (x,)))
+
+
+class Gram(nn.Module):
+    """Products of all pairs of channels, summed over the pixels, as losses of style have them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        f = x.flatten(2)
+        return f @ f.transpose(1, 2)
+
+
+def test_products_over_many_pixels_are_exact() -> None:
+    torch.manual_seed(0)
+    x = 3 + 0.01 * torch.rand(1, 4, 224, 224)
+    x[0, 0, 0, 0] = 0
+    q = quant.quantize_static(Gram().eval(), [x], progress=False)
+    with torch.no_grad():
+        y = q(x)
+        torch.testing.assert_close(y, Gram()(x), rtol=0.02, atol=0)
+        assert torch.equal(y, by_steps(q, (x,)))

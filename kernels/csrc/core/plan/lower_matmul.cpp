@@ -3,8 +3,10 @@
 //
 //     sum (q_a - z_a) (q_b' - z_b') = sum q_a q_b' - z_a sum q_b' - z_b' sum q_a + K z_a z_b',
 //
-// where sum q_b' belongs to a column of the result and sum q_a to a row. reference_ops.matmul says what they mean.
+// where sum q_b' belongs to a column of the result and sum q_a to a row. Where the whole may leave int32 it is added up in int64
+// instead, in plain loops. reference_ops.matmul says what they mean.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/cpu/scratch.h"
@@ -19,6 +21,8 @@ namespace {
 
 // Up to this K no part of a sum leaves int32; beyond it parts may, and only the whole has to fit.
 constexpr int64_t kFits = 16384;
+// As many products of two integers less their zero points, 255 * 255 each, add up in int32.
+constexpr int64_t kPiece = 32768;
 
 struct Room {
   Scratch<uint8_t> rows, turned;
@@ -44,8 +48,14 @@ struct Product {
   bool real;
   int32_t zero_point, bottom, top;
 
-  // b (k, n) as (n, k) less 128, its sums as what is added to each column, and packed.
-  const int8_t* pack(const uint8_t* b, Room& space) const {
+  // Whether no sum leaves int32, whatever the factors hold.
+  bool fits() const {
+    const int64_t b_own = b_zero + 128, of_a = std::max(a_zero, 255 - a_zero), of_b = std::max(b_own, 255 - b_own);
+    return k <= INT32_MAX / (of_a * of_b);
+  }
+
+  // b (k, n) as (n, k) less 128.
+  const int8_t* turn(const uint8_t* b, Room& space) const {
     uint8_t* const turned = space.turned.get(n * k);
     if (ldb == 1)
       for (int64_t j = 0; j < n; ++j) std::memcpy(turned + j * k, b + j * b_step, k);
@@ -55,7 +65,12 @@ struct Product {
       for (int64_t j = 0; j < n; ++j)
         for (int64_t i = 0; i < k; ++i) turned[j * k + i] = b[i * ldb + j * b_step];
     for (int64_t i = 0; i < n * k; ++i) turned[i] ^= 0x80;
-    const int8_t* const values = reinterpret_cast<const int8_t*>(turned);
+    return reinterpret_cast<const int8_t*>(turned);
+  }
+
+  // b turned and packed, and its sums as what is added to each column.
+  const int8_t* pack(const uint8_t* b, Room& space) const {
+    const int8_t* const values = turn(b, space);
     int32_t* const offset = space.offset.get(n);
     const uint32_t both = static_cast<uint32_t>(k) * static_cast<uint32_t>(a_zero) * static_cast<uint32_t>(b_zero);
     for (int64_t j = 0; j < n; ++j) {
@@ -76,10 +91,10 @@ struct Product {
       std::memcpy(to, row, k);
     else
       for (int64_t i = 0; i < k; ++i) to[i] = row[i * a_step];
-    int32_t sum = 0;
+    uint32_t sum = 0;  // only of use where the sums fit
     if (b_zero)
       for (int64_t i = 0; i < k; ++i) sum += to[i];
-    return sum;
+    return static_cast<int32_t>(sum);
   }
 
   void finish(int32_t* sums, int32_t of_row, Room& space, uint8_t* bytes, float* reals) const {
@@ -98,8 +113,39 @@ struct Product {
     }
   }
 
+  // One sum, of a row of a and a column of b.
+  int64_t long_sum(const uint8_t* row, const int8_t* column) const {
+    int64_t sum = 0;
+    for (int64_t begin = 0; begin < k; begin += kPiece) {
+      const int64_t end = std::min(k, begin + kPiece);
+      int32_t piece = 0;
+      for (int64_t i = begin; i < end; ++i) piece += (row[i] - a_zero) * (column[i] - b_zero);
+      sum += piece;
+    }
+    return sum;
+  }
+
+  // `run` for sums that may leave int32. They are rounded to float once, as int32 sums are.
+  void run_long(const uint8_t* a, const uint8_t* b, uint8_t* bytes, float* reals, int64_t first, int64_t last) const {
+    Room& space = room();
+    const int8_t* const columns = turn(b, space);
+    uint8_t* const row = space.rows.get(k);
+    const float zero = static_cast<float>(zero_point), low = static_cast<float>(bottom), high = static_cast<float>(top);
+    for (int64_t i = first; i < last; ++i) {
+      take_row(a + i * lda, row);
+      for (int64_t j = 0; j < n; ++j) {
+        const float product = static_cast<float>(long_sum(row, columns + j * k)) * multiplier;
+        if (real)
+          reals[i * ldout + j] = product;
+        else
+          bytes[i * ldout + j] = static_cast<uint8_t>(std::min(std::max(std::rint(product) + zero, low), high));
+      }
+    }
+  }
+
   // Rows [first, last) of one batch.
   void run(const uint8_t* a, const uint8_t* b, uint8_t* bytes, float* reals, int64_t first, int64_t last) const {
+    if (!fits()) return run_long(a, b, bytes, reals, first, last);
     Room& space = room();
     const NativeGemm& gemm = native_gemm();
     const int8_t* const packed = pack(b, space);
