@@ -52,8 +52,9 @@ class NormCall(ModuleCall):
 
     def holds(self, module: nn.Module) -> bool:
         # Without a weight nothing in a plan says how many values a row has to have.
-        plain = is_untouched(module) and type(module) is nn.LayerNorm and module.weight is not None
-        return plain and len(module.normalized_shape) == 1
+        if not is_untouched(module) or type(module) is not nn.LayerNorm or module._parameters["weight"] is None:
+            return False
+        return len(module.normalized_shape) == 1
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         norm: Any = module

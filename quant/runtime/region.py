@@ -101,8 +101,8 @@ class Region:
             try:
                 outputs = _run_text()(inputs, text.number(backend))
             except (TypeError, ValueError) as error:
-                if any(one.dtype not in (torch.float32, torch.uint8) for one in inputs):
-                    return False  # as under autocast, whose float layers give another type
+                if any(one.dtype in (torch.bfloat16, torch.float16) for one in inputs):
+                    return False  # as under autocast, whose float layers give a half type
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
                     return False
