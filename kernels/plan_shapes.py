@@ -150,7 +150,9 @@ def _pad(settings: Settings) -> None:
 
 
 def _within_memory(sizes: Sequence[float]) -> None:
-    expect(math.prod(sizes) <= 1 << 40, "its result would hold more than 2**40 values")
+    # An empty tensor has strides, too. Sizes of a graph, which are no integers, are left as they are.
+    counted = [max(size, 1) if isinstance(size, (int, float)) else size for size in sizes]
+    expect(math.prod(counted) <= 1 << 40, "its result would hold more than 2**40 values")
 
 
 def _attention(settings: Settings) -> None:
@@ -190,6 +192,13 @@ def _expand(settings: Settings) -> None:
     _within_memory([size for size in settings["shape"] if size > 0])
 
 
+def _reshape(settings: Settings) -> None:
+    # Of what has values torch checks it.
+    sizes = [size for size in settings["shape"] if isinstance(size, int)]
+    if 0 in sizes:
+        _within_memory(sizes)
+
+
 def _softmax(settings: Settings) -> None:
     expect(settings["x"].dim() >= 1, "its input has no dimensions")
 
@@ -215,6 +224,7 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "attention": _attention,
     "softmax": _softmax,
     "expand": _expand,
+    "reshape": _reshape,
     **dict.fromkeys(("matmul", "matmul_f32"), _matmul),
 }
 """Operator -> its check."""

@@ -211,6 +211,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "same": one("same x=%0"),
     "no samples": one(f"conv_u8s8_u8 {CONV} {ONCE} groups=1 {CLAMPED}", (0, 6, 7, 5), constants=weights(5, 6, 3, 3)),
     "no samples to pool": one(f"max_pool q=%0 kernel=2,2 stride=- {POOL}", (0, 6, 7, 5)),
+    "no samples to resize": one(f"interpolate q=%0 {MEAN} mode=nearest size=9,3", (0, 6, 7, 5)),
+    "no samples to resize linearly": one(
+        f"interpolate q=%0 {MEAN} mode=bilinear size=9,3 align_corners=False", (0, 6, 7, 5)
+    ),
+    "no samples to pad": one("pad q=%0 widths=1,0,2,3 mode=constant fill=77", (0, 6, 7, 5)),
+    "no rows to multiply": one(f"matmul {FACTORS} {CLAMPED}", (2, 3, 0, 33), (2, 3, 33, 17)),
     "no samples to add": one(f"add q_a=%0 {SUM}", (0, 6, 7, 5), (1, 6, 1, 1)),
 }  # fmt: skip
 

@@ -144,6 +144,62 @@ BAD = {
 }
 
 
+EMPTY = {
+    "a negative size after a zero": ("reshape x=%0 shape=0,(0-5)", "a size is -5|invalid shape dimension -5"),
+    "two negative sizes after a zero": ("reshape x=%0 shape=0,(0-5),(0-3)", "a size is -5|invalid shape dimension -5"),
+    "sizes beyond memory after a zero": (f"reshape x=%0 shape=0,{2**30},{2**30}", "more than 2\\*\\*40"),
+    "a larger shape beyond memory": (f"expand x=%0 shape={2**30},{2**30},-1,-1,-1,-1", "more than 2\\*\\*40"),
+    "a size beyond memory": (f"interpolate q=%0 {MEAN} mode=nearest size={2**21},{2**21}", "more than 2\\*\\*40"),
+    "widths beyond memory": (f"pad q=%0 widths={2**21},0,{2**21},0 mode=constant fill=7", "more than 2\\*\\*40"),
+}
+
+
+@pytest.mark.parametrize(("row", "message"), EMPTY.values(), ids=list(EMPTY))
+def test_sizes_beside_a_zero_are_checked_too(extension: None, row: str, message: str) -> None:
+    x, program = integers(0, 3, 4, 4), text(f"%9 = {row}")
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        reference_plan.run_plan([x], [], program)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.octet.run_plan([x], [], program, "native")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"interpolate q=%2 {MEAN} mode=nearest scale_factor=1.0",
+        f"interpolate q=%2 {MEAN} mode=bilinear scale_factor=1.0 align_corners=False",
+        "pad q=%2 widths=0,0 mode=constant fill=7",
+        "pad q=%2 widths=0,0,0,0 mode=replicate fill=0",
+    ],
+)
+def test_empty_results_need_no_tables(extension: None, row: str) -> None:
+    program = text(f"%2 = expand x=%0 shape=0,1,1,{2**38}", f"%9 = {row}")
+    (y,) = torch.ops.octet.run_plan([integers(0, 1, 1, 1)], [], program, "native")
+    assert y.shape == (0, 1, 1, 2**38)
+
+
+def test_empty_products_need_no_batches(extension: None) -> None:
+    factors = "q_a=%2 a_zero_point=3 q_b=%2 b_zero_point=200 multiplier=0.5"
+    x = torch.empty(1, 1, 1, dtype=torch.uint8)[:, :0]
+    program = text(
+        f"%2 = expand x=%0 shape={2**38},0,1", f"%3 = expand x=%1 shape={2**38},1,1",
+        f"%9 = matmul_f32 {factors.replace('q_b=%2', 'q_b=%3')}", inputs=2,
+    )  # fmt: skip
+    (y,) = torch.ops.octet.run_plan([x, integers(1, 1, 1)], [], program, "native")
+    assert y.shape == (2**38, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "widths", "message"), [("reflect", "3,4", "pads more"), ("circular", "5,0", "goes round")]
+)
+def test_empty_pads_have_widths_that_fit(extension: None, mode: str, widths: str, message: str) -> None:
+    x = integers(0, 3, 4)
+    (y,) = torch.ops.octet.run_plan([x], [], text(f"%9 = pad q=%0 widths=3,3 mode={mode} fill=0"), "native")
+    assert y.shape == (0, 3, 10)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.octet.run_plan([x], [], text(f"%9 = pad q=%0 widths={widths} mode={mode} fill=0"), "native")
+
+
 def tensors(program: str) -> list[Tensor]:
     given = integers(2, 6, 7, 5)
     count = program.split("\n")[1].count("%") if "\n" in program else 1

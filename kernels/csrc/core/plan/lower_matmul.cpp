@@ -215,9 +215,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Matmul& by)
                     one.strides[rank - 1],   two.strides[rank - 2],   two.strides[rank - 1],   strides[rank - 2],
                     by.a_zero,               by.b_zero - 128,         by.multiplier,           by.real,
                     by.zero_point,           by.bottom,               by.top};
+  if (product(sizes) == 0) return out;
   const std::vector<Batch> batches = batches_of(sizes, repeated(one, sizes), repeated(two, sizes), strides);
   const int64_t products = product(sizes) * std::max<int64_t>(how.k, 1), count = static_cast<int64_t>(batches.size());
-  if (product(sizes) == 0) return out;
   b.emit({&one, &two}, out, [=](const PlanFrame& frame) {
     const int64_t threads = threads_for(products);
     // Fewer matrices than threads: each is packed by every thread that computes some of its rows.

@@ -274,7 +274,13 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
   const Widths widths = widths_of(operation, pad, x);
   Sizes sizes = x.sizes;
   for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
-  checked_count(operation, sizes);
+  if (checked_count(operation, sizes) == 0) {
+    // The outermost values say whether the widths fit the mode.
+    for (size_t d = 0; d < sizes.size(); ++d)
+      for (const int64_t i : {-widths.before[d], x.sizes[d] + widths.after[d] - 1})
+        if (x.sizes[d] > 0) padded_source(operation, pad.mode, i, x.sizes[d]);
+    return b.fresh(sizes, plain_strides(sizes));
+  }
   std::vector<Sizes> sources;
   for (size_t d = 0; d < sizes.size(); ++d) {
     Sizes moved;

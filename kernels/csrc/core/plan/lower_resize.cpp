@@ -137,8 +137,10 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate
   if (sized || interpolate.recompute) factors.assign(dims, 0.0);
   if (interpolate.mode == op::Resizing::kLinear) {
     expect(operation, x.count() <= INT32_MAX && product(sizes) <= INT32_MAX, "its images are too large");
+    if (product(sizes) == 0) return b.fresh(sizes, channels_last_strides(sizes));
     return blended(b, x, sizes, factors, interpolate);
   }
+  if (product(sizes) == 0) return b.fresh(sizes, plain_strides(sizes));
   std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
   for (size_t d = 0; d < dims; ++d)
     sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], factors[d], interpolate.mode == op::Resizing::kNearestExact));

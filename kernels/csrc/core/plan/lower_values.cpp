@@ -33,11 +33,11 @@ int64_t checked_count(const Operation& operation, const Sizes& sizes) {
   int64_t count = 1;
   for (const int64_t size : sizes) {
     expect_or(operation, size >= 0, [&] { return "a size is " + std::to_string(size); });
-    if (size == 0) return 0;
-    expect(operation, count <= most / size, "its result would hold more than 2**40 values");
-    count *= size;
+    const int64_t factor = std::max<int64_t>(size, 1);  // an empty tensor has strides, too
+    expect(operation, count <= most / factor, "its result would hold more than 2**40 values");
+    count *= factor;
   }
-  return count;
+  return std::find(sizes.begin(), sizes.end(), 0) == sizes.end() ? count : 0;
 }
 
 Widths widths_of(const Operation& operation, const op::Pad& pad, const PlanView& x) {
