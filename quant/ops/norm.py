@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.ops.planning import Lines, PlanCall, Unplanned, integer
+from quant.kernels.reference_plan import Register
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, integer
 from quant.ops.registry import plans_reals
 from quant.runtime.module_calls import GroupNormCall, NormCall
 from quant.runtime.trees import Attr
@@ -21,10 +22,13 @@ def layer_norm_function(call: PlanCall) -> Lines:
     shape = call.setting(1, "normalized_shape")
     if len(shape) != 1:
         raise Unplanned("it normalises over several dimensions")
-    parameters = _affine(call)
-    if parameters["weight"] is None:
-        raise Unplanned("without a weight, nothing in a plan says how many values a row has to have")
-    return [("layer_norm", {"x": call.tensor(), **parameters, "eps": float(call.setting(4, "eps", 1e-5))})]
+    settings = {**_affine(call), "eps": float(call.setting(4, "eps", 1e-5))}
+    x = call.tensor()
+    if settings["weight"] is not None:
+        return [("layer_norm", {"x": x, **settings})]
+    # No weight says how many values a row has to have.
+    size = Register(x.index, len(call.values.shape(x)) - 1)
+    return [("holds", {"x": x, "size": size, "equals": shape[0]}), ("layer_norm", {"x": BEFORE, **settings})]
 
 
 @plans_reals(F.group_norm, exact=False)
