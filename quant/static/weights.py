@@ -128,7 +128,7 @@ def row_scale(
         input_scale, learned: as for `quantized`.
 
     Raises:
-        ValueError: the weight holds NaN or inf; with the layer's name.
+        ValueError: the weight or bias holds NaN or inf; with the layer's name.
     """
     assert step.qconfig is not None
     scale = _chosen_scale(rows, step.qconfig) if learned is None else learned
@@ -140,6 +140,8 @@ def row_scale(
         raise not_finite(step)
     if bias is None or input_scale is None:
         return scale
+    if checked and not bool(torch.isfinite(bias).all()):
+        raise not_finite(step, "bias")
     return _room_for_bias(scale, bias, input_scale, step)
 
 
