@@ -32,16 +32,13 @@ class IdleCall(ModuleCall):
 
 
 @dataclass(frozen=True)
-class DropoutCall(ModuleCall):
+class DropoutCall(IdleCall):
     """A dropout function, which follows the mode of the module whose forward calls it."""
 
     kind: ClassVar[str] = "dropout"
 
     def holds(self, module: nn.Module) -> bool:
         return not module.training
-
-    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
-        return Line(self.out, "same", {"x": Register(self.reads[0])})
 
 
 @dataclass(frozen=True)

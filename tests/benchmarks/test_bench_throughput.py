@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import a benchmark's module the way its scripts do: from their own folder."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 def test_arrangements_are_those_that_differ(load: Callable[[str], ModuleType]) -> None:
