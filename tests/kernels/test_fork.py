@@ -1,4 +1,4 @@
-"""A process that forks while other threads compute: no lock of theirs stops its children, which have not those threads."""
+"""A process that forks while other threads compute: their locks do not stop its children, which have not those threads."""
 
 from __future__ import annotations
 
