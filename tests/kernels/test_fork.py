@@ -1,4 +1,4 @@
-"""A process that forks while other threads compute: their locks do not stop its children, which have not those threads."""
+"""A process that forks while other threads compute: none of their locks stops a child, which has no such thread."""
 
 from __future__ import annotations
 
