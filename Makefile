@@ -87,9 +87,10 @@ test-arm: install ## Kernel and dynamic tests on emulated aarch64
 	@status=0; $(in_venv) .ci/arm/test --junitxml=$(RESULTS)/test-arm.xml $(ARGS) || status=$$?; \
 	    if ((status == 77)); then $(say) "test-arm was skipped, for the reason above"; else exit $$status; fi
 
-lint: install ## Formatting and lint
-	@$(say) "checking format and lint"
-	@status=0; $(in_venv) { ruff format --check . || status=1; ruff check . || status=1; }; exit $$status
+lint: install ## Formatting, lint, and links of the documentation that lead out of it or nowhere
+	@$(say) "checking format, lint, and the documentation's links"
+	@status=0; $(in_venv) { ruff format --check . || status=1; ruff check . || status=1; \
+	    python docs/site/links.py || status=1; }; exit $$status
 
 format: install ## Format, and fix what lint can fix by itself
 	@$(in_venv) ruff format . && ruff check --fix .

@@ -104,7 +104,11 @@ def _pool(settings: Settings) -> None:
 
 
 def _adaptive(settings: Settings) -> None:
-    _window(settings["q"], len(settings["size"]))
+    q, size = settings["q"], settings["size"]
+    _window(q, len(size))
+    before = q.dim() - len(size)
+    kept = [old if new is None else new for old, new in zip(q.shape[before:], size, strict=True)]
+    _within_memory([*q.shape[:before], *kept])
 
 
 def _mean(settings: Settings) -> None:
@@ -189,7 +193,12 @@ def _matmul(settings: Settings) -> None:
 
 
 def _expand(settings: Settings) -> None:
-    _within_memory([size for size in settings["shape"] if size > 0])
+    x, shape = settings["x"], settings["shape"]
+    fresh = len(shape) - x.dim()
+    expect(fresh >= 0, "its input has more dimensions")
+    expect(all(size >= 0 for size in shape[:fresh]), "a new dimension has no size to keep")
+    kept = [old if size == -1 else size for old, size in zip(x.shape, shape[fresh:], strict=True)]
+    _within_memory([*shape[:fresh], *kept])
 
 
 def _reshape(settings: Settings) -> None:
