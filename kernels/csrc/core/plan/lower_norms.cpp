@@ -1,4 +1,5 @@
-// Norms over the channels and pixels of an image. kernels/reference_reals.py says what they mean.
+// Norms over the channels and pixels of an image, and by the root mean square of a row. kernels/reference_reals.py says what they
+// mean.
 #include <algorithm>
 #include <cmath>
 
@@ -92,6 +93,22 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& 
     each_part(batch, count * 8, [&](int64_t first, int64_t samples) {
       for (int64_t i = first; i < first + samples; ++i)
         norm.sample(x.reals(frame) + i * pixels * channels, out.reals_out(frame) + i * pixels * channels);
+    });
+  });
+  return out;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::RmsNorm& by) {
+  const PlanView x = b.plain(real_input(b, operation, by.x));
+  const int64_t n = by.size;
+  expect_or(operation, x.rank() >= 1 && x.sizes.back() == n, [&] { return "its rows have not " + std::to_string(n) + " values"; });
+  const auto weight = b.reals(operation, by.weight, "weight", n);
+  const PlanView out = b.fresh(x.sizes, plain_strides(x.sizes), true);
+  const int64_t rows = x.count() / n;
+  b.emit({&x}, out, [=, eps = by.eps](const PlanFrame& frame) {
+    each_part(rows, rows * n * 4, [&](int64_t first, int64_t count) {
+      for (int64_t i = first; i < first + count; ++i)
+        real_kernels().rms_norm(x.reals(frame) + i * n, n, weight ? weight->data() : nullptr, eps, out.reals_out(frame) + i * n);
     });
   });
   return out;
