@@ -29,49 +29,51 @@ struct GroupNorm {
   std::shared_ptr<const std::vector<float>> weight, bias;
   float eps;
 
-  // totals[c]: what add(x, pixels, sums) adds to sums[c], over all pixels.
+  // totals[i]: what add(x, pixels, sums) adds to sums[i], over all pixels, for `count` sums.
   template <class Add>
-  const double* totals(const float* x, Add add) const {
+  const double* totals(const float* x, int64_t count, Add add) const {
     Room& space = room();
-    double* const totals = space.totals.get(channels);
-    float* const sums = space.sums.get(channels);
-    std::fill_n(totals, channels, 0.0);
+    double* const totals = space.totals.get(count);
+    float* const sums = space.sums.get(count);
+    std::fill_n(totals, count, 0.0);
     for (int64_t first = 0; first < pixels; first += kSummed) {
-      std::fill_n(sums, channels, 0.0f);
+      std::fill_n(sums, count, 0.0f);
       add(x + first * channels, std::min(kSummed, pixels - first), sums);
-      for (int64_t c = 0; c < channels; ++c) totals[c] += sums[c];
+      for (int64_t i = 0; i < count; ++i) totals[i] += sums[i];
     }
     return totals;
   }
 
-  // fn(first channel, mean of the totals of a group) for every group.
-  template <class Fn>
-  void each_group(const double* totals, Fn fn) const {
-    const int64_t width = channels / groups;
-    for (int64_t first = 0; first < channels; first += width) {
-      double total = 0.0;
-      for (int64_t c = first; c < first + width; ++c) total += totals[c];
-      fn(first, total / static_cast<double>(width * pixels));
-    }
+  // The mean over a group of what was summed by channel.
+  double mean_of(const double* totals, int64_t first, int64_t width) const {
+    double total = 0.0;
+    for (int64_t c = first; c < first + width; ++c) total += totals[c];
+    return total / static_cast<double>(width * pixels);
   }
 
+  // A float32 cannot hold the mean of values that are far from 0 and close together as finely as these lie. So the first pass
+  // only finds a mean nearby; the second one finds what it is off by, which the shift takes in, with the squares around it.
   void sample(const float* x, float* out) const {
     const RealKernels& kernels = real_kernels();
     Room& space = room();
     float *const mean = space.mean.get(channels), *const factor = space.factor.get(channels);
     float* const shift = space.shift.get(channels);
     const int64_t width = channels / groups;
-    each_group(totals(x, [&](const float* some, int64_t n, float* sums) { kernels.sum_channels(some, n, channels, sums); }),
-               [&](int64_t first, double value) { std::fill_n(mean + first, width, static_cast<float>(value)); });
-    // Around the mean, in a second pass, as a layer norm's.
-    each_group(totals(x, [&](const float* some, int64_t n, float* sums) { kernels.sum_squares(some, n, channels, mean, sums); }),
-               [&](int64_t first, double value) {
-                 const float inverse = 1.0f / std::sqrt(static_cast<float>(value) + eps);
-                 for (int64_t c = first; c < first + width; ++c) {
-                   factor[c] = weight ? inverse * (*weight)[c] : inverse;
-                   shift[c] = bias ? (*bias)[c] : 0.0f;
-                 }
-               });
+    const double* sums = totals(
+        x, channels, [&](const float* some, int64_t n, float* to) { kernels.sum_channels(some, n, channels, to); });
+    for (int64_t first = 0; first < channels; first += width)
+      std::fill_n(mean + first, width, static_cast<float>(mean_of(sums, first, width)));
+    sums = totals(x, 2 * channels, [&](const float* some, int64_t n, float* to) {
+      kernels.sum_differences(some, n, channels, mean, to);
+    });
+    for (int64_t first = 0; first < channels; first += width) {
+      const double off = mean_of(sums, first, width), spread = mean_of(sums + channels, first, width) - off * off;
+      const float inverse = 1.0f / std::sqrt(static_cast<float>(spread < 0 ? 0.0 : spread) + eps);
+      for (int64_t c = first; c < first + width; ++c) {
+        factor[c] = weight ? inverse * (*weight)[c] : inverse;
+        shift[c] = static_cast<float>((bias ? (*bias)[c] : 0.0f) - off * factor[c]);
+      }
+    }
     kernels.scale_channels(x, pixels, channels, mean, factor, shift, out);
   }
 };

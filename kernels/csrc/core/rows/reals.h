@@ -45,9 +45,10 @@ struct RealKernels {
                      float* out);
   // A row: x / sqrt(mean of the squares + eps) * weight. weight may be null.
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* out);
-  // Over `pixels` pixels of `channels` values each: sums[c] += x[c], sums[c] += (x[c] - mean[c])**2, and x * factor + shift.
+  // Over `pixels` pixels of `channels` values each: sums[c] += x[c]; of x[c] - mean[c] the sums, and behind these the sums of the
+  // squares; and (x - mean) * factor + shift.
   void (*sum_channels)(const float* x, int64_t pixels, int64_t channels, float* sums);
-  void (*sum_squares)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
+  void (*sum_differences)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
   void (*scale_channels)(const float* x, int64_t pixels, int64_t channels, const float* mean, const float* factor,
                          const float* shift, float* out);
   // Queries that `attend` takes at once, and what packed rows are rounded up to.
