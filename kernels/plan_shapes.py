@@ -184,6 +184,21 @@ def _layer_norm(settings: Settings) -> None:
     for name in ("weight", "bias"):
         values = settings[name]
         expect(values is None or tuple(values.shape) == (x.shape[-1],), f"{name} has not {x.shape[-1]} values")
+    size = settings.get("size")
+    expect(size is None or x.shape[-1] == size, f"its rows have not {size} values")
+
+
+def _rms_norm(settings: Settings) -> None:
+    x, size, weight = settings["x"], settings["size"], settings["weight"]
+    expect(x.dim() >= 1 and x.shape[-1] == size, f"its rows have not {size} values")
+    expect(weight is None or tuple(weight.shape) == (size,), f"weight has not {size} values")
+
+
+def _reduce(settings: Settings) -> None:
+    x = settings["x"]
+    dims = [dimension(dim, x.dim()) for dim in settings["dim"]]
+    expect(len(set(dims)) == len(dims), "takes a dimension twice")
+    expect(math.prod(x.shape[dim] for dim in dims) > 0, "it is over no values")
 
 
 def _matmul(settings: Settings) -> None:
@@ -229,9 +244,11 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "select": _dimensions("dim"),
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "attention": _attention,
     "softmax": _softmax,
+    "reduce_f32": _reduce,
     "expand": _expand,
     "reshape": _reshape,
     **dict.fromkeys(("matmul", "matmul_f32"), _matmul),
