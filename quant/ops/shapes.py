@@ -131,7 +131,7 @@ def _count(call: PlanCall, x: Ref) -> Symbol | None:
     rank = len(call.values.shape(Register(x.index))) if call.values.dtype(Register(x.index)) is not None else 0
     if rank == 0:
         return None
-    sizes = [Register(x.index, dim) for dim in range(rank)]
+    sizes: list[Register | Arithmetic] = [Register(x.index, dim) for dim in range(rank)]
     return NumberOf(x.index, reduce(lambda left, right: Arithmetic("*", left, right), sizes))
 
 
