@@ -78,7 +78,7 @@ def whole_plan(model: nn.Module) -> WholePlan:
     Raises:
         ExportError: the model is not one plan; the message says which step is outside of it, and why.
     """
-    runner = _only_runner(model)
+    runner = only_runner(model)
     region = _only_region(runner.program, type(model).__name__)
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
     text = region.text(runner)
@@ -101,7 +101,7 @@ def whole_plan(model: nn.Module) -> WholePlan:
     )
 
 
-def _only_runner(model: nn.Module) -> ProgramRunner:
+def only_runner(model: nn.Module) -> ProgramRunner:
     """The runner of a model that is one program."""
     kind = type(model).__name__
     units = [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
