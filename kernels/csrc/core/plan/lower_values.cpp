@@ -25,6 +25,7 @@ void each_chunk(int64_t n, int64_t cost, Fn fn) {
 }  // namespace
 
 void expect_dtype(const Operation& operation, const PlanView& view, bool real) {
+  expect(operation, !view.index, real ? "its input is int64, expected float32" : "its input is int64, expected uint8");
   expect(operation, view.real == real, real ? "its input is uint8, expected float32" : "its input is float32, expected uint8");
 }
 
