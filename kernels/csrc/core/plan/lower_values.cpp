@@ -341,8 +341,4 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& bin
                                                          uint8_t* out) { row(by, x, x_step, y, y_step, n, out); });
 }
 
-PlanView lower(PlanBuilder& b, const Operation& operation) {
-  return std::visit([&](const auto& kind) { return lower(b, operation, kind); }, operation.kind);
-}
-
 }  // namespace octet
