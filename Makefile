@@ -154,9 +154,9 @@ core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
 
-runner: ## octet-run and liboctet, which run saved models without torch and Python: kernels/runner/README.md
+runner: ## octet-run and liboctet, which run saved models without torch and Python; FOR=model.q8 for the operations of that one alone
 	@$(say) "building the runner"
-	@$(PYTHON) kernels/runner/build.py --out build $(ARGS)
+	@$(PYTHON) kernels/runner/build.py --out build $(foreach one,$(FOR),--for $(one)) $(ARGS)
 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
