@@ -107,7 +107,11 @@ def _pool(settings: Settings) -> None:
 
 
 def _adaptive(settings: Settings) -> None:
-    _window(settings["q"], len(settings["size"]))
+    q, size = settings["q"], settings["size"]
+    _window(q, len(size))
+    before = q.dim() - len(size)
+    kept = [old if new is None else new for old, new in zip(q.shape[before:], size, strict=True)]
+    _within_memory([*q.shape[:before], *kept])
 
 
 def _mean(settings: Settings) -> None:
@@ -184,6 +188,21 @@ def _layer_norm(settings: Settings) -> None:
     for name in ("weight", "bias"):
         values = settings[name]
         expect(values is None or tuple(values.shape) == (x.shape[-1],), f"{name} has not {x.shape[-1]} values")
+    size = settings.get("size")
+    expect(size is None or x.shape[-1] == size, f"its rows have not {size} values")
+
+
+def _rms_norm(settings: Settings) -> None:
+    x, size, weight = settings["x"], settings["size"], settings["weight"]
+    expect(x.dim() >= 1 and x.shape[-1] == size, f"its rows have not {size} values")
+    expect(weight is None or tuple(weight.shape) == (size,), f"weight has not {size} values")
+
+
+def _reduce(settings: Settings) -> None:
+    x = settings["x"]
+    dims = [dimension(dim, x.dim()) for dim in settings["dim"]]
+    expect(len(set(dims)) == len(dims), "takes a dimension twice")
+    expect(math.prod(x.shape[dim] for dim in dims) > 0, "it is over no values")
 
 
 def _matmul(settings: Settings) -> None:
@@ -193,7 +212,12 @@ def _matmul(settings: Settings) -> None:
 
 
 def _expand(settings: Settings) -> None:
-    _within_memory([size for size in settings["shape"] if size > 0])
+    x, shape = settings["x"], settings["shape"]
+    fresh = len(shape) - x.dim()
+    expect(fresh >= 0, "its input has more dimensions")
+    expect(all(size >= 0 for size in shape[:fresh]), "a new dimension has no size to keep")
+    kept = [old if size == -1 else size for old, size in zip(x.shape, shape[fresh:], strict=True)]
+    _within_memory([*shape[:fresh], *kept])
 
 
 def _reshape(settings: Settings) -> None:
@@ -288,9 +312,11 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "select": _dimensions("dim"),
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "attention": _attention,
     "softmax": _softmax,
+    "reduce_f32": _reduce,
     "expand": _expand,
     "reshape": _reshape,
     "linear_dynamic": _linear_dynamic,

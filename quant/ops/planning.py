@@ -16,6 +16,9 @@ from torch import nn
 from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import called
+from quant.runtime.chained_lines import BEFORE as BEFORE
+from quant.runtime.chained_lines import Lines as Lines
+from quant.runtime.chained_lines import before as before
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref, leaves
@@ -23,20 +26,6 @@ from quant.runtime.trees import Attr, Ref, leaves
 
 class Unplanned(Exception):
     """A call has no lines in a plan and runs by itself; the message says why."""
-
-
-Lines: TypeAlias = "list[tuple[str, dict[str, Any]]]"
-"""Operations of a plan with their settings, in order. Each may read those before it (`before`); the last gives the
-call's value. A setting may be an Attr: a parameter or buffer of the model."""
-
-
-def before(count: int) -> Register:
-    """The value of the line that stands so many lines before."""
-    return Register(-count)
-
-
-BEFORE = before(1)
-"""The value of the line before."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning, recurrent
 from quant.ops.planning import (
-    Lines,
     NumberOf,
     Opened,
     PlanCall,
@@ -39,6 +38,7 @@ from quant.ops.planning import (
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
+from quant.runtime.chained_lines import Lines, chained
 from quant.runtime.constant_calls import ConstantsCall, is_constant
 from quant.runtime.instructions import (
     Conversion,
@@ -144,7 +144,9 @@ class Planner:
         known = self.symbols.get(instruction.source)
         if not isinstance(known, TupleOf):
             raise Unplanned("the recurrent layer has no native call")
-        return Planned(tuple(_chain(instruction.out, known.part(0))))  # type: ignore[arg-type]
+        states = known.part(0)
+        assert not isinstance(states, TupleOf)
+        return Planned(tuple(_pieces(instruction.out, states)))
 
     def keep_symbols_of(self, registers: Collection[int]) -> None:
         """Forget symbols of other registers, and ranks, which a region checks of its own inputs alone."""
@@ -297,7 +299,7 @@ class Planner:
         if isinstance(planned, Symbol):
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
-        pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
+        pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_pieces(call.out, planned))
         count = math.prod(self.captured_shape(call.out)) if moves_reals and self._is_tensor(call.out) else 0
         operator = self.operators.get(call.out)
         in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
@@ -307,27 +309,15 @@ class Planner:
         return self.program.values[index].dtype is not None
 
 
-def _chain(out: int, operations: Lines) -> list[Piece]:
+def _pieces(out: int, operations: Lines) -> list[Piece]:
     """A call as operations over new registers of the text."""
     if len(operations) > MOST_LINES:
         raise Unplanned(f"it takes more than {MOST_LINES} operations")
     pieces: list[Piece] = []
-    for place, (op, settings) in enumerate(operations):
-        last = place == len(operations) - 1
-        own = out if last else CHAINED + out * MOST_LINES + place
-        first = CHAINED + out * MOST_LINES + place
-        settings = {name: _chained(value, first) for name, value in settings.items()}
-        line = Line(own, op, settings)
-        constants = {name: value for name, value in settings.items() if isinstance(value, Attr)}
+    for line in chained(operations, out, CHAINED + out * MOST_LINES):
+        constants = {name: value for name, value in line.settings.items() if isinstance(value, Attr)}
         pieces.append(_with_attributes(line, constants) if constants else line)
     return pieces
-
-
-def _chained(value: Any, place: int) -> Any:
-    """A setting with the lines before the one at `place` by their registers."""
-    if isinstance(value, tuple):
-        return tuple(_chained(one, place) for one in value)
-    return Register(place + value.index) if isinstance(value, Register) and value.index < 0 else value
 
 
 def _with_attributes(line: Line, constants: Mapping[str, Attr]) -> ConstantsCall:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,7 @@ BAD = {
     "no size": (line(SIZED), "one of size and scale_factor"),
     "a size beyond memory": (line(f"{SIZED} size=16777216,16777216"), "more than 2\\*\\*40|expected"),
     "a factor beyond memory": (line(f"{SIZED} scale_factor=16000000"), "more than 2\\*\\*40"),
+    "a pool's sizes beyond memory": (text(f"%9 = adaptive_max_pool q=%0 size={2**24},{2**24}"), "more than 2\\*\\*40"),
     "no chunks": (text("%9 = chunk x=%0 chunks=0 dim=1 index=0"), "chunks is 0, expected 1 to"),
     "negative chunks": (text("%9 = chunk x=%0 chunks=-2 dim=1 index=0"), "chunks is -2, expected 1 to"),
     "a step of zero": (text("%9 = slice x=%0 dim=1 start=0 end=4 step=0"), "step is 0, expected 1 to"),
@@ -134,6 +137,9 @@ BAD = {
         text("%9 = matmul_f32 q_a=%0 a_zero_point=0 q_b=%0 b_zero_point=0 multiplier=1.0"),
         "do not go together",
     ),
+    "a larger shape beyond memory": (text(f"%9 = expand x=%0 shape={2**32},-1,-1,-1,-1"), "more than 2\\*\\*40"),
+    "a larger shape of open sizes": (text("%9 = expand x=%0 shape=-1,2,6,7,5"), "a new dimension has no size to keep"),
+    "a larger shape of fewer sizes": (text("%9 = expand x=%0 shape=-1,-1"), "its input has more dimensions"),
     "a larger shape of other sizes": (text("%9 = expand x=%0 shape=2,6,7,6"), "another size|must match"),
     "sizes that overflow": (text(f"%9 = reshape x=%0 shape={2**33},{2**33}"), "more than|invalid|overflow"),
     "a dimension twice": (text("%9 = permute x=%0 dims=0,1,1,2"), "twice|duplicate"),
@@ -188,6 +194,23 @@ def test_empty_products_need_no_batches(extension: None) -> None:
     )  # fmt: skip
     (y,) = torch.ops.octet.run_plan([x, integers(1, 1, 1)], [], program, "native")
     assert y.shape == (2**38, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(f"adaptive_max_pool q=%0 size={2**24},{2**24},{2**24}", id="windows that tile"),
+        pytest.param(
+            f"max_pool q=%0 kernel={2**24},1,1 stride=1 padding={2**23},0,0 dilation=1 ceil_mode=False", id="padding"
+        ),
+    ],
+)
+def test_pools_of_hostile_sizes_are_refused_or_planned_at_once(extension: None, row: str) -> None:
+    """Windows that are made before their number is checked took 1.2 GB; steps through padding, half a minute."""
+    start = time.process_time()
+    with contextlib.suppress(ValueError):
+        torch.ops.octet.run_plan([integers(1, 1, 4096, 1, 1)], [], text(f"%9 = {row}"), "native")
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "core/plan/prepared.h"
+#include "torch/at_fork.h"
 #include "torch/errors.h"
 #include "torch/packed.h"
 
@@ -83,7 +84,7 @@ struct Entry {
 };
 
 struct Cache {
-  std::shared_mutex mutex;
+  ForkedMutex mutex;
   std::atomic<uint64_t> clock{0};
   std::unordered_multimap<size_t, std::shared_ptr<const Entry>> entries;
   size_t operations = 0;  // of all entries
@@ -259,7 +260,7 @@ struct Text {
 };
 
 struct Texts {
-  std::shared_mutex mutex;
+  ForkedMutex mutex;
   std::unordered_map<int64_t, std::shared_ptr<Text>> by_number;
   int64_t next = 0;
 };

@@ -319,7 +319,11 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"same", [](LineReader& in) -> OperationKind { return op::Same{in.value("x")}; }},
       {"add_f32", [](LineReader& in) -> OperationKind { return op::AddReal{in.value("a"), in.value("b")}; }},
       {"layer_norm", [](LineReader& in) -> OperationKind {
-         return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps")};
+         return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps"),
+                              in.integer_or_none("size").value_or(0)};
+       }},
+      {"rms_norm", [](LineReader& in) -> OperationKind {
+         return op::RmsNorm{in.value("x"), in.constant("weight"), in.real("eps"), in.integer("size")};
        }},
       {"group_norm", [](LineReader& in) -> OperationKind {
          return op::GroupNorm{in.value("x"), in.integer("groups"), in.constant("weight"), in.constant("bias"), in.real("eps")};
@@ -334,6 +338,17 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"binary_f32", [](LineReader& in) -> OperationKind {
          using By = op::BinaryReal::By;
          return op::BinaryReal{in.value("a"), in.value("b"), word_of<By>(in, "by", {"sub", "mul", "div"})};
+       }},
+      {"unary_f32", [](LineReader& in) -> OperationKind {
+         using By = RealFunction;
+         return op::UnaryReal{in.value("x"), word_of<By>(in, "by", {"neg", "abs", "sqrt", "rsqrt", "exp", "sigmoid", "tanh",
+                                                                    "cos", "sin"})};
+       }},
+      {"reduce_f32", [](LineReader& in) -> OperationKind {
+         return op::ReduceReal{in.value("x"), in.line().word("by") == "mean", in.integers("dim"), in.flag("keepdim")};
+       }},
+      {"where_f32", [](LineReader& in) -> OperationKind {
+         return op::WhereReal{in.value("mask"), in.value("a"), in.value("b")};
        }},
       {"cat_f32", [](LineReader& in) -> OperationKind { return op::CatReal{in.values("tensors"), in.integer("dim")}; }},
       {"softmax", [](LineReader& in) -> OperationKind { return op::Softmax{in.value("x"), in.flag("logarithm")}; }},

@@ -12,6 +12,7 @@
 #include "core/plan/plan.h"
 #include "core/plan/sizes.h"
 #include "core/rows/elementwise.h"
+#include "core/rows/reals.h"
 #include "core/rows/rows.h"
 
 namespace octet {
@@ -202,6 +203,20 @@ struct BinaryReal {
   Value a, b;
   By by;
 };
+struct UnaryReal {
+  Value x;
+  RealFunction by;
+};
+struct ReduceReal {
+  Value x;
+  bool mean;  // else the sum
+  std::vector<int64_t> dims;
+  bool keepdim;
+};
+// a where the byte of the mask is not 0, else b.
+struct WhereReal {
+  Value mask, a, b;
+};
 struct CatReal {
   std::vector<Value> tensors;
   int64_t dim;
@@ -219,7 +234,14 @@ struct LayerNorm {
   Value x;
   Constant weight, bias;
   float eps;
+  int64_t size;  // of a row; 0 is any
   Place rounding = kNowhere;  // pass: a Quantize that reads it
+};
+struct RmsNorm {
+  Value x;
+  Constant weight;
+  float eps;
+  int64_t size;  // of a row
 };
 struct GroupNorm {
   Value x;
@@ -292,7 +314,8 @@ using OperationKind =
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
                  op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu, op::DynamicLinear,
-                 op::Embedding, op::Recurrent, op::FinalState>;
+                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal,
+                 op::WhereReal, op::RmsNorm>;
 
 struct Operation {
   Value out;

@@ -54,8 +54,13 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+// lower_functions.cpp: functions, sums and choices of reals.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu);
-// lower_norms.cpp: norms over channels and pixels.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::UnaryReal& unary);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::ReduceReal& reduce);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::WhereReal& where);
+// lower_norms.cpp: norms over channels and pixels, and by the root mean square.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::RmsNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& norm);
 
 // lower_sizes.cpp: what sizes decide.
