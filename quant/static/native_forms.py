@@ -144,7 +144,9 @@ class Planner:
         known = self.symbols.get(instruction.source)
         if not isinstance(known, TupleOf):
             raise Unplanned("the recurrent layer has no native call")
-        return Planned(tuple(_chain(instruction.out, known.part(0))))  # type: ignore[arg-type]
+        states = known.part(0)
+        assert not isinstance(states, TupleOf)
+        return Planned(tuple(_pieces(instruction.out, states)))
 
     def keep_symbols_of(self, registers: Collection[int]) -> None:
         """Forget symbols of other registers, and ranks, which a region checks of its own inputs alone."""
