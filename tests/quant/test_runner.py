@@ -274,7 +274,10 @@ REFUSED = {
         r"Tail is 2 native calls and 1 further step, .* 'cumsum_\d+' \(computed by torch in float\)",
     ),
     "a forward that writes": (lambda: static(Counter(), image(2, 8)), "Counter writes to a buffer"),
-    "a dynamic model": (lambda: quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))), "holds no static program"),
+    "a dynamic model": (
+        lambda: quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))),
+        "give example_inputs, with which it is captured",
+    ),
     "a half type": (lambda: static(nn.Sequential(nn.Linear(8, 8)).half(), image(2, 8).half()), "a model in float16"),
 }
 
