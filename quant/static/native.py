@@ -55,7 +55,7 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
         except Unplanned as reason:
             there |= run.close(grouped, later[index])
             run = _Run(given)
-            planner.keep_symbols_of(() if _works_in_place(instruction) else there)
+            planner.keep_symbols_of(() if _may_reshape(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
@@ -70,10 +70,18 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
     return grouped
 
 
-def _works_in_place(instruction: Instruction) -> bool:
+KEEP_SIZES = frozenset({
+    "add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "neg_", "abs_", "exp_", "clamp_", "masked_fill_",
+    "index_fill_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "relu_", "sigmoid_", "tanh_",
+})  # fmt: skip
+"""Methods that write values to their tensor and leave its sizes."""
+
+
+def _may_reshape(instruction: Instruction) -> bool:
     """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
     callee = instruction.callee if isinstance(instruction, FloatCall) else None
-    return isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
+    in_place = isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
+    return in_place and callee.name not in KEEP_SIZES
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
