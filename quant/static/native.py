@@ -80,8 +80,9 @@ KEEP_SIZES = frozenset({
 def _may_reshape(instruction: Instruction) -> bool:
     """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
     callee = instruction.callee if isinstance(instruction, FloatCall) else None
-    in_place = isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
-    return in_place and callee.name not in KEEP_SIZES
+    if not isinstance(callee, (Function, Method)) or callee.name in KEEP_SIZES:
+        return False
+    return callee.name.endswith("_") and not callee.name.endswith("__")
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
