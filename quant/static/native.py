@@ -72,7 +72,7 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
         except Unplanned as reason:
             there |= run.close(grouped, later[index])
             run = _Run(given, whole)
-            planner.keep_symbols_of(() if _works_in_place(instruction) else there)
+            planner.keep_symbols_of(() if _may_reshape(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
@@ -87,10 +87,19 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
     return grouped
 
 
-def _works_in_place(instruction: Instruction) -> bool:
+KEEP_SIZES = frozenset({
+    "add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "neg_", "abs_", "exp_", "clamp_", "masked_fill_",
+    "index_fill_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "relu_", "sigmoid_", "tanh_",
+})  # fmt: skip
+"""Methods that write values to their tensor and leave its sizes."""
+
+
+def _may_reshape(instruction: Instruction) -> bool:
     """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
     callee = instruction.callee if isinstance(instruction, FloatCall) else None
-    return isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
+    if not isinstance(callee, (Function, Method)) or callee.name in KEEP_SIZES:
+        return False
+    return callee.name.endswith("_") and not callee.name.endswith("__")
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
