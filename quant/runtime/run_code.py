@@ -7,6 +7,7 @@ identifiers; everything else, whatever a file or a user named it, is bound to th
 
 from __future__ import annotations
 
+import builtins
 import functools
 import keyword
 import operator
@@ -185,7 +186,7 @@ def _is_hashable(target: Any) -> bool:
 @functools.lru_cache(maxsize=512)
 def _bind(source: str) -> Callable[..., Filled]:
     """The function that binds values to a run's source; the layers of a model often have the same."""
-    space: dict[str, Any] = {"__builtins__": {}}
+    space: dict[str, Any] = {"__builtins__": builtins}  # by which C code that these lines call imports what it needs
     exec(compile(source, "<run of steps>", "exec"), space)  # the source holds no text of a file's
     bind: Callable[..., Filled] = space["bind"]
     return bind

@@ -115,6 +115,27 @@ def test_an_error_of_the_users_own_call_stays_as_it_is() -> None:
         run.run({0: torch.zeros(3, 4)})
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_run_is_traced() -> None:
+    """The tracer warns of a branch, and imports what it needs for that in the frame of the run."""
+    condition = FloatCall(out=5, args=(Ref(1),), callee=Method("__bool__"))
+    steps: list[Instruction] = [
+        condition,
+        Guard(out=6, source=5, expected=True),
+        FloatCall(out=9, args=(A,), callee=Method("neg")),
+    ]
+    run = run_of(steps, root())
+
+    def forward(x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        registers: dict[int, Any] = {0: x, 1: flag}
+        assert run.run(registers)
+        result: torch.Tensor = registers[9]
+        return result
+
+    traced = torch.jit.trace(forward, (torch.ones(2), torch.tensor(True)))
+    assert traced(torch.full((2,), 3.0), torch.tensor(True)).tolist() == [-3.0, -3.0]
+
+
 HOSTILE = ("x if bound.append(1) else x", "neg() or print", "e\u0301", "class", "neg\n    print(1)")
 
 
