@@ -18,19 +18,18 @@ planned = pytest.mark.skipif(
 
 
 class Net(nn.Module):
-    """Numbers and categories, which are looked up between two layers."""
+    """Numbers, and something else that functions without a plan make ready between two layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.table, self.last = nn.Linear(8, 16), nn.Embedding(10, 16), nn.Linear(16, 4)
-        self.register_buffer("seen", torch.zeros(16))
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
         y = torch.relu(self.first(x))
         return self.last(y + self.looked_up(x, places))
 
     def looked_up(self, x: Tensor, places: Tensor) -> Tensor:
-        return self.table(places[:, 0])  # type: ignore[no-any-return]
+        return places[:, :1].double().erf().float().expand(-1, 16)
 
 
 class ChangesItsInput(Net):
@@ -86,8 +85,10 @@ def test_the_bits_are_those_of_the_steps_one_by_one(kind: type[Net]) -> None:
 
 
 @planned
-def test_a_lookup_between_two_layers_runs_ahead_of_both() -> None:
-    assert order(converted(Net)[2]) == "ssR"
+def test_what_needs_nothing_of_the_layers_runs_ahead_of_both() -> None:
+    steps = order(converted(Net)[2])
+    assert steps.count("R") == 1
+    assert len(steps.rstrip("s")) > 3
 
 
 @planned
