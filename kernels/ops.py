@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from quant.kernels import (
     reference,
+    reference_activation,
     reference_conv,
     reference_histogram,
     reference_ops,
@@ -32,6 +33,10 @@ from torch import Tensor
 _CONV = (
     "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, "
     "int groups"
+)
+
+_OBSERVED = (
+    "Tensor(a!) low, Tensor(b!) high, Tensor(c!) nan_count, Tensor(d!) inf_count, Tensor(e!) counts, Tensor(f!)[] means"
 )
 
 SCHEMAS = {
@@ -69,6 +74,10 @@ SCHEMAS = {
     "histogram": "(Tensor x, float width, int bins) -> (Tensor, Tensor, Tensor)",
     "observe_histogram": "(Tensor x, Tensor(a!) low, Tensor(b!) high, Tensor(c!) nan_count, Tensor(d!) inf_count, "
     "Tensor(e!) counts) -> ()",
+    "channel_sums": "(Tensor x, int axis) -> Tensor",
+    "observe_activation": f"(Tensor x, int axis, {_OBSERVED}) -> ()",
+    "observe_normalized": "(Tensor(z!) x, Tensor? mean, Tensor? variance, Tensor? weight, Tensor? bias, float eps, "
+    f"bool contracted, float least, float most, {_OBSERVED}) -> ()",
     "rnn_layer_static": "(Tensor q_x, float x_scale, int x_zero_point, Tensor? batch_sizes, Tensor h, Tensor? c, "
     "Tensor q_weight_ih, Tensor scale_ih, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, Tensor? bias_hh, "
     "float h_scale, int h_zero_point, Tensor? q_weight_hr, Tensor? scale_hr, float m_scale, int m_zero_point, "
@@ -155,6 +164,9 @@ def _register() -> None:
     torch.library.register_fake("octet::batch_statistics", _fake_batch_statistics, lib=_library)
     torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
     torch.library.register_fake("octet::observe_histogram", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::channel_sums", _fake_channel_sums, lib=_library)
+    torch.library.register_fake("octet::observe_activation", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::observe_normalized", _fake_changing_state, lib=_library)
     torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
@@ -178,6 +190,8 @@ ELSEWHERE = {
     "batch_statistics": reference_training,
     "histogram": reference_histogram,
     "observe_histogram": reference_histogram,
+    "observe_": reference_activation,
+    "channel_sums": reference_activation,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
     "rnn": reference_rnn,
@@ -331,6 +345,10 @@ def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
+
+
+def _fake_channel_sums(x: Tensor, axis: int) -> Tensor:
+    return x.new_empty(x.shape[axis])
 
 
 def _fake_changing_state(x: Tensor, *rest: Any) -> None:
