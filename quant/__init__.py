@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quant.dynamic import quantize_dynamic
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
+    from quant.export.executorch import export_executorch
+    from quant.export.qdq import to_qdq
     from quant.leaves import register_leaf
     from quant.migrate import from_torch_ao, load_onnx
     from quant.page import report_html
@@ -47,6 +49,7 @@ __all__ = [
     "convert",
     "distill_loss",
     "equalize",
+    "export_executorch",
     "from_torch_ao",
     "kernels",
     "load",
@@ -61,6 +64,7 @@ __all__ = [
     "report_html",
     "save",
     "summary",
+    "to_qdq",
     "types",
 ]
 
@@ -73,6 +77,8 @@ _MODULES = {
     "dynamic": ("quantize_dynamic",),
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
+    "export.executorch": ("export_executorch",),
+    "export.qdq": ("to_qdq",),
     "leaves": ("register_leaf",),
     "migrate": ("from_torch_ao", "load_onnx"),
     "page": ("report_html",),
