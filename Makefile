@@ -28,7 +28,7 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
+    bench-throughput bench-start bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -87,9 +87,10 @@ test-arm: install ## Kernel and dynamic tests on emulated aarch64
 	@status=0; $(in_venv) .ci/arm/test --junitxml=$(RESULTS)/test-arm.xml $(ARGS) || status=$$?; \
 	    if ((status == 77)); then $(say) "test-arm was skipped, for the reason above"; else exit $$status; fi
 
-lint: install ## Formatting and lint
-	@$(say) "checking format and lint"
-	@status=0; $(in_venv) { ruff format --check . || status=1; ruff check . || status=1; }; exit $$status
+lint: install ## Formatting, lint, and links of the documentation that lead out of it or nowhere
+	@$(say) "checking format, lint, and the documentation's links"
+	@status=0; $(in_venv) { ruff format --check . || status=1; ruff check . || status=1; \
+	    python docs/site/links.py || status=1; }; exit $$status
 
 format: install ## Format, and fix what lint can fix by itself
 	@$(in_venv) ruff format . && ruff check --fix .
@@ -136,6 +137,9 @@ bench-throughput: build ## Samples a second for batches of 1, 8 and 32, and p50 
 bench-start: build ## Import, prepare, convert, load and first calls, here or against another checkout: ARGS='--against PATH' (minutes)
 	@$(in_venv) python benchmarks/bench_start.py $(ARGS)
 
+bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)
+	@$(in_venv) python benchmarks/bench_against.py $(ARGS)
+
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
@@ -150,9 +154,9 @@ core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library
 	@$(say) "building the core"
 	@$(BIN)/python kernels/build.py --core-only --core $(CORE) $(ARGS)
 
-runner: ## octet-run and liboctet, which run saved models without torch and Python: kernels/runner/README.md
+runner: ## octet-run and liboctet, which run saved models without torch and Python; FOR=model.q8 for the operations of that one alone
 	@$(say) "building the runner"
-	@$(PYTHON) kernels/runner/build.py --out build $(ARGS)
+	@$(PYTHON) kernels/runner/build.py --out build $(foreach one,$(FOR),--for $(one)) $(ARGS)
 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from quant.export.executorch import export_executorch
     from quant.export.qdq import to_qdq
     from quant.leaves import register_leaf
-    from quant.migrate import from_torch_ao, load_onnx
+    from quant.migrate import from_torch_ao
+    from quant.onnx import export_onnx, load_onnx
     from quant.page import report_html
     from quant.parity import parity
     from quant.post_training import quantize_static
@@ -50,6 +51,7 @@ __all__ = [
     "distill_loss",
     "equalize",
     "export_executorch",
+    "export_onnx",
     "from_torch_ao",
     "kernels",
     "load",
@@ -80,7 +82,8 @@ _MODULES = {
     "export.executorch": ("export_executorch",),
     "export.qdq": ("to_qdq",),
     "leaves": ("register_leaf",),
-    "migrate": ("from_torch_ao", "load_onnx"),
+    "migrate": ("from_torch_ao",),
+    "onnx": ("export_onnx", "load_onnx"),
     "page": ("report_html",),
     "parity": ("parity",),
     "post_training": ("quantize_static",),

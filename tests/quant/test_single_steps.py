@@ -104,9 +104,9 @@ class Steps(nn.Module):
 
     class Middle(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = torch.erfinv(torch.tanh(x) * 0.5)
+            x = torch.erfinv(torch.atan(x) * 0.5)
             for _ in range(2 if x.size(1) == 4 else 3):
-                x = torch.erfinv(torch.tanh(x) * 0.5)
+                x = torch.erfinv(torch.atan(x) * 0.5)
             return x
 
     def __init__(self) -> None:
