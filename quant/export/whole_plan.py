@@ -83,7 +83,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     Raises:
         ExportError: the model is not one plan; the message says which step is outside of it, and why.
     """
-    runner = _only_runner(model, example_inputs)
+    runner = only_runner(model) if _units(model) else _captured(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
     text = region.text(runner)
@@ -106,13 +106,22 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     )
 
 
-def _only_runner(model: nn.Module, example_inputs: Any) -> ProgramRunner:
-    """The runner of a model that is one program."""
-    kind = type(model).__name__
-    units = [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
+def _units(model: nn.Module) -> list[str]:
+    """The names of the modules that have a static program."""
+    return [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
+
+
+def only_runner(model: nn.Module) -> ProgramRunner:
+    """The runner of a model that is one static program.
+
+    Raises:
+        ExportError: it is none.
+    """
+    kind, units = type(model).__name__, _units(model)
     if not units:
-        _check_hooks(model)
-        return _check_writes(_captured(model, example_inputs), kind)
+        raise ExportError(
+            f"{kind} holds no static program: only what quant.quantize_static or quant.convert returns has"
+        )
     runner = child_of(model, RESERVED)
     if units != [""] or not isinstance(runner, ProgramRunner):
         raise ExportError(
@@ -130,6 +139,7 @@ def _only_runner(model: nn.Module, example_inputs: Any) -> ProgramRunner:
 
 
 def _captured(model: nn.Module, example_inputs: Any) -> ProgramRunner:
+    """The runner of a model whose dynamic layers are all that is int8 of it, captured for this."""
     if not any(isinstance(module, QuantModule) for module in model.modules()):
         raise ExportError(f"{type(model).__name__} holds no int8 module; quantise it first")
     if example_inputs is None:
@@ -137,10 +147,11 @@ def _captured(model: nn.Module, example_inputs: Any) -> ProgramRunner:
             f"{type(model).__name__} has int8 layers and no program of its whole forward: give example_inputs, with "
             "which it is captured"
         )
+    _check_hooks(model)
     from quant.export.captured_program import NotOneGraph, captured_program  # a process that saves needs no capture
 
     try:
-        return captured_program(model, example_inputs)
+        return _check_writes(captured_program(model, example_inputs), type(model).__name__)
     except NotOneGraph as error:
         raise ExportError(str(error)) from error
 

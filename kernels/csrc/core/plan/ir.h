@@ -314,8 +314,7 @@ using OperationKind =
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
                  op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu, op::DynamicLinear,
-                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal,
-                 op::WhereReal, op::RmsNorm>;
+                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal, op::WhereReal, op::RmsNorm>;
 
 struct Operation {
   Value out;
