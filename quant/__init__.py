@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
     from quant.leaves import register_leaf
-    from quant.migrate import from_torch_ao, load_onnx
+    from quant.migrate import from_torch_ao
+    from quant.onnx import export_onnx, load_onnx
     from quant.page import report_html
     from quant.parity import parity
     from quant.post_training import quantize_static
@@ -47,6 +48,7 @@ __all__ = [
     "convert",
     "distill_loss",
     "equalize",
+    "export_onnx",
     "from_torch_ao",
     "kernels",
     "load",
@@ -74,7 +76,8 @@ _MODULES = {
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
     "leaves": ("register_leaf",),
-    "migrate": ("from_torch_ao", "load_onnx"),
+    "migrate": ("from_torch_ao",),
+    "onnx": ("export_onnx", "load_onnx"),
     "page": ("report_html",),
     "parity": ("parity",),
     "post_training": ("quantize_static",),

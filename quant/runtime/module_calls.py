@@ -5,6 +5,7 @@ The operator families in `quant/ops/` decide which calls of a forward become one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -192,6 +193,19 @@ class FunctionCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         return Line(self.out, "unary_f32", {"x": Register(self.reads[0]), "by": FUNCTIONS[type(module)]})
+
+
+@dataclass(frozen=True)
+class ReluCall(ModuleCall):
+    """An `nn.ReLU`."""
+
+    kind: ClassVar[str] = "relu"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.ReLU and not module.inplace
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "clamp", {"x": Register(self.reads[0]), "low": 0.0, "high": math.inf})
 
 
 @dataclass(frozen=True)

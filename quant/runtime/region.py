@@ -25,6 +25,9 @@ from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
 
+RUN_AS_THEY_ARE = (torch.bfloat16, torch.float16, torch.int32)
+"""Dtypes that steps take and plans do not; int32 of indices."""
+
 
 class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
@@ -100,8 +103,8 @@ class Region:
         else:
             try:
                 outputs = _run_text()(inputs, text.number(backend))
-            except (TypeError, ValueError) as error:
-                if any(one.dtype in (torch.bfloat16, torch.float16) for one in inputs):
+            except (TypeError, ValueError, IndexError) as error:
+                if any(one.dtype in RUN_AS_THEY_ARE for one in inputs):
                     return False  # as under autocast, whose float layers give a half type
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call

@@ -16,13 +16,14 @@ from torch import Tensor
 from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
-from quant.runtime.callee import Function, Method
-from quant.runtime.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.callee import Function, Method, Submodule
+from quant.runtime.instructions import FloatCall, Instruction, LayerCall, Quantize, RecurrentCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
 from quant.runtime.trees import Ref
+from quant.runtime.values import Value
 from quant.static.native_forms import Piece, Planned, Planner
 
 SHORTEST = 2
@@ -35,6 +36,10 @@ SMALL = 1 << 14
 def schedule(program: Program, planner: Planner) -> Schedule:
     """Group a program's instructions; `planner` decides which have a plan."""
     grouped = _grouped(program.instructions, program.output, planner)
+    if _ends_in_views(grouped):
+        whole = whole_schedule(program, planner)
+        if len(whole.steps) == 1 and whole.regions:
+            grouped.whole = whole.regions[0]
     for one in program.instructions:
         if one.own and planner.rounds_otherwise(one):
             for region in _grouped([one], Ref(one.out), planner).regions:
@@ -42,11 +47,23 @@ def schedule(program: Program, planner: Planner) -> Schedule:
     return grouped
 
 
-def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> Schedule:
+def whole_schedule(program: Program, planner: Planner) -> Schedule:
+    """The same without regard to what torch does faster: for a process without torch."""
+    return _grouped(program.instructions, program.output, planner, whole=True)
+
+
+def _ends_in_views(grouped: Schedule) -> bool:
+    """Whether there is one native call, and nothing around it but calls of the user's without a reason to be there."""
+    around = [one for one in grouped.steps if isinstance(one, Instruction)]
+    return len(grouped.regions) == 1 and bool(around) and not grouped.reasons and all(one.own for one in around)
+
+
+def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, whole: bool = False) -> Schedule:
     grouped = Schedule([], [], {})
     given = registers_in(output)
-    run = _Run(given)
+    run = _Run(given, whole)
     planner.rounded = _only_rounded(instructions, output)
+    planner.kept_tuples = _kept_tuples(instructions, output, program_values=planner.program.values)
     later = _read_later(instructions, output)
     there = set().union(*later[:1]) - {one.out for one in instructions}
     for index, instruction in enumerate(instructions):
@@ -54,7 +71,7 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
             run.add(instruction, planner)
         except Unplanned as reason:
             there |= run.close(grouped, later[index])
-            run = _Run(given)
+            run = _Run(given, whole)
             planner.keep_symbols_of(() if _may_reshape(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
@@ -107,6 +124,24 @@ def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
     return rounded - others - registers_in(output)
 
 
+def _kept_tuples(instructions: list[Instruction], output: Any, program_values: Sequence[Value]) -> set[int]:
+    """What modules give as tuples that are read elsewhere than in the calls that follow at once."""
+    kept = set()
+    for place, one in enumerate(instructions):
+        of_module = isinstance(one, FloatCall) and isinstance(one.callee, Submodule)
+        if not (of_module or isinstance(one, RecurrentCall)) or program_values[one.out].dtype is not None:
+            continue
+        inside, end = {one.out}, place + 1
+        while end < len(instructions) and instructions[end].reads and instructions[end].reads <= inside:
+            if program_values[instructions[end].out].dtype is None:
+                inside.add(instructions[end].out)
+            end += 1
+        later = registers_in(output).union(*(other.reads for other in instructions[end:]))
+        if inside & later:
+            kept |= inside
+    return kept
+
+
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
     """Per instruction, the registers that it or a later one reads."""
     read = registers_in(output)
@@ -126,11 +161,16 @@ class _Part:
 
 
 class _Run:
-    """A region while it grows; `given` are the registers that the program gives out."""
+    """A region while it grows.
 
-    def __init__(self, given: set[int]) -> None:
+    Attributes:
+        given: the registers that the program gives out.
+        whole: whether all that can be is in the region, if torch does it faster or not.
+    """
+
+    def __init__(self, given: set[int], whole: bool = False) -> None:
         self.parts: list[_Part] = []
-        self.given = given
+        self.given, self.whole = given, whole
 
     def add(self, instruction: Instruction, planner: Planner) -> None:
         """Add an instruction.
@@ -153,8 +193,9 @@ class _Run:
         """
         begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
-        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
-        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
+        lines = sum(len(part.planned.pieces) for part in inside)
+        own = all(part.instruction.own and not part.planned.int8 for part in inside)
+        if not self.whole and (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         schedule.steps += [part.instruction for part in before]
@@ -174,6 +215,8 @@ class _Run:
         they have torch's strides, and a view of an input its memory. Shapes that are read between stay in.
         """
         begin, end = 0, len(self.parts)
+        if self.whole:
+            return begin, end
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
                 break
@@ -199,7 +242,7 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
         planned = part.planned.pieces
         pieces += [str(_with_constants(one, constants)) if isinstance(one, Line) else one for one in planned]
         inputs.update(dict.fromkeys(register for register in _tensors(planned) if register not in known))
-        known.add(part.instruction.out)
+        known.update(out for piece in planned for out in _outs(piece))
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
@@ -236,10 +279,14 @@ def _registers_in(setting: Any) -> Iterator[Register]:
             yield part
 
 
+def _outs(piece: Piece) -> tuple[int, ...]:
+    return piece.outs if isinstance(piece, ModuleCall) else (piece.out,)
+
+
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
     registers: list[int] = []
-    own = {piece.out for piece in pieces}
+    own = {out for piece in pieces for out in _outs(piece)}
     for piece in pieces:
         if isinstance(piece, ModuleCall):
             registers += piece.reads

@@ -26,10 +26,15 @@ struct FakeQuantizer {
   float low, high;                       // of the clamp before; infinite where there is none
 };
 
-// One step of one sample of a recurrent layer. `input` holds the input projection with its bias, (gates * hidden,), and
+// Those of the hidden units of a recurrent layer that are computed.
+struct Units {
+  int64_t begin, end;
+};
+
+// `units` of one step of one sample of a recurrent layer. `input` holds the input projection with its bias, (gates * hidden,), and
 // `sums` the recurrent products of q(h), whose range and channels are given; c is updated in place.
 using CellStep = void (*)(const float* input, const int32_t* sums, RowRange range, const Channels& channels,
-                          int64_t hidden, const float* h_before, float* c, float* h);
+                          int64_t hidden, Units units, const float* h_before, float* c, float* h);
 
 // RecurrentKind (kernels/recurrent/kind.py), whose fields are named alike.
 struct CellKind {
