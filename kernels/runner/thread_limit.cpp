@@ -130,4 +130,18 @@ void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
   if (first) std::rethrow_exception(first);
 }
 
+void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
+#if defined(OCTET_POOL)
+  inside = true;
+  if (!pool().run(most, [&](int64_t thread) { fn(thread, most); })) fn(0, 1);
+  inside = false;
+#elif defined(_OPENMP)
+#pragma omp parallel num_threads(static_cast<int>(most))
+  fn(omp_get_thread_num(), omp_get_num_threads());
+#else
+  (void)most;
+  fn(0, 1);
+#endif
+}
+
 }  // namespace octet

@@ -5,6 +5,7 @@ The operator families in `quant/ops/` decide which calls of a forward become one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -62,6 +63,36 @@ class NormCall(ModuleCall):
         parameters: dict[str, Any] = module._parameters
         own = module.__dict__
         return [(parameters, "weight"), (parameters, "bias"), (own, "eps"), (own, "normalized_shape")]
+
+
+INSTANCE_NORMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+"""Class -> the dimensions of a batch."""
+
+
+@dataclass(frozen=True)
+class InstanceNormCall(NormCall):
+    """An instance norm of a batch by its own statistics.
+
+    Attributes:
+        rank: of its input.
+    """
+
+    kind: ClassVar[str] = "instance_norm"
+    rank: int
+
+    def holds(self, module: nn.Module) -> bool:
+        own: Any = module
+        batch = is_untouched(module) and INSTANCE_NORMS.get(type(own)) == self.rank
+        return batch and own.running_mean is None
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        return Line(self.out, "instance_norm", settings)
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
+        return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
 
 
 @dataclass(frozen=True)
@@ -162,6 +193,19 @@ class FunctionCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         return Line(self.out, "unary_f32", {"x": Register(self.reads[0]), "by": FUNCTIONS[type(module)]})
+
+
+@dataclass(frozen=True)
+class ReluCall(ModuleCall):
+    """An `nn.ReLU`."""
+
+    kind: ClassVar[str] = "relu"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.ReLU and not module.inplace
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "clamp", {"x": Register(self.reads[0]), "low": 0.0, "high": math.inf})
 
 
 @dataclass(frozen=True)

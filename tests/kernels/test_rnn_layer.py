@@ -310,6 +310,23 @@ def test_bits_do_not_depend_on_the_number_of_threads(compiled: Backend, mode: st
 
 
 @modes
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_threads_that_share_the_units_leave_the_same_bits(
+    compiled: Backend, mode: str, threads: int, reverse: bool
+) -> None:
+    """Two threads have whole groups of each gate's outputs, three have not; samples end or begin at several steps."""
+    if FAST:
+        pytest.skip("OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
+    given = layer(mode, sizes=[4, 4, 3, 3, 1, 1, 1], hidden=512, reverse=reverse)
+    torch.set_num_threads(1)
+    expected = given.run(compiled)
+    torch.set_num_threads(threads)
+    for a, b in zip(given.run(compiled), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@modes
 def test_one_range_for_the_whole_input_is_that_of_the_reference(backend: Backend, mode: str) -> None:
     given = replace(layer(mode, steps=1, batch=4), per_row=False)
     close(given.run(backend), given.run(reference_rnn), ONE_STEP)

@@ -232,6 +232,23 @@ def test_bits_do_not_depend_on_the_number_of_threads(compiled: Backend, mode: st
 
 
 @modes
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_threads_that_share_the_units_leave_the_same_bits(
+    compiled: Backend, mode: str, threads: int, reverse: bool
+) -> None:
+    """Two threads have whole groups of each gate's outputs, three have not; samples end or begin at several steps."""
+    if FAST:
+        pytest.skip("OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
+    given = layer(mode, sizes=[4, 4, 3, 3, 1, 1, 1], hidden=512, reverse=reverse, quantized=True)
+    torch.set_num_threads(1)
+    expected = given.run(compiled)
+    torch.set_num_threads(threads)
+    for a, b in zip(given.run(compiled), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@modes
 @pytest.mark.parametrize(("steps", "batch"), [(0, 3), (5, 0)], ids=["no-steps", "no-samples"])
 def test_an_empty_sequence_returns_the_initial_state(backend: Backend, mode: str, steps: int, batch: int) -> None:
     given = layer(mode, steps=steps, batch=batch, quantized=True)

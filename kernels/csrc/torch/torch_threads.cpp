@@ -1,5 +1,10 @@
 // The core's threads are torch's: the number that torch.set_num_threads chose, and none within a parallel region of torch.
 #include <ATen/Parallel.h>
+#if AT_PARALLEL_OPENMP
+#include <omp.h>
+#endif
+
+#include <algorithm>
 
 #include "core/cpu/threads.h"
 
@@ -11,6 +16,21 @@ void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) fn(thread);
   });
+}
+
+// at::parallel_for may give one thread two parts, which then cannot wait for each other.
+void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
+#if AT_PARALLEL_OPENMP
+  // All threads, as torch's own regions have: OpenMP would end those that one region leaves out, and start them anew for the next.
+#pragma omp parallel
+  {
+    const int64_t thread = omp_get_thread_num(), members = std::min<int64_t>(most, omp_get_num_threads());
+    if (thread < members) fn(thread, members);
+  }
+#else
+  (void)most;
+  fn(0, 1);
+#endif
 }
 
 }  // namespace octet

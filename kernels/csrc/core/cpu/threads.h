@@ -1,4 +1,4 @@
-// Work shared among threads, over two functions that a program defines once: the extension by torch's threads
+// Work shared among threads, over three functions that a program defines once: the extension by torch's threads
 // (torch/torch_threads.cpp), everybody else by OpenMP's (threads_openmp.cpp). A seam of the linker: nothing is set at run time.
 #pragma once
 
@@ -27,6 +27,9 @@ class FunctionRef<void(Arguments...)> {
 int64_t available_threads();
 // fn(thread) for thread in [0, threads), at the same time where threads exist; what one throws, the caller gets.
 void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn);
+// fn(thread, members) for thread in [0, members) at the same time, so that they may wait for each other: as many as there are, and
+// at most `most`. fn throws nothing. (team.h)
+void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn);
 
 // Threads worth starting for this many products; 1 inside a parallel region.
 int64_t threads_for(int64_t products);

@@ -1,4 +1,4 @@
-// The core's own threads: OpenMP's, or one where it is compiled without. A program that defines these two functions itself
+// The core's own threads: OpenMP's, or one where it is compiled without. A program that defines these three functions itself
 // gets its own instead: the linker takes this file from the library only where they are missing.
 #include "core/cpu/threads.h"
 
@@ -32,6 +32,16 @@ void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
     }
   }
   if (first) std::rethrow_exception(first);
+}
+
+void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(static_cast<int>(most))
+  fn(omp_get_thread_num(), omp_get_num_threads());
+#else
+  (void)most;
+  fn(0, 1);
+#endif
 }
 
 }  // namespace octet

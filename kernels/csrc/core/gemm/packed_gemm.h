@@ -51,8 +51,8 @@ class PackedGemm {
     (void)x, (void)ldx, (void)m, (void)by, (void)out, (void)ldout, (void)thread, (void)threads;
     return false;
   }
-  // The first output of a thread's share of these.
-  virtual int64_t first_output(int thread, int threads) const { return n_ * thread / threads; }
+  // The first output of a thread's share of these and of run's; -1 where the library shares them in its own way.
+  virtual int64_t first_output(int thread, int threads) const { return threads == 1 ? n_ * thread : -1; }
   // Whether run_u8 and run_f32 compute.
   virtual bool requantizes() const { return false; }
   // run_u8 where row m begins at rows[m] and lies in pieces, whose steps together are K. False as there.

@@ -26,10 +26,15 @@ struct FakeQuantizer {
   float low, high;                       // of the clamp before; infinite where there is none
 };
 
-// One step of one sample of a recurrent layer. `input` holds the input projection with its bias, (gates * hidden,), and
+// Those of the hidden units of a recurrent layer that are computed.
+struct Units {
+  int64_t begin, end;
+};
+
+// `units` of one step of one sample of a recurrent layer. `input` holds the input projection with its bias, (gates * hidden,), and
 // `sums` the recurrent products of q(h), whose range and channels are given; c is updated in place.
 using CellStep = void (*)(const float* input, const int32_t* sums, RowRange range, const Channels& channels,
-                          int64_t hidden, const float* h_before, float* c, float* h);
+                          int64_t hidden, Units units, const float* h_before, float* c, float* h);
 
 // RecurrentKind (kernels/recurrent/kind.py), whose fields are named alike.
 struct CellKind {
@@ -39,6 +44,12 @@ struct CellKind {
   bool sums_biases;  // else channels.bias holds the recurrent one
   bool projects;
   CellStep step;
+};
+
+struct Normalizer {
+  float scale, shift;
+  float low, high;  // infinite where there is no clamp
+  bool contracted;  // whether x * scale is rounded only with the sum
 };
 
 constexpr int64_t kIndexRoom = 16;
@@ -82,6 +93,10 @@ struct RowKernels {
   void (*fake_quantize)(const float* x, int64_t n, const FakeQuantizer& by, float* out, bool* inside);
   // grad where `inside`, else 0.
   void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
+  // x * scale + shift, clamped; NaN stays NaN. `out` may be x.
+  void (*normalize)(const float* x, int64_t n, const Normalizer& by, float* out);
+  // sums[c] += x[r * columns + c], a row after the other.
+  void (*add_columns)(const float* x, int64_t rows, int64_t columns, double* sums);
 };
 
 const RowKernels& row_kernels();
