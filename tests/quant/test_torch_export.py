@@ -51,16 +51,16 @@ class Counting(nn.Module):
 
 
 class Bert(nn.Module):
-    """Two layers of an encoder over words, with a class for each text."""
+    """Two layers of an encoder over the words' vectors, with a class for each text."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(50, 32), nn.Parameter(torch.randn(64, 32) * 0.1)
+        self.words, self.places = nn.Linear(24, 32), nn.Parameter(torch.randn(64, 32) * 0.1)
         layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
         self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 3)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids) + self.places[: ids.shape[1]]
+    def forward(self, vectors: Tensor) -> Tensor:
+        x = self.words(vectors) + self.places[: vectors.shape[1]]
         return self.head(self.layers(x)[:, 0])
 
 
@@ -82,10 +82,10 @@ MAKERS = {"static": static, "dynamic": dynamic}
 INPUTS = {
     "net": lambda count: torch.randn(count, 3, 12, 14),
     "tagger": lambda count: torch.randn(count, 9, 16),
-    "bert": lambda count: torch.randint(0, 50, (count, 11)),
+    "bert": lambda count: torch.randn(count, 11, 24),
 }
 MODELS = {"net": net, "tagger": Tagger, "bert": Bert}
-NAMES = {"net": "input", "tagger": "words", "bert": "ids"}
+NAMES = {"net": "input", "tagger": "words", "bert": "vectors"}
 CASES = [("static", "net"), ("static", "tagger"), ("dynamic", "tagger"), ("static", "bert"), ("dynamic", "bert")]
 
 
@@ -198,6 +198,18 @@ def test_scripting_a_static_model_is_refused_with_the_ways_out() -> None:
     assert torch.equal(q(x), q(x))
 
 
+PACKAGE = """
+import sys
+
+import torch
+
+import quant.kernels
+
+exported = torch.export.load(sys.argv[1] + "/model.pt2")
+torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[1] + "/aoti.pt2")
+"""
+
+
 def loaded_extension() -> str:
     problem = ops.extension_problem()
     if problem:
@@ -242,6 +254,24 @@ def test_the_pages_c_program_gives_the_bits_of_python(shown: Path) -> None:
     written, expected = (numpy.fromfile(shown / name, numpy.float32) for name in ("tags.f32", "expected.f32"))
     assert written.size == 3 * 20 * 10
     assert (written == expected).all()
+
+
+PACKAGED = [("static", "net"), ("static", "bert")]
+
+
+@pytest.mark.parametrize(("how", "name"), PACKAGED, ids=[" ".join(one) for one in PACKAGED])
+def test_packages_of_other_models_give_the_bits_of_python(how: str, name: str, shown: Path) -> None:
+    x = INPUTS[name](5)
+    folder = shown / f"{how}_{name}"
+    folder.mkdir()
+    q, _, exported = case(how, name)
+    torch.export.save(exported, folder / "model.pt2")
+    done(sys.executable, "-W", "ignore", "-c", PACKAGE, str(folder))
+    x.numpy().tofile(folder / "x")
+    sizes = [str(size) for size in x.shape]
+    done(str(shown / "tag"), str(folder / "aoti.pt2"), loaded_extension(), str(folder / "x"), str(folder / "y"), *sizes)
+    with torch.no_grad():
+        assert (numpy.fromfile(folder / "y", numpy.float32) == q(x).numpy().ravel()).all()
 
 
 def test_the_pages_short_program_needs_the_operators_alone(shown: Path) -> None:
