@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from quant.kernels import (
     reference,
+    reference_activation,
     reference_conv,
     reference_histogram,
     reference_ops,
@@ -125,6 +126,9 @@ def _register() -> None:
     torch.library.register_fake("octet::batch_statistics", _fake_batch_statistics, lib=_library)
     torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
     torch.library.register_fake("octet::observe_histogram", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::channel_sums", _fake_channel_sums, lib=_library)
+    torch.library.register_fake("octet::observe_activation", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::observe_normalized", _fake_changing_state, lib=_library)
     torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
@@ -160,6 +164,8 @@ ELSEWHERE = {
     "batch_statistics": reference_training,
     "histogram": reference_histogram,
     "observe_histogram": reference_histogram,
+    "observe_": reference_activation,
+    "channel_sums": reference_activation,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
     "rnn": reference_rnn,
@@ -313,6 +319,10 @@ def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
+
+
+def _fake_channel_sums(x: Tensor, axis: int) -> Tensor:
+    return x.new_empty(x.shape[axis])
 
 
 def _fake_changing_state(x: Tensor, *rest: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from quant.kernels import build
+from quant.kernels import build, ops
 from torch import Tensor, nn
 
 import quant
@@ -143,7 +143,9 @@ def test_the_bits_of_python(
     expected = outputs_of(model, inputs)
     found = run_model(runner, path, tmp_path, inputs, len(expected), "--threads", threads)
     for one, wanted in zip(found, expected, strict=True):
-        if name == "encoder":  # a dynamic one has torch's attention and norms in Python, which add in another order
+        if ops.extension_problem():  # gates, attention and norms by torch, which rounds otherwise
+            torch.testing.assert_close(one, wanted, rtol=1e-3, atol=5e-3)
+        elif name == "encoder":  # a dynamic one has torch's attention and norms in Python, which add in another order
             torch.testing.assert_close(one, wanted, rtol=0, atol=0 if hasattr(model, "program") else 2e-5)
         else:
             assert torch.equal(one, wanted)
@@ -163,6 +165,7 @@ numpy.save(f"{sys.argv[1]}/wanted.npy", y.numpy())
 """
 
 
+@pytest.mark.skipif(bool(ops.extension_problem()), reason="native: the kernels whose bits these are")
 @pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
 @pytest.mark.parametrize(("name", "dynamic"), [("lstm", False), ("gru", True)])
 def test_on_each_instruction_set(runner: Path, tmp_path: Path, isa: str, name: str, dynamic: bool) -> None:
