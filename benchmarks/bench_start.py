@@ -10,30 +10,20 @@ what happens once in a process. Exit status 1 where a goal is not reached; READM
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import display
 import harness
 import numpy as np
+from sides import HERE, REACHED, ROOT, THERE, UNSURE, Side, checkout, compared, note, opened, turn
 from start_child import CASES
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))  # where `architecture` is a package
-from architecture.sources import FOLDERS, link  # noqa: E402
-
 CHILD = Path(__file__).with_name("start_child.py")
-HERE, THERE = "here", "there"
 
 LAPS, FRESH = 25, 7
 """Laps of each case, and fresh processes of each kind; a fresh one takes seconds, most of them for importing torch."""
@@ -57,66 +47,8 @@ PARTS = ("calibrate", "convert")
 
 GOAL = 1.0
 """Most time of a row, in times of the other checkout's."""
-EVEN = 0.03
-"""A median this much above its goal is no difference: two runs of the same checkout differ by so much."""
 PATIENCE = 3
 """Times the usual laps that a case may take whose verdict is not clear."""
-
-REACHED, UNSURE = "reached", "unsure"
-
-
-class Side:
-    """One checkout, whose package children import.
-
-    Attributes:
-        name: `HERE` or `THERE`.
-        folder: for its files.
-    """
-
-    def __init__(self, name: str, checkout: Path, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        site = folder / "site"
-        site.mkdir()
-        link(checkout, site)
-        self.environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-        self._server: subprocess.Popen[str] | None = None
-
-    def lap(self, case: str) -> dict[str, float]:
-        """Seconds by row, of one lap in the process that lives on."""
-        if self._server is None:
-            self._server = self._child("serve", stdin=subprocess.PIPE)
-        assert self._server.stdin is not None
-        self._server.stdin.write(case + "\n")
-        self._server.stdin.flush()
-        return answer(self._server)
-
-    def fresh(self, what: str, case: str) -> dict[str, float]:
-        """Seconds by row, of a process of its own."""
-        with self._child(what, case) as process:
-            return answer(process)
-
-    def _child(self, *arguments: str, **streams: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, str(CHILD), *arguments, str(self.folder)]
-        return subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True, **streams)
-
-    def close(self) -> None:
-        """End the process that lives on."""
-        if self._server is not None:
-            self._server.communicate()
-
-
-def answer(process: subprocess.Popen[str]) -> dict[str, float]:
-    """A line of JSON.
-
-    Raises:
-        RuntimeError: the process ended instead; what it had to say stands on stderr.
-    """
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{' '.join(map(str, process.args))}: it ended with {process.wait()}, and gave no figures")
-    seconds: dict[str, float] = json.loads(line)
-    return seconds
 
 
 def measure(
@@ -138,27 +70,12 @@ def measure(
     return races
 
 
-def turn(sides: Sequence[Side], round_: int) -> Sequence[Side]:
-    """The sides of a round, in its order."""
-    return sides if round_ % 2 == 0 else sides[::-1]
-
-
-def note(races: dict[str, harness.Race], case: str, side: Side, seconds: Mapping[str, float]) -> None:
-    """Put a side's figures to those of earlier rounds."""
-    for row, value in seconds.items():
-        race = races.setdefault(row, harness.Race(case, {"row": row}))
-        race.seconds.setdefault(side.name, []).append(value)
-
-
 def verdict(race: harness.Race, goals: Mapping[str, float]) -> str:
     """Whether the row takes no more of the other checkout's time than its goal; '' where nobody asks."""
     row = race.shape["row"]
     if THERE not in race.seconds or row in PARTS:
         return ""
-    ratio, most = race.ratio(HERE, THERE), goals.get(row, GOAL)
-    if ratio.median <= most + EVEN:
-        return REACHED
-    return f"NOT reached: {ratio.median:.2f} of {most:g}" if ratio.low > most else UNSURE
+    return compared(race, goals.get(row, GOAL))
 
 
 def table(races: Mapping[str, harness.Race], goals: Mapping[str, float]) -> str:
@@ -191,33 +108,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def checkout(text: str) -> Path:
-    """The folder of a checkout."""
-    missing = [name for name in FOLDERS.values() if not Path(text, name).is_dir()]
-    if missing:
-        raise argparse.ArgumentTypeError(f"{text} is no checkout of this package: it has no {missing[0]}/")
-    return Path(text)
-
-
 def goal(text: str) -> tuple[str, float]:
     """A row and its goal, as 'new shape=0.5'."""
     row, _, ratio = text.partition("=")
     if row not in ROWS:
         raise argparse.ArgumentTypeError(f"there is no row {row!r}; there are {', '.join(ROWS)}")
     return row, float(ratio)
-
-
-@contextmanager
-def opened(checkouts: Mapping[str, Path | None]) -> Iterator[list[Side]]:
-    """A side for each checkout that there is."""
-    with ExitStack() as stack:
-        sides = []
-        for name, checkout in checkouts.items():
-            if checkout is not None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-                sides.append(Side(name, checkout, Path(folder)))
-                stack.callback(sides[-1].close)
-        yield sides
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -230,7 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     facts = harness.machine((), 1, harness.pin(1))
     print(harness.describe(facts) + "\n")
     start, results, missed = time.perf_counter(), [], []
-    with opened({HERE: options.checkout, THERE: options.against}) as sides:
+    with opened({HERE: options.checkout, THERE: options.against}, CHILD) as sides:
         for case in tqdm(chosen, disable=None, unit="case"):
             races = measure(sides, case, options.laps, options.fresh, goals)
             results += [{**race.to_dict(), "verdict": verdict(race, goals)} for race in races.values()]

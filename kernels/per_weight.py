@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
+from quant.kernels.at_fork import forked_lock
 from torch import Tensor
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ _State = tuple[int, int, torch.Size]
 
 
 class PerWeight(Generic[T]):
-    """Weight -> a value computed from it. Thread-safe.
+    """Weight -> a value computed from it. Thread-safe, and made once in a process for each purpose.
 
     A write through torch changes the weight's version, and the value is computed again; kernels/README.md ("Packed
     weights") says which writes are not seen.
@@ -25,7 +25,7 @@ class PerWeight(Generic[T]):
     def __init__(self) -> None:
         # By id, dropped when the weight dies; the state says whether it was written to since.
         self._kept: dict[int, tuple[_State, T]] = {}
-        self._lock = threading.Lock()
+        self._lock = forked_lock()
 
     def get(self, q_weight: Tensor, make: Callable[[], T]) -> T:
         """The value that `make` computes for this weight in its present state."""

@@ -3,9 +3,9 @@
 Elementwise operators of two bytes have their rows beside their kernels, in csrc/core/rows/binary.inc.
 
 A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
-kind is a register (u8, f32, any), a constant ($int8), a number with bounds, one of several words, or a list: `counts`
-is a list of `count`, `count/s` a list or one value for all. Shapes are not known here; `plan_shapes` and the kernels
-look at them.
+kind is a register (u8, f32, i64, any), a constant ($int8), a number with bounds, one of several words, or a list:
+`counts` is a list of `count`, `count/s` a list or one value for all. Shapes are not known here; `plan_shapes` and the
+kernels look at them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from quant.kernels import plan_sizes
+from quant.kernels.recurrent.kind import kinds
 
 _Check: TypeAlias = "Callable[[str, str], Any]"
 
@@ -254,6 +255,12 @@ def _flag(name: str, word: str) -> None:
         raise ValueError(f"{name} is {word}, expected True or False")
 
 
+def _cell(name: str, word: str) -> None:
+    known = [kind.name for kind in kinds() if kind.native]
+    if word not in known:
+        raise ValueError(f"{name} is {word}, expected one of {', '.join(known)}")
+
+
 def _register(name: str, word: str) -> None:
     index(word, "%")
 
@@ -262,7 +269,7 @@ def _float32(value: float) -> float:
     return ctypes.c_float(value).value
 
 
-REGISTERS = ("u8", "f32", "any")
+REGISTERS = ("u8", "f32", "i64", "any")
 LARGEST = _float32(3.4028234663852886e38)
 KINDS: dict[str, _Check] = {
     "byte": _within(0, 255),
@@ -279,6 +286,7 @@ KINDS: dict[str, _Check] = {
     "positive": _positive(LARGEST),
     "factor": _positive(MOST),
     "flag": _flag,
+    "cell": _cell,
     **dict.fromkeys(REGISTERS, _register),
 }
 """Kind -> the check of one value of that kind, in lists too."""

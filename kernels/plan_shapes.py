@@ -8,6 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from quant.kernels.recurrent.kind import find
+from quant.kernels.tables import row_bytes
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
@@ -104,7 +107,11 @@ def _pool(settings: Settings) -> None:
 
 
 def _adaptive(settings: Settings) -> None:
-    _window(settings["q"], len(settings["size"]))
+    q, size = settings["q"], settings["size"]
+    _window(q, len(size))
+    before = q.dim() - len(size)
+    kept = [old if new is None else new for old, new in zip(q.shape[before:], size, strict=True)]
+    _within_memory([*q.shape[:before], *kept])
 
 
 def _mean(settings: Settings) -> None:
@@ -135,6 +142,7 @@ def _pad(settings: Settings) -> None:
     expect(
         len(widths) % 2 == 0 and pairs <= q.dim(), "its widths are not in pairs, or more than its input's dimensions"
     )
+    expect(q.dtype is not torch.int64, "its input is int64")
     expect(q.dtype.itemsize == 1 or (mode == "constant" and min(widths) >= 0), f"its input is {q.dtype}")
     fits = mode == "constant" or (pairs <= 3 and q.dim() - pairs in (1, 2))
     expect(fits, f"mode {mode} is for the last dimensions of all but one or two")
@@ -169,6 +177,19 @@ def _group_norm(settings: Settings) -> None:
     channels = x.shape[1]
     expect(channels > 0 and channels % settings["groups"] == 0, "its groups do not fit")
     expect(x.numel() // settings["groups"] != 1, "its groups have one value each")
+    _per_channel(settings)
+
+
+def _instance_norm(settings: Settings) -> None:
+    x = settings["x"]
+    expect(x.dim() >= 3, "its input has no pixels")
+    expect(x.shape[1] > 0, "its groups do not fit")
+    expect(math.prod(x.shape[2:]) != 1, "its groups have one value each")
+    _per_channel(settings)
+
+
+def _per_channel(settings: Settings) -> None:
+    channels = settings["x"].shape[1]
     for name in ("weight", "bias"):
         values = settings[name]
         expect(values is None or tuple(values.shape) == (channels,), f"{name} has not {channels} values")
@@ -180,6 +201,21 @@ def _layer_norm(settings: Settings) -> None:
     for name in ("weight", "bias"):
         values = settings[name]
         expect(values is None or tuple(values.shape) == (x.shape[-1],), f"{name} has not {x.shape[-1]} values")
+    size = settings.get("size")
+    expect(size is None or x.shape[-1] == size, f"its rows have not {size} values")
+
+
+def _rms_norm(settings: Settings) -> None:
+    x, size, weight = settings["x"], settings["size"], settings["weight"]
+    expect(x.dim() >= 1 and x.shape[-1] == size, f"its rows have not {size} values")
+    expect(weight is None or tuple(weight.shape) == (size,), f"weight has not {size} values")
+
+
+def _reduce(settings: Settings) -> None:
+    x = settings["x"]
+    dims = [dimension(dim, x.dim()) for dim in settings["dim"]]
+    expect(len(set(dims)) == len(dims), "takes a dimension twice")
+    expect(math.prod(x.shape[dim] for dim in dims) > 0, "it is over no values")
 
 
 def _matmul(settings: Settings) -> None:
@@ -189,7 +225,12 @@ def _matmul(settings: Settings) -> None:
 
 
 def _expand(settings: Settings) -> None:
-    _within_memory([size for size in settings["shape"] if size > 0])
+    x, shape = settings["x"], settings["shape"]
+    fresh = len(shape) - x.dim()
+    expect(fresh >= 0, "its input has more dimensions")
+    expect(all(size >= 0 for size in shape[:fresh]), "a new dimension has no size to keep")
+    kept = [old if size == -1 else size for old, size in zip(x.shape, shape[fresh:], strict=True)]
+    _within_memory([*shape[:fresh], *kept])
 
 
 def _reshape(settings: Settings) -> None:
@@ -201,6 +242,70 @@ def _reshape(settings: Settings) -> None:
 
 def _softmax(settings: Settings) -> None:
     expect(settings["x"].dim() >= 1, "its input has no dimensions")
+
+
+def _linear_dynamic(settings: Settings) -> None:
+    x, weight = settings["x"], settings["q_weight"]
+    _weight(weight, "q_weight")
+    features = x.shape[-1] if x.dim() else 0
+    expect(features == weight.shape[1], f"the input has {features} features, expected {weight.shape[1]}")
+    expect(settings["bits"] in (8, 16), "its activations have neither 8 nor 16 bits")
+    _vectors(settings, weight.shape[0], "scale", "bias")
+    _vectors(settings, weight.shape[1], "columns")
+
+
+def _weight(weight: Tensor, name: str) -> None:
+    expect(weight.dim() == 2, f"{name} has {weight.dim()} dimensions, expected 2")
+    expect(weight.numel() > 0, f"{name} is empty")
+
+
+def _vectors(settings: Settings, count: int, *names: str) -> None:
+    for name in names:
+        values = settings.get(name)
+        expect(values is None or tuple(values.shape) == (count,), f"{name} has not {count} values")
+
+
+def _embedding(settings: Settings) -> None:
+    x, table = settings["x"], settings.get("weight")
+    if table is None:
+        bits, table = settings["bits"], settings["rows"]
+        expect(table.dim() == 2, f"rows has {table.dim()} dimensions, expected 2")
+        expect(bits in (8, 4), "its values have neither 8 nor 4 bits")
+        expect(table.shape[1] == row_bytes(settings["dim"], bits), "its rows have another length")
+        _within_memory([*x.shape, settings["dim"]])
+        return
+    expect(table.dim() == 2, f"weight has {table.dim()} dimensions, expected 2")
+    _within_memory([*x.shape, table.shape[1]])
+
+
+def _recurrent(settings: Settings) -> None:
+    x, kind = settings["q_x"] if "q_x" in settings else settings["x"], find(settings["mode"])
+    weight_ih, weight_hh, weight_hr = (settings[f"q_weight_{name}"] for name in ("ih", "hh", "hr"))
+    expect(x.dim() == 3, "its input is not (time, batch, features)")
+    expect(settings.get("bits", 8) in (8, 16), "its activations have neither 8 nor 16 bits")
+    _weight(weight_ih, "q_weight_ih")
+    _weight(weight_hh, "q_weight_hh")
+    width, state = weight_hh.shape
+    expect(
+        width % kind.gates == 0 and weight_ih.shape[0] == width,
+        f"its weights have not the same multiple of {kind.gates} rows",
+    )
+    features, hidden = x.shape[2], width // kind.gates
+    expect(weight_ih.shape[1] == features, f"the input has {features} features, expected {weight_ih.shape[1]}")
+    _vectors(settings, width, "scale_ih", "scale_hh", "bias_ih", "bias_hh")
+    _vectors(settings, features, "columns_ih")
+    if weight_hr is None:
+        expect(state == hidden, "its states have another size than its gates, and no projection")
+    else:
+        _weight(weight_hr, "q_weight_hr")
+        expect(kind.projects, "its kind has no projection")
+        expect(tuple(weight_hr.shape) == (state, hidden), "q_weight_hr has other sizes")
+        expect(settings["scale_hr"] is not None, "has no scale_hr")
+        _vectors(settings, state, "scale_hr")
+    expect(kind.has_cell or settings["c"] is None, "its kind has no c")
+    for name, size in (("h", state), ("c", hidden)):
+        first = settings[name]
+        expect(first is None or tuple(first.shape) == (x.shape[1], size), f"{name} has other sizes")
 
 
 CHECKS: dict[str, Callable[[Settings], None]] = {
@@ -220,11 +325,17 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "select": _dimensions("dim"),
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "instance_norm": _instance_norm,
     "group_norm": _group_norm,
     "attention": _attention,
     "softmax": _softmax,
+    "reduce_f32": _reduce,
     "expand": _expand,
     "reshape": _reshape,
+    "linear_dynamic": _linear_dynamic,
+    **dict.fromkeys(("embedding", "embedding_table"), _embedding),
+    **dict.fromkeys(("rnn_static", "rnn_dynamic"), _recurrent),
     **dict.fromkeys(("matmul", "matmul_f32"), _matmul),
 }
 """Operator -> its check."""

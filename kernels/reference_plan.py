@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from quant.kernels import plan_check, plan_shapes, plan_sizes
 from quant.kernels.plan_sizes import Arithmetic
+from quant.kernels.reference_layers import LAYERS, RECURRENT, OutOfTable, States, rnn_static
 from quant.kernels.reference_ops import OPS, OpTable, rescale
 from quant.kernels.reference_reals import REALS
 from torch import Tensor
@@ -131,6 +132,8 @@ def _named(row: str) -> Iterator[None]:
     """Errors quote the line, as the extension's do."""
     try:
         yield
+    except OutOfTable as error:
+        raise IndexError(f"plan line '{row}': {error}") from error
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         if type(error) not in (TypeError, ValueError, IndexError, RuntimeError):
             raise  # of torch's own machinery
@@ -204,10 +207,10 @@ def _check_tensors(op: str, settings: Mapping[str, Any]) -> None:
         plan_shapes.CHECKS[op](settings)
 
 
-INPUTS = (torch.float32, torch.uint8)
+INPUTS = (torch.float32, torch.uint8, torch.int64)
 CONSTANTS = (torch.int8, torch.uint8, torch.int32, torch.float32)
 DTYPES = {"u8": torch.uint8, "u8s": torch.uint8, "f32": torch.float32, "f32s": torch.float32, "int8": torch.int8,
-          "int32": torch.int32, "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
+          "i64": torch.int64, "int32": torch.int32, "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
 """Of the kinds of registers and constants in the table of settings."""
 
 
@@ -273,8 +276,8 @@ def run_plan(
     """Run a text.
 
     Args:
-        inputs: float32 or uint8, one per register of the text's `inputs`.
-        constants: what $n names: int8 weights, int32 biases, float32 multipliers and norms, uint8 look-up tables.
+        inputs: float32, uint8 or, of indices, int64, one per register of the text's `inputs`.
+        constants: what $n names: int8 weights, int32 biases, float32 multipliers, norms and embeddings, uint8 tables.
         table: the operators, with the arguments of their references.
 
     Returns:
@@ -289,6 +292,7 @@ def run_plan(
             if one.dtype not in dtypes:
                 raise TypeError(f"{kind} is {one.dtype}, expected one of {', '.join(map(str, dtypes))}")
     registers = dict(zip(plan.inputs, inputs, strict=True))
+    states: dict[int, States] = {}
 
     def size(register: Register) -> int:
         assert register.dim is not None
@@ -309,11 +313,30 @@ def run_plan(
 
     for line in plan.lines:
         with _named(str(line)):
-            operator = MOVES.get(line.op) or REALS.get(line.op) or table[line.op]
+            if line.op == "final_state":
+                registers[line.out] = _final_state(states, line)
+                continue
             settings = {name: filled(value) for name, value in line.settings.items()}
             _check_tensors(line.op, settings)
+            if line.op in RECURRENT:
+                layer: Callable[..., States] = table.get(line.op) or RECURRENT[line.op]  # type: ignore[assignment]
+                states[line.out] = layer(**settings)
+                registers[line.out] = states[line.out][0]
+                continue
+            operator = MOVES.get(line.op) or REALS.get(line.op) or LAYERS.get(line.op) or table[line.op]
             registers[line.out] = operator(**settings)
+    if any(registers[index].dtype is torch.int64 for index in plan.outputs):
+        raise ValueError("the plan gives out int64, expected float32 or uint8")
     return [_as_promised(registers[index]) for index in plan.outputs]
+
+
+def _final_state(states: Mapping[int, States], line: Line) -> Tensor:
+    known = states.get(line.settings["y"].index)
+    if known is None:
+        raise ValueError("what it reads is no recurrent layer")
+    if line.settings["of"] == "c" and known[2].dim() != 2:
+        raise ValueError("the recurrent layer's kind has no c")
+    return known[1 if line.settings["of"] == "h" else 2]
 
 
 class _NotFinite(Exception):
@@ -326,10 +349,20 @@ def _quantize_finite(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return OPS["quantize"](x, scale, zero_point)
 
 
+def _recurrent_finite(h: Tensor | None, c: Tensor | None, **settings: Any) -> States:
+    if any(one is not None and not bool(torch.isfinite(one).all()) for one in (h, c)):
+        raise _NotFinite
+    return rnn_static(h=h, c=c, **settings)
+
+
+FINITE: dict[str, Callable[..., Any]] = {**OPS, "quantize": _quantize_finite, "rnn_static": _recurrent_finite}
+"""The operators that round; they raise where a value is not finite."""
+
+
 def run_plan_of_finite(inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str) -> list[Tensor]:
     """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents."""
     try:
-        return run_plan(inputs, constants, program, table={**OPS, "quantize": _quantize_finite})
+        return run_plan(inputs, constants, program, table=FINITE)
     except _NotFinite:
         return []
 

@@ -18,9 +18,32 @@ def add_f32(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Over the last dimension, which weight and bias have (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4)."""
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, size: int | None = None) -> Tensor:
+    """Over the last dimension, which weight and bias have (Ba et al. 2016, arXiv 1607.06450, equations 3 and 4).
+
+    Args:
+        size: of that dimension, where it is checked.
+    """
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the pixels of each channel (Ulyanov et al. 2016, arXiv 1607.08022, equation 4).
+
+    Args:
+        x: (N, C, ...), with more than one pixel.
+        weight, bias: (C,).
+    """
+    return F.group_norm(x, x.shape[1], weight, bias, eps)  # torch's instance norm takes no empty batch
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, size: int) -> Tensor:
+    """x / sqrt(mean of x**2 + eps) * weight, over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467, 4).
+
+    Args:
+        size: of that dimension, which is checked.
+    """
+    return F.rms_norm(x, (size,), weight, eps)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -70,6 +93,35 @@ def binary_f32(a: Tensor, b: Tensor, by: str) -> Tensor:
     return ARITHMETIC[by](a, b)
 
 
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "cos": torch.cos,
+    "sin": torch.sin,
+}
+"""By the words that a plan's text has for them, in the order of the kernels (csrc/core/rows/reals.h)."""
+
+
+def unary_f32(x: Tensor, by: str) -> Tensor:
+    """A function of each value."""
+    return FUNCTIONS[by](x)
+
+
+def reduce_f32(x: Tensor, by: str, dim: tuple[int, ...], keepdim: bool) -> Tensor:
+    """The sum or the mean over dimensions."""
+    return (torch.mean if by == "mean" else torch.sum)(x, dim, keepdim)
+
+
+def where_f32(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a where the byte of the mask is not 0, else b; broadcast."""
+    return torch.where(mask != 0, a, b)
+
+
 def silu(x: Tensor) -> Tensor:
     """x / (1 + e**-x) (Elfwing et al. 2017, arXiv 1702.03118, equation 1)."""
     return F.silu(x)
@@ -83,6 +135,8 @@ def softmax(x: Tensor, logarithm: bool) -> Tensor:
 REALS: dict[str, Callable[..., Tensor]] = {
     "add_f32": add_f32,
     "layer_norm": layer_norm,
+    "instance_norm": instance_norm,
+    "rms_norm": rms_norm,
     "group_norm": group_norm,
     "attention": attention,
     "constant": lambda value: value,
@@ -90,6 +144,9 @@ REALS: dict[str, Callable[..., Tensor]] = {
     "binary_f32": binary_f32,
     "cat_f32": lambda tensors, dim: torch.cat(list(tensors), dim),
     "softmax": softmax,
+    "unary_f32": unary_f32,
+    "reduce_f32": reduce_f32,
+    "where_f32": where_f32,
     "silu": silu,
 }
 """By the names that a plan's text has for them."""

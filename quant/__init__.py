@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from quant.dynamic import quantize_dynamic
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
+    from quant.export.executorch import export_executorch
+    from quant.export.qdq import to_qdq
     from quant.leaves import register_leaf
-    from quant.migrate import from_torch_ao, load_onnx
+    from quant.migrate import from_torch_ao
+    from quant.onnx import export_onnx, load_onnx
     from quant.page import report_html
     from quant.parity import parity
     from quant.post_training import quantize_static
@@ -47,6 +50,8 @@ __all__ = [
     "convert",
     "distill_loss",
     "equalize",
+    "export_executorch",
+    "export_onnx",
     "from_torch_ao",
     "kernels",
     "load",
@@ -61,6 +66,7 @@ __all__ = [
     "report_html",
     "save",
     "summary",
+    "to_qdq",
     "types",
 ]
 
@@ -73,8 +79,11 @@ _MODULES = {
     "dynamic": ("quantize_dynamic",),
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
+    "export.executorch": ("export_executorch",),
+    "export.qdq": ("to_qdq",),
     "leaves": ("register_leaf",),
-    "migrate": ("from_torch_ao", "load_onnx"),
+    "migrate": ("from_torch_ao",),
+    "onnx": ("export_onnx", "load_onnx"),
     "page": ("report_html",),
     "parity": ("parity",),
     "post_training": ("quantize_static",),

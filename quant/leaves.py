@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from quant.int8_classes import has_static_layer
 from quant.kernels.registry import ClassRegistry, described, full_name_of
 from quant.recurrent_layers import is_recurrent_class
+from quant.runtime.layers.quant_module import QuantModule
 
 COMPOSITE = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
              nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
@@ -83,8 +84,8 @@ def _harmless(kind: type) -> bool:
 
 
 def is_registered(module: nn.Module) -> bool:
-    """Whether the module's class or one above it is registered as a leaf."""
-    return _REGISTERED.nearest(type(module)) is not None
+    """Whether the module's class or one above it is registered as a leaf, or is int8 already."""
+    return isinstance(module, QuantModule) or _REGISTERED.nearest(type(module)) is not None
 
 
 def is_dynamic(module: nn.Module) -> bool:

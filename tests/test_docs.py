@@ -15,8 +15,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 MODULES = ("quant", "quant.calibrate", "quant.kernels", "quant.nn", "quant.observers", "quant.types")
 
 
-def drawings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drawings", DOCS / "site" / "drawings.py")
+def of_the_site(name: str) -> ModuleType:
+    """A script of docs/site/, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +26,7 @@ def drawings() -> ModuleType:
 
 
 def test_the_drawings_are_drawn_by_the_script() -> None:
-    drawn = {name: str(make()) for name, make in drawings().DRAWINGS.items()}
+    drawn = {name: str(make()) for name, make in of_the_site("drawings").DRAWINGS.items()}
     stored = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "drawings").glob("*.svg")}
     assert sorted(drawn) == sorted(stored)
     assert [name for name in drawn if drawn[name] != stored[name]] == [], "run `make drawings`"
@@ -35,7 +36,7 @@ def test_every_drawing_is_on_a_page() -> None:
     shown = {
         name for page in DOCS.glob("**/*.md") for name in re.findall(r"^```{drawing} (\w+)$", page.read_text(), re.M)
     }
-    assert shown == set(drawings().DRAWINGS)
+    assert shown == set(of_the_site("drawings").DRAWINGS)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -65,3 +66,29 @@ def test_the_reference_describes_what_it_names() -> None:
         each.__name__ for each in wanted if inspect.isroutine(each) or inspect.isclass(each) if each not in objects
     }
     assert missing == set()
+
+
+def test_no_link_of_a_page_leads_out_of_the_documentation_or_nowhere() -> None:
+    assert of_the_site("links").faults(DOCS) == []
+
+
+def test_links_that_the_site_cannot_have_are_named_with_file_and_line(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    (docs / "guides").mkdir(parents=True)
+    (tmp_path / "kernels").mkdir()
+    for file in ("README.md", "kernels/README.md", "docs/start.md"):
+        (tmp_path / file).write_text("A page.\n")
+    (docs / "index.md").write_text(
+        "[README](../README.md), [start](start.md#begin), [web](https://a.org/../b), [here](#a), `[a](../code.md)`\n"
+        "```python\ntable[0](../code)\n```\n"
+        "[kernels](../kernels/README.md) and ![gone](gone.png)\n\n"
+        "[by name]: ../kernels/README.md\n"
+    )
+    (docs / "guides" / "one.md").write_text("```{note}\n[start](../start.md)\n[README](../../README.md)\n```\n")
+    out = "leads out of docs/, expected a page: name the file in backquotes instead"
+    assert of_the_site("links").faults(docs) == [
+        f"docs/guides/one.md:3: the link to ../../README.md {out}",
+        f"docs/index.md:5: the link to ../kernels/README.md {out}",
+        "docs/index.md:5: the link to gone.png leads to no file",
+        f"docs/index.md:7: the link to ../kernels/README.md {out}",
+    ]

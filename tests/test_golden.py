@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from .golden.differences import DIFFERENCES, headings, judge
+from .golden import run as golden_run
+from .golden.differences import DIFFERENCES, Difference, headings, judge
 from .golden.hashing import digest
-from .golden.run import Side, distance, report, run
+from .golden.networks import functions_called
+from .golden.run import Distance, Side, distance, report, run
 from .golden.suite import SuiteSide, judge_places, report_suite
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,9 +80,14 @@ NAMES = {name: one for one in DIFFERENCES for name in one.names}
 DOCUMENTED = next(name for name in NAMES if "::" in name)
 
 
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda one: one.decision)
+def test_a_documented_difference_has_a_decision(difference: Difference) -> None:
+    assert difference.decision in headings(ROOT)
+    assert difference.names or difference.calls
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_documented_difference_has_a_decision(name: str) -> None:
-    assert NAMES[name].decision in headings(ROOT)
+def test_what_a_documented_difference_names_is_there(name: str) -> None:
     file, _, function = name.partition("::")
     assert f"def {function}(" in (ROOT / file).read_text() if function else file.rpartition("-")[2].isdigit()
 
@@ -90,6 +98,33 @@ def test_a_difference_is_expected_where_one_side_has_its_decision() -> None:
     assert judge([place], [decision], [decision], lambda _: True).unexplained == [place]
     assert judge([f"{place}::other"], [decision], [], lambda _: False).documented
     assert judge([f"{DOCUMENTED}_too #0 weights"], [decision], [], lambda _: False).unexplained
+
+
+RULE = next(one for one in DIFFERENCES if one.calls)
+GROUP_NORM, NEITHER = "operators-29", "operators-0"
+
+
+def test_the_functions_that_a_network_calls_are_known() -> None:
+    assert "group_norm" in RULE.calls & functions_called(GROUP_NORM)
+    assert not RULE.calls & functions_called(NEITHER)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "is_documented"),
+    [(GROUP_NORM, RULE.ratio + 1, True), (GROUP_NORM, RULE.ratio - 1, False), (NEITHER, RULE.ratio + 1, False)],
+    ids=["calls it", "calls it and is far off", "calls it not"],
+)
+def test_a_difference_of_a_rule_is_one_of_networks_that_call_the_function_and_are_near(
+    name: str, ratio: float, is_documented: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(golden_run, "difference", lambda name, checkouts: Distance("as it is", ratio))
+    here = Side("a", {"torch": "2"}, {name: "x", "blocks-0": "z"}, [RULE.decision])
+    there = Side("b", {"torch": "2"}, {name: "y", "blocks-0": "z"}, [])
+    assert report(here, there, [name, "blocks-0"], (ROOT, ROOT)) == (0 if is_documented else 1)
+    shown = capsys.readouterr().out
+    assert (f"documented: {RULE.reason} ({RULE.decision})\n    {name}" in shown) == is_documented
+    there.decisions = [RULE.decision]
+    assert report(here, there, [name, "blocks-0"], (ROOT, ROOT)) == 1, "both sides follow it"
 
 
 def test_a_documented_difference_that_is_not_met_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,4 +174,6 @@ def test_any_bit_is_in_the_hash() -> None:
 
 def test_distance() -> None:
     one, other = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0])
-    assert distance(one, other) == "1 of 3 values, by 1 at most, 13.2 dB"
+    assert distance(one, other).text == "1 of 3 values, by 1 at most, 13.2 dB"
+    assert distance(one, other).ratio == pytest.approx(10 * math.log10(21))
+    assert distance(one, other * math.nan).ratio == -math.inf, "no ratio is enough"

@@ -141,8 +141,8 @@ std::string read_name(const Json& entry) {
 ModelValue read_value(const Json& entry) {
   ModelValue value{read_name(entry.at("name")), entry.at("dtype").string("dtype"), !entry.at("shape").is_null(),
                    entry.at("fixed_rank").boolean("fixed_rank"), {}};
-  if (value.dtype != "float32" && value.dtype != "uint8" && value.dtype != "bool")
-    fail("'" + value.name + "' is " + value.dtype + ", expected float32, uint8 or bool");
+  if (value.dtype != "float32" && value.dtype != "uint8" && value.dtype != "bool" && value.dtype != "int64")
+    fail("'" + value.name + "' is " + value.dtype + ", expected float32, uint8, bool or int64");
   if (!value.has_shape) return value;
   for (const Json& one : entry.at("shape").array("shape")) value.sizes.push_back(one.is_string() ? -1 : one.integer("shape"));
   if (value.sizes.size() > OCTET_MOST_DIMENSIONS)

@@ -16,7 +16,7 @@ constexpr int64_t kFileVersion = 1;
 
 // An input or output of a model.
 struct ModelValue {
-  std::string name, dtype;  // "float32", "uint8" or "bool"
+  std::string name, dtype;  // "float32", "uint8", "bool" or "int64"
   bool has_shape;           // whether the rank at export is known
   bool fixed_rank;          // whether another rank is refused
   Sizes sizes;              // -1 for one that may differ between calls

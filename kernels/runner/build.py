@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,7 @@ class Settings:
         flags: further ones for all files and for linking, as for a sanitizer.
         is_static: whether octet-run has the C and C++ libraries inside.
         core: a static library of the core to link with, where its sources are not to be compiled again.
+        selection: what is left in; None for everything.
     """
 
     cxx: str
@@ -59,6 +61,70 @@ class Settings:
     flags: tuple[str, ...] = ()
     is_static: bool = False
     core: Path | None = None
+    selection: Selection | None = None
+
+
+SELECTING = ("instruction_sets.cpp", "isa.cpp", "lower.cpp")
+"""Files of the core that read csrc/core/cpu/selection.h: what they do not name is not linked."""
+
+
+class BadFile(ValueError):
+    """A file that the runner is to be built for cannot be read, or has no part for the runner."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a runner for some models has.
+
+    Attributes:
+        operations: of plans, sorted.
+        instruction_sets: besides the portable one; empty for all.
+    """
+
+    operations: tuple[str, ...]
+    instruction_sets: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> list[str]:
+        """For the files of SELECTING."""
+        words = {"OCTET_OPERATIONS": self.operations, "OCTET_INSTRUCTION_SETS": self.instruction_sets}
+        return [f'-D{name}="{" ".join(listed)}"' for name, listed in words.items() if listed]
+
+
+def operations_of(path: Path) -> set[str]:
+    """The operations in the plan of a file of `quant.save(..., runner=True)`.
+
+    Raises:
+        BadFile: it is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        plan = json.loads(header["__metadata__"]["octet_runner"])["plan"]
+    except OSError as error:
+        raise BadFile(f"{path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise BadFile(f"{path} has no part for the runner: write it by quant.save(model, path, runner=True)") from error
+    return {line.split(" ")[2] for line in plan.split("\n")[2:-1]}
+
+
+def selection_of(files: Iterable[Path], sets: str | None, arch: str) -> Selection:
+    """What runs some files, on some instruction sets.
+
+    Args:
+        files: of `quant.save(..., runner=True)`.
+        sets: names with commas between; None for all.
+
+    Raises:
+        BadFile: a file is none of the runner's, or there is no such instruction set.
+    """
+    names = tuple(sets.split(",")) if sets else ()
+    known = [one.name for one in kernels_build.instruction_sets(arch)]
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise BadFile(f"--isa: there is no {', '.join(unknown)} for {arch}, expected some of {', '.join(known)}")
+    operations = sorted(set().union(*map(operations_of, files)))
+    return Selection(tuple(operations), tuple(sorted(names)))
 
 
 def core_sources(arch: str) -> list[Path]:
@@ -90,14 +156,44 @@ def build(settings: Settings, jobs: int | None = None) -> Path:
     own, program = [HERE / name for name in LIBRARY], [HERE / name for name in PROGRAM]
     objects = _compile_all(settings, [*core, *own, *program], jobs)
     library = [*(objects[path] for path in (*core, *own)), *([settings.core] if settings.core else [])]
-    _link(settings, library, "liboctet.so", ["-shared", f"-Wl,--version-script={HERE / 'exports.map'}"])
-    static = ["-static"] if settings.is_static else []
-    _link(settings, [*(objects[path] for path in program), *library], "octet-run", static)
+    library = link(settings, library, [objects[path] for path in program], jobs)
     if settings.core is None:
         _archive(library, settings.out / "liboctet.a")
     (settings.out / "octet.h").write_bytes((HERE / "octet.h").read_bytes())
     _stamp(settings.out).write_text(fingerprint(settings))
     return settings.out / "octet-run"
+
+
+def _selected(settings: Settings, library: list[Path], jobs: int | None) -> list[Path]:
+    """The objects of a library with less in it, and the size of the whole one in a file beside them."""
+    _link(settings, library, WHOLE, ["-shared", f"-Wl,--version-script={HERE / 'exports.map'}"])
+    assert settings.selection is not None
+    folder, flags = settings.out / "selected", (*settings.flags, *settings.selection.flags)
+    folder.mkdir(exist_ok=True)
+    sources = [path for path in core_sources(settings.arch) if path.name in SELECTING]
+    selected = _compile_all(replace(settings, out=folder, flags=flags), sources, jobs)
+    others = {f"{path.stem}.o" for path in sources}
+    return [*(path for path in library if path.name not in others), *selected.values()]
+
+
+WHOLE = "liboctet-whole.so"
+"""What a selection is smaller than."""
+
+
+def link(settings: Settings, library: list[Path], program: list[Path], jobs: int | None = None) -> list[Path]:
+    """Link liboctet.so and octet-run.
+
+    Args:
+        library: objects of the library; program: those of octet-run alone.
+
+    Returns:
+        the objects that are in the library, of a selection others than those given.
+    """
+    if settings.selection is not None:
+        library = _selected(settings, library, jobs)
+    _link(settings, library, "liboctet.so", ["-shared", f"-Wl,--version-script={HERE / 'exports.map'}"])
+    _link(settings, [*program, *library], "octet-run", ["-static"] if settings.is_static else [])
+    return library
 
 
 def is_current(settings: Settings) -> bool:
@@ -112,7 +208,7 @@ def fingerprint(settings: Settings) -> str:
     for path in sorted(HERE.iterdir()):
         if path.suffix in {".cpp", ".h", ".py", ".map"}:
             digest.update(path.name.encode() + path.read_bytes())
-    digest.update(repr((settings.threads, settings.flags, settings.is_static)).encode())
+    digest.update(repr((settings.threads, settings.flags, settings.is_static, settings.selection)).encode())
     return digest.hexdigest()
 
 
@@ -188,6 +284,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the library and the program")
     parser.add_argument("--threads", choices=THREADS, default="openmp", help="what shares work among threads")
     parser.add_argument("--static", action="store_true", help="octet-run with the C and C++ libraries inside")
+    parser.add_argument(
+        "--for",
+        type=Path,
+        action="append",
+        default=[],
+        dest="files",
+        metavar="FILE",
+        help="leave out the operations that this model has not; may be repeated",
+    )
+    parser.add_argument(
+        "--isa",
+        metavar="NAMES",
+        help="with --for: the instruction sets besides the portable one (default: all), as avx2,amx",
+    )
     parser.add_argument("--fuzz", action="store_true", help="the program of fuzz.cpp instead, under AddressSanitizer")
     parser.add_argument(
         "--list-flags", action="store_true", help="print files and flags for CMake, and compile nothing"
@@ -199,7 +309,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         cxx = options.cxx or kernels_build.require_compiler()
-        settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static)
+        selection = selection_of(options.files, options.isa, arch) if options.files else None
+        if options.isa and selection is None:
+            raise BadFile("--isa goes with --for FILE")
+        settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static, selection=selection)
         if options.fuzz:
             print(f"built {build_fuzz(settings)}")
             return 0
@@ -210,12 +323,23 @@ def main(arguments: list[str] | None = None) -> int:
             f"compiling {len(core_sources(arch)) + len(LIBRARY + PROGRAM)} files for {arch} with {cxx} (a minute) ..."
         )
         build(settings)
-    except kernels_build.BuildError as error:
+    except (kernels_build.BuildError, BadFile) as error:
         print(f"make runner: {error}", file=sys.stderr)
         return 1
     for name in ("octet-run", "liboctet.so"):
-        print(f"built {options.out / name}: {(options.out / name).stat().st_size / 1e6:.2f} MB")
+        print(f"built {options.out / name}: {_megabytes(options.out / name)}")
+    if selection is not None:
+        whole, here = (options.out / WHOLE).stat().st_size, (options.out / "liboctet.so").stat().st_size
+        (options.out / WHOLE).unlink()
+        print(
+            f"for {len(selection.operations)} operations on {', '.join(selection.instruction_sets) or 'all sets'}: "
+            f"{whole - here} bytes less than the {whole} with everything"
+        )
     return 0
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.2f} MB"
 
 
 if __name__ == "__main__":

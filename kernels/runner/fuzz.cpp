@@ -132,7 +132,7 @@ struct Memory {
       if (tensor.sizes[d] > (1 << 20) || tensor.strides[d] > (1 << 26)) return false;
       is_empty |= tensor.sizes[d] == 0, last += (tensor.sizes[d] - 1) * tensor.strides[d];
     }
-    const int64_t bytes = (is_empty ? 1 : last + 1) * (tensor.dtype == OCTET_FLOAT32 ? 4 : 1);
+    const int64_t bytes = (is_empty ? 1 : last + 1) * (tensor.dtype == OCTET_FLOAT32 ? 4 : tensor.dtype == OCTET_INT64 ? 8 : 1);
     if (bytes > static_cast<int64_t>(kMostBytes)) return false;
     tensor.data = std::calloc(1, bytes);
     return tensor.data;
@@ -161,6 +161,8 @@ Outcome run(octet_model* model, Random& random) {
     if (!inputs[i].allocate()) return kInputRefused;
     if (inputs[i].tensor.dtype == OCTET_FLOAT32 && inputs[i].tensor.rank > 0 && inputs[i].tensor.sizes[0] > 0)
       static_cast<float*>(inputs[i].tensor.data)[0] = static_cast<float>(static_cast<int64_t>(random() % 2001) - 1000) / 100;
+    if (inputs[i].tensor.dtype == OCTET_INT64 && inputs[i].tensor.rank > 0 && inputs[i].tensor.sizes[0] > 0)
+      static_cast<int64_t*>(inputs[i].tensor.data)[0] = static_cast<int64_t>(random() % 24) - 1;
     given.push_back(inputs[i].tensor);
   }
   if (octet_plan(model, given.data(), results.data()) != OCTET_OK) return kInputRefused;

@@ -12,15 +12,26 @@ namespace {
 constexpr size_t kMostPlans = 64;
 
 const char* name_of(octet_dtype dtype) {
-  return dtype == OCTET_FLOAT32 ? "float32" : dtype == OCTET_UINT8 ? "uint8" : dtype == OCTET_BOOL ? "bool" : "of no known type";
+  switch (dtype) {
+    case OCTET_FLOAT32:
+      return "float32";
+    case OCTET_UINT8:
+      return "uint8";
+    case OCTET_BOOL:
+      return "bool";
+    case OCTET_INT64:
+      return "int64";
+  }
+  return "of no known type";
 }
 
 PlanTensor described(const octet_tensor& tensor) {
-  return {{tensor.sizes, tensor.sizes + tensor.rank}, {tensor.strides, tensor.strides + tensor.rank}, tensor.dtype == OCTET_FLOAT32};
+  return {{tensor.sizes, tensor.sizes + tensor.rank}, {tensor.strides, tensor.strides + tensor.rank}, tensor.dtype == OCTET_FLOAT32,
+          tensor.dtype == OCTET_INT64};
 }
 
 bool fits(const PlanTensor& known, const octet_tensor& given) {
-  return known.real == (given.dtype == OCTET_FLOAT32) &&
+  return known.real == (given.dtype == OCTET_FLOAT32) && known.index == (given.dtype == OCTET_INT64) &&
          std::equal(known.sizes.begin(), known.sizes.end(), given.sizes, given.sizes + given.rank) &&
          std::equal(known.strides.begin(), known.strides.end(), given.strides, given.strides + given.rank);
 }
@@ -59,7 +70,7 @@ Model::Model(Artefact artefact)
   if (inputs != inputs_.size() || outputs != outputs_.size())
     throw std::invalid_argument("its plan has " + std::to_string(inputs) + " inputs and " + std::to_string(outputs) +
                                 " outputs, expected " + std::to_string(inputs_.size()) + " and " + std::to_string(outputs_.size()));
-  weights_.emplace(artefact.constants);
+  weights_.emplace(*program_, artefact.constants);
 }
 
 // The name of the layer in front of an error that quotes a line of the plan.
@@ -87,6 +98,14 @@ std::shared_ptr<const Plan> Model::plan(const octet_tensor* inputs) {
   if (std::shared_ptr<const Plan> known = find(inputs)) return known;
   for (size_t i = 0; i < inputs_.size(); ++i) check(inputs[i], inputs_[i]);
   return build(inputs);
+}
+
+bool Model::run(const Plan& plan, const void* const* inputs, void* const* outputs) const {
+  try {
+    return plan.run(inputs, outputs);
+  } catch (const std::out_of_range& error) {
+    throw BadInput(with_step(error.what()));
+  }
 }
 
 std::shared_ptr<const Plan> Model::find(const octet_tensor* inputs) {

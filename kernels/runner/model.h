@@ -32,6 +32,9 @@ class Model {
   // The plan for inputs of these dtypes, sizes and strides. Raises BadInput, which names the input, or the layer that refuses it.
   std::shared_ptr<const Plan> plan(const octet_tensor* inputs);
 
+  // Runs a plan of `plan`; false as Plan::run. Raises BadInput where an index names no row.
+  bool run(const Plan& plan, const void* const* inputs, void* const* outputs) const;
+
   std::atomic<int32_t> threads{0};  // 0 for as many as there are
 
  private:

@@ -19,7 +19,7 @@ struct Type {
   int64_t bytes;
 };
 
-constexpr Type kTypes[] = {{"<f4", OCTET_FLOAT32, 4}, {"|u1", OCTET_UINT8, 1}, {"|b1", OCTET_BOOL, 1}};
+constexpr Type kTypes[] = {{"<f4", OCTET_FLOAT32, 4}, {"|u1", OCTET_UINT8, 1}, {"|b1", OCTET_BOOL, 1}, {"<i8", OCTET_INT64, 8}};
 
 const Type& type_of(octet_dtype dtype) {
   for (const Type& type : kTypes)
@@ -40,7 +40,7 @@ const Type& read_type(std::string_view header) {
   const std::string_view text = entry(header, "descr");
   for (const Type& type : kTypes)
     if (text.substr(1).starts_with(std::string(type.word) + "'")) return type;
-  throw std::runtime_error("its type is " + std::string(text.substr(0, text.find(','))) + ", expected '<f4', '|u1' or '|b1'");
+  throw std::runtime_error("its type is " + std::string(text.substr(0, text.find(','))) + ", expected '<f4', '|u1', '|b1' or '<i8'");
 }
 
 std::vector<int64_t> read_shape(std::string_view header) {

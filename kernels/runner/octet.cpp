@@ -62,7 +62,7 @@ octet_model* opened(const uint8_t* bytes, size_t size, const std::string& name) 
 }
 
 octet_dtype dtype_of(const ModelValue& value) {
-  return value.dtype == "float32" ? OCTET_FLOAT32 : value.dtype == "bool" ? OCTET_BOOL : OCTET_UINT8;
+  return value.dtype == "float32" ? OCTET_FLOAT32 : value.dtype == "bool" ? OCTET_BOOL : value.dtype == "int64" ? OCTET_INT64 : OCTET_UINT8;
 }
 
 octet_status describe(const std::vector<ModelValue>& values, int32_t index, octet_value* out) {
@@ -74,9 +74,13 @@ octet_status describe(const std::vector<ModelValue>& values, int32_t index, octe
   return OCTET_OK;
 }
 
+size_t alignment_of(octet_dtype dtype) {
+  return dtype == OCTET_FLOAT32 ? alignof(float) : dtype == OCTET_INT64 ? alignof(int64_t) : 1;
+}
+
 void check_data(const std::vector<ModelValue>& values, const octet_tensor* tensors, const char* what) {
   for (size_t i = 0; i < values.size(); ++i)
-    if (!tensors[i].data || (dtype_of(values[i]) == OCTET_FLOAT32 && reinterpret_cast<uintptr_t>(tensors[i].data) % alignof(float)))
+    if (!tensors[i].data || reinterpret_cast<uintptr_t>(tensors[i].data) % alignment_of(dtype_of(values[i])))
       throw BadInput(std::string(what) + " '" + values[i].name + "' has no data, or data that is not aligned to its elements");
 }
 
@@ -156,7 +160,7 @@ octet_status octet_run(octet_model* model, const octet_tensor* inputs, octet_ten
     std::vector<void*> to;
     for (size_t i = 0; i < model->model.inputs().size(); ++i) from.push_back(inputs[i].data);
     for (size_t i = 0; i < plan->outputs().size(); ++i) to.push_back(outputs[i].data);
-    if (plan->run(from.data(), to.data())) return OCTET_OK;
+    if (model->model.run(*plan, from.data(), to.data())) return OCTET_OK;
     return failed(OCTET_NOT_FINITE, "NaN or inf came to where a value is rounded to an integer; the outputs hold nothing");
   });
 }

@@ -25,12 +25,12 @@ extern "C" {
 
 enum { OCTET_MOST_DIMENSIONS = 8 };
 
-typedef enum octet_dtype { OCTET_FLOAT32 = 0, OCTET_UINT8 = 1, OCTET_BOOL = 2 } octet_dtype;
+typedef enum octet_dtype { OCTET_FLOAT32 = 0, OCTET_UINT8 = 1, OCTET_BOOL = 2, OCTET_INT64 = 3 } octet_dtype;
 
 typedef enum octet_status {
   OCTET_OK = 0,
   OCTET_BAD_FILE = 1,   /* it cannot be read, is damaged, of a newer version, or not for the runner */
-  OCTET_BAD_INPUT = 2,  /* an input has a dtype, rank, size or stride that the model does not take */
+  OCTET_BAD_INPUT = 2,  /* an input has a dtype, rank, size or stride that the model does not take, or an index of no row */
   OCTET_NOT_FINITE = 3, /* NaN or inf came to where a value is rounded to an integer; the outputs hold nothing */
   OCTET_NO_MEMORY = 4,
   OCTET_FAILED = 5 /* anything else */
@@ -38,7 +38,8 @@ typedef enum octet_status {
 
 typedef struct octet_model octet_model;
 
-/* A tensor in memory of the caller. Elements of a float32 are aligned to 4 bytes; a bool is a byte of 0 or 1. */
+/* A tensor in memory of the caller. Elements of a float32 are aligned to 4 bytes, of an int64 to 8; a bool is a
+ * byte of 0 or 1. */
 typedef struct octet_tensor {
   void* data;
   octet_dtype dtype;

@@ -83,7 +83,7 @@ struct Model {
 };
 
 void print_value(const char* kind, const octet_value& value) {
-  static constexpr const char* kNames[] = {"float32", "uint8", "bool"};
+  static constexpr const char* kNames[] = {"float32", "uint8", "bool", "int64"};
   std::printf("%s %s %s", kind, value.name, kNames[value.dtype]);
   if (value.rank < 0) {
     std::printf(" of any rank\n");

@@ -30,7 +30,7 @@ _SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "de
 """Attributes of int8 modules that the float module does not determine."""
 
 
-def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False) -> None:
+def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False, example_inputs: Any = None) -> None:
     """Write a quantised model to `path`; the file appears only when it is whole.
 
     Args:
@@ -38,6 +38,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False
         path: the file to write.
         runner: whether `octet-run` and programs in C are to read the file too, without torch and Python. The model has
             to be one native call.
+        example_inputs: for the runner, of a model from `quantize_dynamic`, whose forward was never captured: a tensor,
+            a tuple of positional arguments, or a dict of keyword arguments. Sizes stay free where the model leaves
+            them free.
 
     Raises:
         ArtefactError: the model has no int8 module, is a part of a converted model, is still being calibrated, or has
@@ -57,12 +60,17 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False
         "report": report.to_dict()["modules"],
         "float_bytes": report.float_bytes,
     }
-    write(Path(path), {**_state(model, static), **constants}, manifest, _whole_plan(model) if runner else None)
+    write(
+        Path(path),
+        {**_state(model, static), **constants},
+        manifest,
+        _whole_plan(model, example_inputs) if runner else None,
+    )
 
 
-def _whole_plan(model: nn.Module) -> WholePlan:
+def _whole_plan(model: nn.Module, example_inputs: Any) -> WholePlan:
     try:
-        return whole_plan(model)
+        return whole_plan(model, example_inputs)
     except ExportError as error:
         raise ArtefactError(f"for the runner: {error}") from error
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quant.half_precision import OwnOutputs
 from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of
 from quant.runtime.objects import Instance, Result
 from quant.runtime.program import Program
@@ -27,7 +28,7 @@ from quant.runtime.schedule import Schedule
 from quant.runtime.trees import Ref
 from quant.runtime.values import Size, Value
 
-DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool"}
+DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool", torch.int64: "int64"}
 """The dtypes of inputs and outputs, by their names in files."""
 
 MOST_NAMED = 8
@@ -72,13 +73,17 @@ class WholePlan:
     outputs: tuple[PlanValue, ...]
 
 
-def whole_plan(model: nn.Module) -> WholePlan:
-    """The plan of a model from `quant.convert`.
+def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
+    """The plan of a quantised model.
+
+    Args:
+        example_inputs: what a model without static programs, of `quant.quantize_dynamic`, is captured with: a tensor, a
+            tuple of positional arguments, or a dict of keyword arguments. Others have shown theirs.
 
     Raises:
         ExportError: the model is not one plan; the message says which step is outside of it, and why.
     """
-    runner = _only_runner(model)
+    runner = only_runner(model) if _units(model) else _captured(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
     text = region.text(runner)
@@ -101,10 +106,18 @@ def whole_plan(model: nn.Module) -> WholePlan:
     )
 
 
-def _only_runner(model: nn.Module) -> ProgramRunner:
-    """The runner of a model that is one program."""
-    kind = type(model).__name__
-    units = [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
+def _units(model: nn.Module) -> list[str]:
+    """The names of the modules that have a static program."""
+    return [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
+
+
+def only_runner(model: nn.Module) -> ProgramRunner:
+    """The runner of a model that is one static program.
+
+    Raises:
+        ExportError: it is none.
+    """
+    kind, units = type(model).__name__, _units(model)
     if not units:
         raise ExportError(
             f"{kind} holds no static program: only what quant.quantize_static or quant.convert returns has"
@@ -122,6 +135,28 @@ def _only_runner(model: nn.Module) -> ProgramRunner:
             "call (quant.summary lists them)"
         )
     _check_hooks(model)
+    return _check_writes(runner, kind)
+
+
+def _captured(model: nn.Module, example_inputs: Any) -> ProgramRunner:
+    """The runner of a model whose dynamic layers are all that is int8 of it, captured for this."""
+    if not any(isinstance(module, QuantModule) for module in model.modules()):
+        raise ExportError(f"{type(model).__name__} holds no int8 module; quantise it first")
+    if example_inputs is None:
+        raise ExportError(
+            f"{type(model).__name__} has int8 layers and no program of its whole forward: give example_inputs, with "
+            "which it is captured"
+        )
+    _check_hooks(model)
+    from quant.export.captured_program import NotOneGraph, captured_program  # a process that saves needs no capture
+
+    try:
+        return _check_writes(captured_program(model, example_inputs), type(model).__name__)
+    except NotOneGraph as error:
+        raise ExportError(str(error)) from error
+
+
+def _check_writes(runner: ProgramRunner, kind: str) -> ProgramRunner:
     assert runner.expected is not None
     if runner.expected.writes or (isinstance(runner.program.output, Result) and runner.program.output.writes):
         raise ExportError(f"{kind} writes to a buffer, an attribute or an argument in its forward, which a plan cannot")
@@ -147,6 +182,8 @@ def _only_region(program: Program, kind: str) -> Region:
     schedule = program.schedule
     if schedule is None:
         raise ExportError(f"{kind} has no native call: its program was never scheduled")
+    if schedule.whole is not None:
+        return schedule.whole
     outside = list(_outside(schedule, program))
     regions = len(schedule.regions)
     if outside or regions != 1:

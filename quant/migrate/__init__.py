@@ -5,14 +5,11 @@ dynamic conversion (`dynamic_layers.py`). A static model is run once (`recorded_
 those of the float model's graph (`matched_values.py`), and the conversion takes their ranges (`static_model.py`).
 `remarks.py` says in the report what could not be carried over.
 
-`onnx_module.py` is the door for ONNX files, which become the text of one plan: `onnx_file.py` reads
-them, `onnx_operators.py` has a function per operator over the values of `onnx_values.py`, and `onnx_plan.py` writes
-the lines.
+ONNX files are read by `quant.onnx`.
 
 Nothing of torch.ao is imported: its modules are read by the names in their state_dict, its tensors by their methods.
 """
 
-from quant.migrate.onnx_module import load_onnx
 from quant.migrate.torch_ao import from_torch_ao
 
-__all__ = ["from_torch_ao", "load_onnx"]
+__all__ = ["from_torch_ao"]

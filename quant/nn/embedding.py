@@ -48,6 +48,11 @@ class _Table(QuantModule):
 class Embedding(_Table):
     """torch.nn.Embedding over a packed table."""
 
+    @torch.jit.unused
+    def planned(self) -> tuple[str, dict[str, Any]]:
+        """Its operation in a plan."""
+        return "embedding_table", {"rows": self.rows, "bits": self.bits, "dim": self.embedding_dim}
+
     def _scripted(self, input: Tensor) -> Tensor:
         rows: Tensor = torch.ops.octet.embedding(self.rows, input, self.bits, self.embedding_dim, self.backend)
         return rows.to(self.dtype)

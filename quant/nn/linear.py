@@ -1,5 +1,7 @@
 """`Linear` with an int8 weight, its activations quantised at run time."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +41,12 @@ class Linear(QuantModule):
     def from_float(cls, module: nn.Linear, qconfig: QConfig) -> "Linear":
         """The int8 stand-in of a float Linear."""
         return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.ranges_per_row)
+
+    @torch.jit.unused
+    def planned(self) -> tuple[str, dict[str, Any]]:
+        """Its operation in a plan."""
+        tensors = {"q_weight": self.q_weight, "scale": self.scale, "bias": self.bias, "columns": self.columns}
+        return "linear_dynamic", {**tensors, "bits": self.activation_bits, "per_row": self.per_row}
 
     @property
     def weight(self) -> Tensor:

@@ -16,6 +16,9 @@ from torch import nn
 from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
 from quant.ops.call import called
+from quant.runtime.chained_lines import BEFORE as BEFORE
+from quant.runtime.chained_lines import Lines as Lines
+from quant.runtime.chained_lines import before as before
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import attribute
 from quant.runtime.trees import Attr, Ref, leaves
@@ -23,20 +26,6 @@ from quant.runtime.trees import Attr, Ref, leaves
 
 class Unplanned(Exception):
     """A call has no lines in a plan and runs by itself; the message says why."""
-
-
-Lines: TypeAlias = "list[tuple[str, dict[str, Any]]]"
-"""Operations of a plan with their settings, in order. Each may read those before it (`before`); the last gives the
-call's value. A setting may be an Attr: a parameter or buffer of the model."""
-
-
-def before(count: int) -> Register:
-    """The value of the line that stands so many lines before."""
-    return Register(-count)
-
-
-BEFORE = before(1)
-"""The value of the line before."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +95,46 @@ class PartsOf(Symbol):
 
 
 @dataclass(frozen=True)
+class TupleOf(PartsOf):
+    """A tuple of values that lines have written.
+
+    Attributes:
+        items: registers, or tuples again.
+    """
+
+    items: tuple[Register | TupleOf, ...]
+
+    def part(self, index: int) -> Lines | TupleOf:  # type: ignore[override]
+        if not -self.count <= index < self.count:
+            raise Unplanned("there is no such part")
+        item = self.items[index]
+        return [("same", {"x": item})] if isinstance(item, Register) else item
+
+    def check(self) -> Lines:
+        return [("same", {"x": Register(self.source)})]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A call of a module that gives a tuple, whose items its lines write.
+
+    Attributes:
+        call: the module's lines.
+        parts: what it gives.
+    """
+
+    call: ModuleCall
+    parts: TupleOf
+
+
+@dataclass(frozen=True)
 class CountOf(Symbol):
     """The length of a tuple of parts."""
 
     parts: PartsOf
 
 
-Planned: TypeAlias = "Lines | Symbol | ModuleCall"
+Planned: TypeAlias = "Lines | Symbol | ModuleCall | Opened"
 
 
 class Values(Protocol):
@@ -120,6 +142,9 @@ class Values(Protocol):
 
     def tensor(self, value: Ref) -> Register:
         """A tensor, float32 or uint8; raises Unplanned for anything else."""
+
+    def indices(self, value: Ref) -> Register:
+        """A tensor of int64; raises Unplanned for anything else."""
 
     def constant(self, value: Attr) -> Attr:
         """A float32 parameter or buffer that no call of the graph writes to; raises Unplanned for anything else."""
@@ -175,6 +200,13 @@ class PlanCall:
         if not isinstance(value, Ref):
             raise Unplanned("its operand is no activation")
         return self.values.tensor(value)
+
+    def indices(self, place: int = 0, name: str = "input") -> Register:
+        """A tensor of int64 among the arguments."""
+        value = self.argument(place, name)
+        if not isinstance(value, Ref):
+            raise Unplanned("its indices are no activation")
+        return self.values.indices(value)
 
     def real(self, place: int, name: str) -> Register | Attr:
         """A float32 operand: an activation, or a parameter or buffer of the model."""

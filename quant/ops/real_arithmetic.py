@@ -34,11 +34,11 @@ class RealForms:
             raise Unplanned("it is computed in float")
         left, right = (_plain_number(call.argument(place, name)) for place, name in enumerate(("input", "other")))
         if right is not None:
-            return [("number_f32", {"x": call.tensor(0, "input"), "by": self.with_number, "number": right})]
+            return _with_number(call.real(0, "input"), self.with_number, right)
         if left is not None:
             if self.from_number is None:
                 raise Unplanned("a number over a tensor has no native kernel")
-            return [("number_f32", {"x": call.tensor(1, "other"), "by": self.from_number, "number": left})]
+            return _with_number(call.real(1, "other"), self.from_number, left)
         a, b = call.real(0, "input"), call.real(1, "other")
         op, settings = self.of_two
         if isinstance(a, Register) and isinstance(b, Register):
@@ -58,6 +58,12 @@ plans_reals(operator.add, torch.add, "add")(SUM.lines)
 plans_reals(operator.sub, torch.sub, "sub")(DIFFERENCE.lines)
 plans_reals(operator.mul, torch.mul, torch.multiply, "mul")(PRODUCT.lines)
 plans_reals(operator.truediv, torch.div, "div")(QUOTIENT.lines)
+
+
+def _with_number(x: Register | Attr, by: str, number: float) -> Lines:
+    """A tensor, a parameter or a buffer, and a number."""
+    lines: Lines = [("constant", {"value": x})] if isinstance(x, Attr) else []
+    return [*lines, ("number_f32", {"x": BEFORE if lines else x, "by": by, "number": number})]
 
 
 def _plain_number(value: object) -> float | None:

@@ -7,12 +7,15 @@ from typing import ClassVar
 
 from torch import nn
 
+from quant.kernels.reference_plan import Register
 from quant.ops.call import Call
 from quant.ops.operator import Recurrent
+from quant.ops.planning import Opened, PlanCall, TupleOf, Unplanned
 from quant.ops.registry import Recognised, recognises_family
 from quant.recurrent_layers import is_cell, is_recurrent_class, sizes_of
+from quant.runtime.int8_module_calls import RecurrentLines
 from quant.runtime.names import attribute
-from quant.runtime.trees import PackedParts
+from quant.runtime.trees import PackedParts, Ref
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,43 @@ def recurrent(call: Call) -> Recognised:
         call = Call(replace(call.node, args=(input.data, *call.node.args[1:])), call.graph, call.root)
     operator = Cell if is_cell(module) else Sequence
     return Recognised(operator(tuple(range_names(module))), (call.activation(),))
+
+
+def opened(call: PlanCall, integers: bool) -> Opened:
+    """The lines of an int8 network, static or dynamic, and the tuple that it gives.
+
+    Args:
+        integers: whether the sequence that it gives is uint8.
+
+    Raises:
+        Unplanned: its input is packed, or the module computes by itself.
+    """
+    assert call.module is not None
+    x, states = call.tensor(), _first_states(call)
+    reads = (x.index, *(one.index for one in states))
+    lines = RecurrentLines(call.out, reads, call.node.target, len(call.values.shape(x)), integers)
+    if not lines.holds(call.module):
+        raise Unplanned("it has hooks, a forward of the user's, or a kind without a kernel")
+    y, h, c = map(Register, lines.outs)
+    two_states: bool = call.module.directions[0]._kind.has_cell  # type: ignore[index,union-attr]
+    finals = TupleOf(x.index, 0, 2, (h, c)) if two_states else h
+    return Opened(lines, TupleOf(x.index, 0, 2, (y, finals)))
+
+
+def _first_states(call: PlanCall) -> list[Register]:
+    given = call.argument(1, "hx")
+    if given is None:
+        return []
+    if isinstance(given, (tuple, list)):
+        if not all(isinstance(one, Ref) for one in given):
+            raise Unplanned("its state is no activation")
+        return [call.values.tensor(one) for one in given]
+    known = call.values.symbol(given) if isinstance(given, Ref) else None
+    if not isinstance(known, TupleOf):
+        return [call.tensor(1, "hx")]
+    if not all(isinstance(one, Register) for one in known.items):
+        raise Unplanned("this use of a tuple has no plan")
+    return [one for one in known.items if isinstance(one, Register)]
 
 
 def state_range(layer: int) -> str:

@@ -13,6 +13,7 @@ from quant.leaves import base_layer, is_registered
 from quant.ops.call import Call, StaysFloat, called
 from quant.ops.operator import Operator
 from quant.ops.planning import PlanCall, Planned
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import attribute
 
 
@@ -116,7 +117,10 @@ def plans_reals(*targets: Target, exact: bool = True, moves: bool = False) -> Ca
 def real_form(node: Node, root: nn.Module) -> RealForm | None:
     """How a float call is computed natively; None where no family defines it."""
     if node.kind is Kind.MODULE:
-        return _REAL_FORMS.get(base_layer(attribute(root, node.target)))
+        module = attribute(root, node.target)
+        if isinstance(module, QuantModule):
+            return next((_REAL_FORMS[kind] for kind in type(module).__mro__ if kind in _REAL_FORMS), None)
+        return _REAL_FORMS.get(base_layer(module))
     return _REAL_FORMS.get(node.target) if node.kind in (Kind.FUNCTION, Kind.METHOD) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from quant.runtime.trees import Ref
 
 RANKS = frozenset({"dim", "ndimension"})
 SIZES = frozenset({torch.numel, len, form_of, "size", "numel", "nelement", "stride"}) | RANKS
+COUNTS = frozenset({torch.numel, "numel", "nelement"})
 SHAPE, RANK = "shape", "ndim"
 """Attributes."""
 
@@ -119,8 +120,19 @@ def _read(call: PlanCall, x: Ref, others: tuple[object, ...]) -> Symbol | None:
     is_size = node.kind is Kind.METHOD and node.target == "size"
     if _attribute(node) == SHAPE or (is_size and not others):
         return ShapeOf(x.index)
+    if is_call_of(node, COUNTS) and not others:
+        return _count(call, x)
     place = _place(others)
     return NumberOf(x.index, Register(x.index, place)) if is_size and place is not None else None
+
+
+def _count(call: PlanCall, x: Ref) -> Symbol | None:
+    """The number of values: the product of the sizes."""
+    rank = len(call.values.shape(Register(x.index))) if call.values.dtype(Register(x.index)) is not None else 0
+    if rank == 0:
+        return None
+    sizes: list[Register | Arithmetic] = [Register(x.index, dim) for dim in range(rank)]
+    return NumberOf(x.index, reduce(lambda left, right: Arithmetic("*", left, right), sizes))
 
 
 def _derived(call: PlanCall, known: Symbol | None, others: tuple[object, ...]) -> Symbol | None:

@@ -52,16 +52,6 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return dict(list(bound.arguments.items())[1:])
 
 
-@functools.lru_cache(maxsize=256)
-def places_of(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
-    """The parameters' names, defaults and number without a default; None where one is keyword-only or variadic."""
-    parameters = list(_signature(forward).parameters.values())[1:]
-    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
-        return None
-    defaults = {one.name: one.default for one in parameters}
-    return list(defaults), defaults, sum(one.default is one.empty for one in parameters)
-
-
 class _Parameters(NamedTuple):
     """The parameters of a forward, without self.
 
@@ -93,6 +83,15 @@ def _parameters(forward: Any) -> _Parameters | None:
             named.append(one)
     positional = [one.name for one in named if one.kind is one.POSITIONAL_OR_KEYWORD]
     return _Parameters(positional, {one.name: one.default for one in named}, extra, own.name)
+
+
+def places_of(forward: Any) -> tuple[list[str], dict[str, Any], int] | None:
+    """The parameters' names, defaults and number without a default; None where one is keyword-only or variadic."""
+    known = _parameters(forward)
+    if known is None or known.extra or len(known.positional) < len(known.defaults):
+        return None
+    needed = sum(default is inspect.Parameter.empty for default in known.defaults.values())
+    return known.positional, known.defaults, needed
 
 
 def _quickly(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:

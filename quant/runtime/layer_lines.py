@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import Constant, Line, Register
+from quant.runtime.chained_lines import BEFORE, Lines, chained
 from quant.runtime.instructions import LayerCall
 from quant.runtime.int8_layer import Int8Layer
 
@@ -22,12 +23,14 @@ def layer_lines(
         spare: the first of the registers that nothing else uses, one for each line but the last.
         constant: names a tensor in the text.
     """
-    operations: list[tuple[str, dict[str, Any]]] = []
+    operations: Lines = []
+    x = Register(call.source)
     if known.pad is not None:
         widths, mode, fill = known.pad
-        operations.append(("pad", {"q": None, "widths": tuple(widths), "mode": mode, "fill": fill}))
+        operations.append(("pad", {"q": x, "widths": tuple(widths), "mode": mode, "fill": fill}))
+        x = BEFORE
     how, weight = (known, layer.q_weight) if known.phases is None else (known.phases, known.phases.q_weight)
-    settings = {"q_x": None, "zero_point": known.input_zero_point, "q_weight": constant(weight)}
+    settings: dict[str, Any] = {"q_x": x, "zero_point": known.input_zero_point, "q_weight": constant(weight)}
     settings["q_bias"] = None if how.q_bias is None else constant(how.q_bias)
     settings.update(how.product.settings)
     settings["multiplier"] = constant(how.multiplier)
@@ -37,19 +40,8 @@ def layer_lines(
     operations.append((how.product.reals if known.limits is None else how.product.integers, settings))
     clamp = layer.clamps[call.site]
     if known.limits is None and clamp is not None:
-        operations.append(("clamp", {"x": None, "low": clamp[0], "high": clamp[1]}))
+        operations.append(("clamp", {"x": BEFORE, "low": clamp[0], "high": clamp[1]}))
     if known.phases is not None:
         phases = Register(spare + len(operations) - 1)
-        operations += [(name, {"x": None, **move}) for name, move in known.phases.moves(phases)]
-    return _chained(operations, call, spare)
-
-
-def _chained(operations: list[tuple[str, dict[str, Any]]], call: LayerCall, spare: int) -> list[Line]:
-    """Each operation as a line; its first setting, left open, is the value of the line before, or the call's source."""
-    lines, x = [], Register(call.source)
-    for place, (name, settings) in enumerate(operations):
-        out = call.out if place == len(operations) - 1 else spare + place
-        first = next(iter(settings))
-        lines.append(Line(out, name, {**settings, first: x}))
-        x = Register(out)
-    return lines
+        operations += [(name, {"x": BEFORE, **move}) for name, move in known.phases.moves(phases)]
+    return chained(operations, call.out, spare)

@@ -18,7 +18,7 @@ class ModuleCall:
     A region keeps a copy of the parameters until their versions change, so it does not see a write that torch does not
     count, such as one through `weight.data`.
 
-    Further fields of a subclass are lines of a plan, as text.
+    Further fields of a subclass are lines of a plan, as text, or numbers and booleans.
 
     Attributes:
         kind: its name in the text of a schedule (`schedule_text.py`).
@@ -36,12 +36,17 @@ class ModuleCall:
     def __init_subclass__(cls) -> None:
         ModuleCall.kinds[cls.kind] = cls
 
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """The registers that its lines write for others."""
+        return (self.out,)
+
     def holds(self, module: nn.Module) -> bool:
         """Whether the region may compute the module: it has no hooks, and is of the class it had at conversion."""
         raise NotImplementedError
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line | str:
-        """The line, or its text; `constant` names a tensor in it."""
+        """The line, or the text of one or more; `constant` names a tensor in it."""
         raise NotImplementedError
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:

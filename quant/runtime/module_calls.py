@@ -5,10 +5,12 @@ The operator families in `quant/ops/` decide which calls of a forward become one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from quant.kernels.reference_plan import Constant, Line, Register
@@ -48,19 +50,77 @@ class NormCall(ModuleCall):
     kind: ClassVar[str] = "layer_norm"
 
     def holds(self, module: nn.Module) -> bool:
-        # Without a weight nothing in a plan says how many values a row has to have.
-        if not is_untouched(module) or type(module) is not nn.LayerNorm or module._parameters["weight"] is None:
-            return False
-        return len(module.normalized_shape) == 1
+        return is_untouched(module) and type(module) is nn.LayerNorm and len(module.normalized_shape) == 1
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         norm: Any = module
         settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        if settings["weight"] is None:
+            settings["size"] = norm.normalized_shape[0]
         return Line(self.out, "layer_norm", settings)
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
         parameters: dict[str, Any] = module._parameters
+        own = module.__dict__
+        return [(parameters, "weight"), (parameters, "bias"), (own, "eps"), (own, "normalized_shape")]
+
+
+INSTANCE_NORMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+"""Class -> the dimensions of a batch."""
+
+
+@dataclass(frozen=True)
+class InstanceNormCall(NormCall):
+    """An instance norm of a batch by its own statistics.
+
+    Attributes:
+        rank: of its input.
+    """
+
+    kind: ClassVar[str] = "instance_norm"
+    rank: int
+
+    def holds(self, module: nn.Module) -> bool:
+        own: Any = module
+        batch = is_untouched(module) and INSTANCE_NORMS.get(type(own)) == self.rank
+        return batch and own.running_mean is None
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        return Line(self.out, "instance_norm", settings)
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
         return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
+
+
+@dataclass(frozen=True)
+class RmsNormCall(ModuleCall):
+    """An `nn.RMSNorm` over the last dimension."""
+
+    kind: ClassVar[str] = "rms_norm"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.RMSNorm and len(module.normalized_shape) == 1
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        weight = norm._parameters["weight"]
+        return Line(self.out, "rms_norm", {
+            "x": Register(self.reads[0]),
+            "weight": None if weight is None else constant(weight),
+            "eps": EPSILON if norm.eps is None else norm.eps,
+            "size": norm.normalized_shape[0],
+        })  # fmt: skip
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
+        return [(parameters, "weight"), (module.__dict__, "eps"), (module.__dict__, "normalized_shape")]
+
+
+EPSILON = torch.finfo(torch.float32).eps
+"""What torch adds to the mean of squares where an RMS norm has no `eps`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +138,9 @@ class GroupNormCall(NormCall):
         return Line(self.out, "group_norm", {**settings, **affine(norm, constant), "eps": norm.eps})
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-        return [*super().numbers(module), (module.__dict__, "num_groups")]
+        parameters: dict[str, Any] = module._parameters
+        own = module.__dict__
+        return [(parameters, "weight"), (parameters, "bias"), (own, "eps"), (own, "num_groups")]
 
 
 @dataclass(frozen=True)
@@ -114,6 +176,36 @@ class SiluCall(ModuleCall):
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         return Line(self.out, "silu", {"x": Register(self.reads[0])})
+
+
+FUNCTIONS: dict[type[nn.Module], str] = {nn.Sigmoid: "sigmoid", nn.Tanh: "tanh"}
+"""Layers that are a function of one value -> its word in a plan's text."""
+
+
+@dataclass(frozen=True)
+class FunctionCall(ModuleCall):
+    """A layer of `FUNCTIONS`."""
+
+    kind: ClassVar[str] = "function"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) in FUNCTIONS
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "unary_f32", {"x": Register(self.reads[0]), "by": FUNCTIONS[type(module)]})
+
+
+@dataclass(frozen=True)
+class ReluCall(ModuleCall):
+    """An `nn.ReLU`."""
+
+    kind: ClassVar[str] = "relu"
+
+    def holds(self, module: nn.Module) -> bool:
+        return is_untouched(module) and type(module) is nn.ReLU and not module.inplace
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        return Line(self.out, "clamp", {"x": Register(self.reads[0]), "low": 0.0, "high": math.inf})
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from quant.kernels.at_fork import forked_lock
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.programs import RESERVED, Programs
 
-_lock = threading.Lock()
+_lock = forked_lock()
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
 
 

@@ -25,6 +25,9 @@ from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import submodule
 from quant.runtime.origin import Origin
 
+RUN_AS_THEY_ARE = (torch.bfloat16, torch.float16, torch.int32)
+"""Dtypes that steps take and plans do not; int32 of indices."""
+
 
 class Home(Protocol):
     """What a region's modules are found in: a `ProgramRunner`."""
@@ -96,12 +99,12 @@ class Region:
             if self._checks_sizes:
                 return False
             nonfinite.note_inputs(inputs, self._quantized(), registers)
-            outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
+            outputs = torch.ops.octet.run_plan(inputs, text.constants or [_NOTHING], text.program, backend)
         else:
             try:
                 outputs = _run_text()(inputs, text.number(backend))
-            except (TypeError, ValueError) as error:
-                if any(one.dtype in (torch.bfloat16, torch.float16) for one in inputs):
+            except (TypeError, ValueError, IndexError) as error:
+                if any(one.dtype in RUN_AS_THEY_ARE for one in inputs):
                     return False  # as under autocast, whose float layers give a half type
                 blamed, why = self._blamed(str(error), text, inputs)
                 if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
@@ -263,6 +266,9 @@ def _unseen(operator: Any, *args: Any) -> Any:
     with _disable_current_modes():
         return operator(*args)
 
+
+_NOTHING = torch.zeros(1)
+"""The constant of a text in a graph that names none: AOTInductor takes an empty list for no list, and refuses it."""
 
 LAYERED = 1 << 20
 """Registers from here on hold what is between the operations of one layer."""

@@ -19,12 +19,15 @@ class Schedule:
         reasons: name of a step that runs by itself -> the reason.
         singles: id of a float call's value -> its region of one. A kernel may round it otherwise than torch does, so it
             runs natively by itself too.
+        whole: all instructions as one native call, where single ones of `steps` are views, which torch gives without a
+            copy.
     """
 
     steps: list[Instruction | Region]
     drops: list[list[int]]
     reasons: dict[str, str]
     singles: dict[int, Region] = field(default_factory=dict)
+    whole: Region | None = None
 
     @property
     def regions(self) -> list[Region]:

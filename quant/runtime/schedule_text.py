@@ -8,8 +8,9 @@
 
 `single` is an instruction that runs by itself. `native` is a region, with its instructions by the ids of their values.
 Below it are its lines: a line of a plan, an int8 layer or float module whose line is written when the region first
-runs. `alone native` is the native form of a float call that runs by itself, and `reason` says why a step does. A text
-belongs to one program and is checked against it.
+runs. `alone native` is the native form of a float call that runs by itself, `whole native` that of all instructions
+where views at the ends run by themselves, and `reason` says why a step does. A text belongs to one program and is
+checked against it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import parse_line
-from quant.runtime import constant_calls, module_calls  # noqa: F401 - they register the kinds of calls
+from quant.runtime import constant_calls, int8_module_calls, module_calls  # noqa: F401 - they register the kinds of calls
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
@@ -46,6 +47,9 @@ def schedule_text(schedule: Schedule, writer: Writer) -> str:
     for region in schedule.singles.values():
         begin, *rest = _region(region, writer)
         lines += [f"alone {begin}", *rest]
+    if schedule.whole is not None:
+        begin, *rest = _region(schedule.whole, writer)
+        lines += [f"whole {begin}", *rest]
     lines += [f"reason{writer.arguments(pair, {})}" for pair in schedule.reasons.items()]
     return "\n".join(lines)
 
@@ -113,7 +117,7 @@ class _Reading:
         by_id: the program's instructions by the ids of their values.
         result: the schedule.
         there: ids of the values that exist after the last line.
-        order: ids of the instructions up to now.
+        order: ids of the instructions up to now, which are not always in the program's order.
     """
 
     def __init__(self, program: Program) -> None:
@@ -133,6 +137,10 @@ class _Reading:
             if len(region.instructions) != 1:
                 reader.fail("expected one instruction")
             self.result.singles[region.instructions[0].out] = region
+        elif reader.take("whole "):
+            self.result.whole = self._region(reader, pieces)
+            if {one.out for one in self.result.whole.instructions} != set(self.by_id):
+                reader.fail("expected all instructions of the program")
         elif reader.take("single"):
             out, settings = _call(reader)
             [instruction] = self._instructions(reader, [out])
@@ -212,8 +220,9 @@ class _Reading:
         out, reads, path, *rest = _given(reader, len(fields(kind)))
         if not isinstance(out, Ref) or out.index not in defined:
             reader.fail("is not a module of this region")
-        lines = [_plan_line(reader, _string(reader, one)) for one in rest]
-        return kind(out.index, tuple(_ids(reader, reads)), _string(reader, path), *lines)
+        types = [item.type for item in fields(kind)[3:]]
+        more = [_field(reader, value, str(kind)) for value, kind in zip(rest, types, strict=True)]
+        return kind(out.index, tuple(_ids(reader, reads)), _string(reader, path), *more)
 
     def _instructions(self, reader: Reader, outs: Any) -> list[Instruction]:
         ids = _ids(reader, outs)
@@ -224,8 +233,8 @@ class _Reading:
 
     def schedule(self) -> Schedule:
         """The schedule that all lines together define."""
-        if self.order != [one.out for one in self.program.instructions]:
-            raise TextError("the schedule does not have all instructions of its program, each once and in order")
+        if sorted(self.order) != sorted(self.by_id):  # that each comes after what it reads was checked on the way
+            raise TextError("the schedule does not have all instructions of its program, each once")
         lost = registers_in(self.program.output) - self.there
         if lost:
             raise TextError(f"the schedule drops %{min(lost)}, which the program returns")
@@ -260,6 +269,15 @@ def _is_list(values: Any, kind: type) -> bool:
 def _string(reader: Reader, value: Any) -> str:
     if not isinstance(value, str):
         reader.fail("expected a text")
+    return value
+
+
+def _field(reader: Reader, value: Any, kind: str) -> Any:
+    """A further field of a call of a module, by the name of its type."""
+    if kind not in ("int", "bool"):
+        return _plan_line(reader, _string(reader, value))
+    if type(value).__name__ != kind:
+        reader.fail(f"expected {'a number' if kind == 'int' else 'True or False'}")
     return value
 
 

@@ -1,7 +1,8 @@
 """Which runs of a program's instructions one native call can compute, and the text of each (kernels/reference_plan.py).
 
 A region is a maximal run of neighbouring instructions that all have a plan. Instructions between regions run one by
-one, and `Schedule.reasons` says why. The schedule is plain data.
+one, and `Schedule.reasons` says why. One that reads nothing of the run before it, such as a lookup of indices or a
+mask, runs ahead of it, and the run goes on. The schedule is plain data.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from torch import Tensor
 from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
-from quant.runtime.callee import Function, Method
-from quant.runtime.instructions import FloatCall, Instruction, LayerCall, Quantize, registers_in
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import (
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    registers_in,
+)
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
 from quant.runtime.trees import Ref
+from quant.runtime.values import Value
+from quant.static.changing_calls import changes_something, may_reshape
 from quant.static.native_forms import Piece, Planned, Planner
-
-SHORTEST = 2
-"""The number of instructions from which one native call pays off."""
 
 SMALL = 1 << 14
 """The number of float values up to which a native call copies them in less time than a step of its own takes."""
@@ -35,6 +44,10 @@ SMALL = 1 << 14
 def schedule(program: Program, planner: Planner) -> Schedule:
     """Group a program's instructions; `planner` decides which have a plan."""
     grouped = _grouped(program.instructions, program.output, planner)
+    if _ends_in_views(grouped):
+        whole = whole_schedule(program, planner)
+        if len(whole.steps) == 1 and whole.regions:
+            grouped.whole = whole.regions[0]
     for one in program.instructions:
         if one.own and planner.rounds_otherwise(one):
             for region in _grouped([one], Ref(one.out), planner).regions:
@@ -42,20 +55,33 @@ def schedule(program: Program, planner: Planner) -> Schedule:
     return grouped
 
 
-def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> Schedule:
+def whole_schedule(program: Program, planner: Planner) -> Schedule:
+    """The same without regard to what torch does faster: for a process without torch."""
+    return _grouped(program.instructions, program.output, planner, whole=True)
+
+
+def _ends_in_views(grouped: Schedule) -> bool:
+    """Whether there is one native call, and nothing around it but calls of the user's without a reason to be there."""
+    around = [one for one in grouped.steps if isinstance(one, Instruction)]
+    return len(grouped.regions) == 1 and bool(around) and not grouped.reasons and all(one.own for one in around)
+
+
+def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, whole: bool = False) -> Schedule:
     grouped = Schedule([], [], {})
     given = registers_in(output)
-    run = _Run(given)
+    run = _Run(given, whole)
     planner.rounded = _only_rounded(instructions, output)
+    planner.kept_tuples = _kept_tuples(instructions, output, program_values=planner.program.values)
     later = _read_later(instructions, output)
     there = set().union(*later[:1]) - {one.out for one in instructions}
     for index, instruction in enumerate(instructions):
         try:
             run.add(instruction, planner)
         except Unplanned as reason:
-            there |= run.close(grouped, later[index])
-            run = _Run(given)
-            planner.keep_symbols_of(() if _works_in_place(instruction) else there)
+            if not run.comes_after(instruction, planner):
+                there |= run.close(grouped, later[index])
+                run = _Run(given, whole)
+                planner.keep_symbols_of(() if may_reshape(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
@@ -68,12 +94,6 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner) -> 
         if region.ranks is not None:
             region.ranks = [len(planner.captured_shape(index)) for index in region.inputs]
     return grouped
-
-
-def _works_in_place(instruction: Instruction) -> bool:
-    """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
-    callee = instruction.callee if isinstance(instruction, FloatCall) else None
-    return isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
@@ -98,6 +118,24 @@ def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
     return rounded - others - registers_in(output)
 
 
+def _kept_tuples(instructions: list[Instruction], output: Any, program_values: Sequence[Value]) -> set[int]:
+    """What modules give as tuples that are read elsewhere than in the calls that follow at once."""
+    kept = set()
+    for place, one in enumerate(instructions):
+        of_module = isinstance(one, FloatCall) and isinstance(one.callee, Submodule)
+        if not (of_module or isinstance(one, RecurrentCall)) or program_values[one.out].dtype is not None:
+            continue
+        inside, end = {one.out}, place + 1
+        while end < len(instructions) and instructions[end].reads and instructions[end].reads <= inside:
+            if program_values[instructions[end].out].dtype is None:
+                inside.add(instructions[end].out)
+            end += 1
+        later = registers_in(output).union(*(other.reads for other in instructions[end:]))
+        if inside & later:
+            kept |= inside
+    return kept
+
+
 def _read_later(instructions: list[Instruction], output: Any) -> list[set[int]]:
     """Per instruction, the registers that it or a later one reads."""
     read = registers_in(output)
@@ -115,13 +153,25 @@ class _Part:
     instruction: Instruction
     planned: Planned
 
+    @property
+    def costs_little(self) -> bool:
+        """Whether it is one call of torch by itself; a native call of one step costs less than other steps."""
+        if isinstance(self.instruction, IntegerMove):
+            return not self.instruction.rescaled
+        return self.instruction.own and not self.planned.int8
+
 
 class _Run:
-    """A region while it grows; `given` are the registers that the program gives out."""
+    """A region while it grows.
 
-    def __init__(self, given: set[int]) -> None:
+    Attributes:
+        given: the registers that the program gives out.
+        whole: whether all that can be is in the region, if torch does it faster or not.
+    """
+
+    def __init__(self, given: set[int], whole: bool = False) -> None:
         self.parts: list[_Part] = []
-        self.given = given
+        self.given, self.whole = given, whole
 
     def add(self, instruction: Instruction, planner: Planner) -> None:
         """Add an instruction.
@@ -136,16 +186,28 @@ class _Run:
             raise Unplanned("it depends on a number of dimensions that depends on a size")
         self.parts.append(_Part(instruction, planned))
 
+    def comes_after(self, instruction: Instruction, planner: Planner) -> bool:
+        """Whether the run so far may as well be computed after an instruction that runs by itself.
+
+        Not where that reads what the run gives, changes something, or might fail in a call that a guard of the run
+        finds out to be another one.
+        """
+        if not self.parts or any(isinstance(part.instruction, Guard) for part in self.parts):
+            return False
+        if not isinstance(instruction, (FloatCall, Guard)) or changes_something(instruction, planner.root):
+            return False
+        return instruction.reads.isdisjoint(part.instruction.out for part in self.parts)
+
     def close(self, schedule: Schedule, wanted: set[int]) -> set[int]:
-        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short.
+        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if none of it
+        is an integer step or a conversion.
 
         Returns:
             The registers that later steps can read.
         """
         begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
-        lines, own = sum(len(part.planned.pieces) for part in inside), all(part.instruction.own for part in inside)
-        if (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
+        if not self.whole and all(part.planned.exact and part.costs_little for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         schedule.steps += [part.instruction for part in before]
@@ -165,6 +227,8 @@ class _Run:
         they have torch's strides, and a view of an input its memory. Shapes that are read between stay in.
         """
         begin, end = 0, len(self.parts)
+        if self.whole:
+            return begin, end
         for place, part in enumerate(self.parts):
             if not part.planned.moves_reals:
                 break
@@ -190,7 +254,7 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
         planned = part.planned.pieces
         pieces += [str(_with_constants(one, constants)) if isinstance(one, Line) else one for one in planned]
         inputs.update(dict.fromkeys(register for register in _tensors(planned) if register not in known))
-        known.add(part.instruction.out)
+        known.update(out for piece in planned for out in _outs(piece))
     instructions = [part.instruction for part in parts]
     tail, wanted = _tail(symbolic, wanted)
     outputs = [one.out for one in instructions if one.out in wanted and one.out not in symbolic]
@@ -227,10 +291,14 @@ def _registers_in(setting: Any) -> Iterator[Register]:
             yield part
 
 
+def _outs(piece: Piece) -> tuple[int, ...]:
+    return piece.outs if isinstance(piece, ModuleCall) else (piece.out,)
+
+
 def _tensors(pieces: Sequence[Piece]) -> list[int]:
     """The registers whose tensors a plan reads."""
     registers: list[int] = []
-    own = {piece.out for piece in pieces}
+    own = {out for piece in pieces for out in _outs(piece)}
     for piece in pieces:
         if isinstance(piece, ModuleCall):
             registers += piece.reads

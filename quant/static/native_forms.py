@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any, TypeAlias
 
 import torch
@@ -21,25 +22,38 @@ from quant.kernels import plan_check
 from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
-from quant.ops import planning
+from quant.ops import planning, recurrent
 from quant.ops.planning import (
-    Lines,
     NumberOf,
+    Opened,
     PlanCall,
     QuotientOf,
     RankCheck,
     RankOf,
     Symbol,
+    TupleOf,
     Unplanned,
     fixed,
 )
 from quant.ops.registry import real_form
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
+from quant.runtime.chained_lines import Lines, chained
 from quant.runtime.constant_calls import ConstantsCall, is_constant
-from quant.runtime.instructions import Conversion, FloatCall, Guard, Instruction, IntegerMove, KernelCall, LayerCall
+from quant.runtime.instructions import (
+    Conversion,
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    RecurrentCall,
+    TakeSequence,
+)
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import has_submodule, submodule
@@ -63,6 +77,7 @@ class Planned:
         in_order: whether it is a float view that keeps the order of the values.
         reads_rank: whether the captured number of dimensions of a tensor decided what it is.
         rank_by_size: whether its own number of dimensions depends on a size.
+        int8: whether it is a call of the user's that integers compute.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -73,6 +88,7 @@ class Planned:
     in_order: bool = False
     reads_rank: bool = False
     rank_by_size: bool = False
+    int8: bool = False
 
 
 class Planner:
@@ -81,6 +97,7 @@ class Planner:
     Attributes:
         symbols: by id, of the instructions planned so far in this region.
         rounded: float values that are only read to be quantised.
+        kept_tuples: calls whose tuple is read by others than what opens it at once.
     """
 
     def __init__(
@@ -91,6 +108,7 @@ class Planner:
         self.symbols: dict[int, Symbol] = {}
         self._written = views_written_to(graph)
         self.rounded: set[int] = set()
+        self.kept_tuples: set[int] = set()
         self._read_shape = False
 
     def plan(self, instruction: Instruction) -> Planned:
@@ -109,6 +127,11 @@ class Planner:
             return self._layer(instruction)
         if isinstance(instruction, (FloatCall, Guard)):
             return self._float(instruction)
+        if isinstance(instruction, RecurrentCall):
+            call = self._call(instruction)
+            return self._planned(call, recurrent.opened(call, instruction.integers))
+        if isinstance(instruction, TakeSequence):
+            return self._sequence(instruction)
         if isinstance(instruction, IntegerMove):
             call = self._call(instruction)
             call.rescaled = instruction.rescaled
@@ -116,6 +139,14 @@ class Planner:
         if isinstance(instruction, (KernelCall, Conversion)) and instruction.kernel in plan_check.table():
             return Planned((Line(instruction.out, instruction.kernel, self._settings(instruction)),))
         raise Unplanned(f"{instruction.kind} has no native kernel")
+
+    def _sequence(self, instruction: TakeSequence) -> Planned:
+        known = self.symbols.get(instruction.source)
+        if not isinstance(known, TupleOf):
+            raise Unplanned("the recurrent layer has no native call")
+        states = known.part(0)
+        assert not isinstance(states, TupleOf)
+        return Planned(tuple(_pieces(instruction.out, states)))
 
     def keep_symbols_of(self, registers: Collection[int]) -> None:
         """Forget symbols of other registers, and ranks, which a region checks of its own inputs alone."""
@@ -125,7 +156,7 @@ class Planner:
                 sources = {one.index for one in dimensions_in(symbol.number)}
             elif isinstance(symbol, QuotientOf):
                 sources = {one.index for side in (symbol.left, symbol.right) for one in dimensions_in(side)}
-            if isinstance(symbol, (RankOf, RankCheck)) or not sources <= set(registers):
+            if isinstance(symbol, (RankOf, RankCheck, TupleOf)) or not sources <= set(registers):
                 del self.symbols[index]
 
     def rounds_otherwise(self, instruction: Instruction) -> bool:
@@ -190,6 +221,12 @@ class Planner:
             raise Unplanned("it reads what is no float32 tensor")
         return Register(value.index)
 
+    def indices(self, value: Ref) -> Register:
+        """Raise Unplanned for other dtypes than int64."""
+        if value.index in self.symbols or self.program.values[value.index].dtype is not torch.int64:
+            raise Unplanned("its indices are not int64")
+        return Register(value.index)
+
     def constant(self, value: Attr) -> Attr:
         """Raise Unplanned for what is no float32 parameter or buffer, or is written to."""
         owner, _, name = value.path.rpartition(".")
@@ -227,6 +264,9 @@ class Planner:
     def _float(self, instruction: FloatCall | Guard) -> Planned:
         """A call in float."""
         call, operator = self._call(instruction), self.operators.get(instruction.out)
+        known = call.symbol()
+        if isinstance(known, TupleOf) and call.node.target is getitem and isinstance(call.args[1], int):
+            return self._planned(call, known.part(call.args[1]))
         if operator is not None and instruction.out in self.rounded:
             with suppress(Unplanned):
                 lines = operator.plan_rounded(call)
@@ -238,22 +278,28 @@ class Planner:
         form = real_form(call.node, self.root)
         copies = call.node.index not in self._written
         if form is not None and (copies or not form.moves):
-            return self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
+            planned = self._planned(call, form.plan(call), exact=form.exact, moves_reals=form.moves)
+            return replace(planned, int8=isinstance(call.module, QuantModule))
         if not isinstance(operator, View) or not operator.planned_in_reals or not copies:
             raise Unplanned("it is computed in float")
         return self._planned(call, operator.plan(call), moves_reals=True)
 
-    def _call(self, instruction: FloatCall | Guard | IntegerMove) -> PlanCall:
+    def _call(self, instruction: FloatCall | Guard | IntegerMove | RecurrentCall) -> PlanCall:
         node, (args, kwargs) = self._node(instruction), instruction.arguments
         return PlanCall(self, node, self.root, instruction.out, args, kwargs)
 
     def _planned(
         self, call: PlanCall, planned: planning.Planned, *, exact: bool = True, moves_reals: bool = False
     ) -> Planned:
+        if isinstance(planned, Opened):
+            if call.out in self.kept_tuples:
+                raise Unplanned("what it gives goes on as a tuple")
+            self.symbols[call.out] = planned.parts
+            return Planned((planned.call,), planned.parts)
         if isinstance(planned, Symbol):
             self.symbols[call.out] = planned
             return Planned(symbol=planned, moves_reals=moves_reals)
-        pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_chain(call.out, planned))
+        pieces = (planned,) if isinstance(planned, ModuleCall) else tuple(_pieces(call.out, planned))
         count = math.prod(self.captured_shape(call.out)) if moves_reals and self._is_tensor(call.out) else 0
         operator = self.operators.get(call.out)
         in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
@@ -263,27 +309,15 @@ class Planner:
         return self.program.values[index].dtype is not None
 
 
-def _chain(out: int, operations: Lines) -> list[Piece]:
+def _pieces(out: int, operations: Lines) -> list[Piece]:
     """A call as operations over new registers of the text."""
     if len(operations) > MOST_LINES:
         raise Unplanned(f"it takes more than {MOST_LINES} operations")
     pieces: list[Piece] = []
-    for place, (op, settings) in enumerate(operations):
-        last = place == len(operations) - 1
-        own = out if last else CHAINED + out * MOST_LINES + place
-        first = CHAINED + out * MOST_LINES + place
-        settings = {name: _chained(value, first) for name, value in settings.items()}
-        line = Line(own, op, settings)
-        constants = {name: value for name, value in settings.items() if isinstance(value, Attr)}
+    for line in chained(operations, out, CHAINED + out * MOST_LINES):
+        constants = {name: value for name, value in line.settings.items() if isinstance(value, Attr)}
         pieces.append(_with_attributes(line, constants) if constants else line)
     return pieces
-
-
-def _chained(value: Any, place: int) -> Any:
-    """A setting with the lines before the one at `place` by their registers."""
-    if isinstance(value, tuple):
-        return tuple(_chained(one, place) for one in value)
-    return Register(place + value.index) if isinstance(value, Register) and value.index < 0 else value
 
 
 def _with_attributes(line: Line, constants: Mapping[str, Attr]) -> ConstantsCall:

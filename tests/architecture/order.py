@@ -65,6 +65,7 @@ ORDER = (
     "quant.export",
     "quant.artefact",
     "quant.migrate",
+    "quant.onnx",
     "quant.types",
     # Doors.
     "quant",

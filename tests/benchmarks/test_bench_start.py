@@ -99,17 +99,17 @@ def test_a_lap_measures_every_row_of_a_living_process(
 
 def test_a_checkout_is_measured_in_processes_of_its_own(load: Callable[[str], ModuleType]) -> None:
     bench = load("bench_start")
-    with bench.opened({bench.HERE: bench.ROOT, bench.THERE: None}) as [side]:
+    with bench.opened({bench.HERE: bench.ROOT, bench.THERE: None}, bench.CHILD) as [side]:
         assert side.lap("LSTM")["load"] > 0
         assert set(side.fresh("load", "LSTM")) == {"import quant", "import, load, call"}
 
 
 def test_a_checkout_without_a_package_says_so(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
     bench = load("bench_start")
-    for name in bench.FOLDERS.values():
+    for name in load("sides").FOLDERS.values():
         (tmp_path / "old" / name).mkdir(parents=True)
     with (
-        bench.opened({bench.HERE: tmp_path / "old"}) as [side],
+        bench.opened({bench.HERE: tmp_path / "old"}, bench.CHILD) as [side],
         pytest.raises(RuntimeError, match=r"start_child.py quantize LSTM .*: it ended with 1, and gave no figures"),
     ):
         side.fresh("quantize", "LSTM")

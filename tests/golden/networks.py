@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import quant
 
@@ -59,6 +60,27 @@ def outputs(name: str) -> Iterator[tuple[str, Tensor]]:
         with torch.no_grad():
             result = converted(*one)
         yield from ((f"call {index}, output {place}", leaf) for place, leaf in enumerate(tensors(result)))
+
+
+class _Called(TorchFunctionMode):
+    """Notes the names of the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+def functions_called(name: str) -> set[str]:
+    """The names of the functions and methods of torch that the float network of this name calls."""
+    kind_name, seed = name.rsplit("-", 1)
+    model, inputs = KINDS[kind_name].draw(int(seed))
+    with _Called() as called, torch.no_grad():
+        model(*inputs[0])
+    return called.names
 
 
 # How a network becomes int8.

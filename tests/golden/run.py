@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -32,13 +34,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `golden` is a package
 
 import torch
 from architecture.sources import link
-from golden.differences import headings, judge
+from golden.differences import Difference, headings, judge
+from golden.networks import functions_called
 from golden.suite import TESTS, compare_suites
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -205,18 +208,37 @@ def report(here: Side, other: Side, names: list[str], checkouts: tuple[Path, Pat
     for kind, count in kinds.items():
         print(f"{kind:20}{count - worse[kind]:6} of {count:5} equal")
     print(f"{'all':20}{len(both) - len(differing):6} of {len(both):5} equal")
+    measured = functools.cache(functools.partial(difference, checkouts=checkouts))
     for name in differing[:SHOWN]:
-        print(f"{name}: {difference(name, checkouts) if checkouts else 'with --against its values can be seen'}")
+        print(f"{name}: {measured(name).text}")
     if len(differing) > SHOWN:
         print(f"and {len(differing) - SHOWN} more: {' '.join(differing[SHOWN:])}")
-    verdict = judge(differing, here.decisions, other.decisions, compared=both.__contains__)
+
+    def follows(name: str, decided: Difference) -> bool:
+        return bool(decided.calls & functions_called(name)) and measured(name).ratio >= decided.ratio
+
+    verdict = judge(differing, here.decisions, other.decisions, both.__contains__, follows)
     verdict.show()
     print(f"{len(both) - len(differing)} networks equal, {verdict.summary()}")
     return 1 if verdict.failed or not both else 0
 
 
-def difference(name: str, checkouts: tuple[Path, Path]) -> str:
-    """Where the outputs of one network differ, and by how much."""
+class Distance(NamedTuple):
+    """How far the outputs of one network are from each other.
+
+    Attributes:
+        text: in words.
+        ratio: dB, the least ratio of signal to difference of any output; -inf where there is none.
+    """
+
+    text: str
+    ratio: float = -math.inf
+
+
+def difference(name: str, checkouts: tuple[Path, Path] | None) -> Distance:
+    """Where the outputs of one network differ, and by how much. Without checkouts nobody can say: any ratio holds."""
+    if checkouts is None:
+        return Distance("with --against its values can be seen", math.inf)
     with tempfile.TemporaryDirectory() as folder:
         values, ends = [], []
         for index, side in enumerate(checkouts):
@@ -227,20 +249,22 @@ def difference(name: str, checkouts: tuple[Path, Path]) -> str:
             values.append(load_file(file) if file.exists() else {})
     mine, theirs = values
     if not mine or not theirs:
-        return f"{ends[0]} here, {ends[1]} there"
+        return Distance(f"{ends[0]} here, {ends[1]} there")
     if [(key, one.shape, one.dtype) for key, one in mine.items()] != [(k, o.shape, o.dtype) for k, o in theirs.items()]:
-        return "outputs of other number, shapes or dtypes"
-    unlike = [key for key in mine if not torch.equal(mine[key], theirs[key])]
+        return Distance("outputs of other number, shapes or dtypes")
+    unlike = {key: distance(mine[key], theirs[key]) for key in mine if not torch.equal(mine[key], theirs[key])}
     if not unlike:
-        return "equal when run alone: something depends on what ran before, or on memory"
-    return "; ".join(f"{key}: {distance(mine[key], theirs[key])}" for key in unlike[:3])
+        return Distance("equal when run alone: something depends on what ran before, or on memory")
+    text = "; ".join(f"{key}: {one.text}" for key, one in list(unlike.items())[:3])
+    return Distance(text, min(one.ratio for one in unlike.values()))
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> str:
+def distance(one: torch.Tensor, other: torch.Tensor) -> Distance:
     one, other = one.double(), other.double()
     off = (one - other).abs()
-    power = 10 * torch.log10(other.square().sum() / off.square().sum())
-    return f"{int((off > 0).sum())} of {off.numel()} values, by {float(off.max()):.3g} at most, {float(power):.1f} dB"
+    ratio = float(10 * torch.log10(other.square().sum() / off.square().sum()))
+    text = f"{int((off > 0).sum())} of {off.numel()} values, by {float(off.max()):.3g} at most, {ratio:.1f} dB"
+    return Distance(text, ratio if math.isfinite(ratio) else -math.inf)
 
 
 if __name__ == "__main__":

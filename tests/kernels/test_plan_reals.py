@@ -85,6 +85,31 @@ def test_group_norm_keeps_small_spreads_beside_large_means() -> None:
     assert (got - expected).abs().max() < 2e-2
 
 
+@needs_kernels
+@pytest.mark.parametrize("mean", [0.0, 30.0, 3e3, -1e5])
+@pytest.mark.parametrize(("shape", "groups"), [((2, 8, 40, 30), 2), ((3, 6, 50), 6), ((1, 16, 9, 9), 16)], ids=str)
+def test_group_norm_around_a_large_mean(shape: tuple[int, ...], groups: int, mean: float) -> None:
+    """As near to the exact result as the rounding of the result allows, however large the mean is."""
+    x = reals(*shape) + mean
+    constants = [reals(shape[1], seed=1), reals(shape[1], seed=2)]
+    expected = torch.nn.functional.group_norm(x.double(), groups, *[one.double() for one in constants])
+    program = text(f"%9 = group_norm x=%0 groups={groups} weight=$0 bias=$1 eps=1e-05", inputs=1)
+    (got,) = run(program, [x], constants)
+    assert (got - expected).abs().max() < 3e-6 * expected.abs().max()
+
+
+@needs_kernels
+def test_group_norm_of_equal_values_and_of_inf() -> None:
+    program = text("%9 = group_norm x=%0 groups=2 weight=- bias=- eps=1e-12", inputs=1)
+    (got,) = run(program, [torch.full((1, 4, 50), 0.1)])
+    assert got.abs().max() < 1e-2
+    x = reals(1, 4, 50)
+    x[0, 0, 3] = math.inf
+    (got,) = run(program, [x])
+    assert got[0, :2].isnan().all()
+    assert got[0, 2:].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("shape", "groups", "message"),
     [((2, 6, 5), 4, "groups do not fit"), ((6,), 2, "no channels"), ((1, 2), 2, "one value each")],

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from quant.kernels import ops, plan_check, reference_plan
+from quant.kernels.reference_layers import LAYERS, RECURRENT
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_reals import REALS
 from torch import Tensor
@@ -112,6 +115,7 @@ BAD = {
     "no size": (line(SIZED), "one of size and scale_factor"),
     "a size beyond memory": (line(f"{SIZED} size=16777216,16777216"), "more than 2\\*\\*40|expected"),
     "a factor beyond memory": (line(f"{SIZED} scale_factor=16000000"), "more than 2\\*\\*40"),
+    "a pool's sizes beyond memory": (text(f"%9 = adaptive_max_pool q=%0 size={2**24},{2**24}"), "more than 2\\*\\*40"),
     "no chunks": (text("%9 = chunk x=%0 chunks=0 dim=1 index=0"), "chunks is 0, expected 1 to"),
     "negative chunks": (text("%9 = chunk x=%0 chunks=-2 dim=1 index=0"), "chunks is -2, expected 1 to"),
     "a step of zero": (text("%9 = slice x=%0 dim=1 start=0 end=4 step=0"), "step is 0, expected 1 to"),
@@ -133,6 +137,9 @@ BAD = {
         text("%9 = matmul_f32 q_a=%0 a_zero_point=0 q_b=%0 b_zero_point=0 multiplier=1.0"),
         "do not go together",
     ),
+    "a larger shape beyond memory": (text(f"%9 = expand x=%0 shape={2**32},-1,-1,-1,-1"), "more than 2\\*\\*40"),
+    "a larger shape of open sizes": (text("%9 = expand x=%0 shape=-1,2,6,7,5"), "a new dimension has no size to keep"),
+    "a larger shape of fewer sizes": (text("%9 = expand x=%0 shape=-1,-1"), "its input has more dimensions"),
     "a larger shape of other sizes": (text("%9 = expand x=%0 shape=2,6,7,6"), "another size|must match"),
     "sizes that overflow": (text(f"%9 = reshape x=%0 shape={2**33},{2**33}"), "more than|invalid|overflow"),
     "a dimension twice": (text("%9 = permute x=%0 dims=0,1,1,2"), "twice|duplicate"),
@@ -190,6 +197,23 @@ def test_empty_products_need_no_batches(extension: None) -> None:
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(f"adaptive_max_pool q=%0 size={2**24},{2**24},{2**24}", id="windows that tile"),
+        pytest.param(
+            f"max_pool q=%0 kernel={2**24},1,1 stride=1 padding={2**23},0,0 dilation=1 ceil_mode=False", id="padding"
+        ),
+    ],
+)
+def test_pools_of_hostile_sizes_are_refused_or_planned_at_once(extension: None, row: str) -> None:
+    """Windows that are made before their number is checked took 1.2 GB; steps through padding, half a minute."""
+    start = time.process_time()
+    with contextlib.suppress(ValueError):
+        torch.ops.octet.run_plan([integers(1, 1, 4096, 1, 1)], [], text(f"%9 = {row}"), "native")
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
     ("mode", "widths", "message"), [("reflect", "3,4", "pads more"), ("circular", "5,0", "goes round")]
 )
 def test_empty_pads_have_widths_that_fit(extension: None, mode: str, widths: str, message: str) -> None:
@@ -233,7 +257,8 @@ def test_multipliers_of_layers_are_finite(extension: None, value: float) -> None
 
 
 def test_the_table_has_every_operator_with_all_its_settings() -> None:
-    functions: dict[str, Any] = {**OPS, **reference_plan.MOVES, **REALS}
+    functions: dict[str, Any] = {**OPS, **reference_plan.MOVES, **REALS, **LAYERS, **RECURRENT}
+    functions["final_state"] = lambda y, of: None  # which is no function of its operands alone
     for op, settings in plan_check.table().items():
         parameters = dict(inspect.signature(functions[op]).parameters)
         parameters.pop("product", None)  # which is no setting
@@ -242,7 +267,7 @@ def test_the_table_has_every_operator_with_all_its_settings() -> None:
         for name, one in parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:
                 assert settings[name].optional == (one.default is not inspect.Parameter.empty), (op, name)
-    assert set(reference_plan.MOVES) | set(REALS) <= set(plan_check.table())
+    assert set(reference_plan.MOVES) | set(REALS) | set(LAYERS) | set(RECURRENT) <= set(plan_check.table())
 
 
 @pytest.mark.parametrize("op", sorted(plan_check.table()))

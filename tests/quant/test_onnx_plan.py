@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from quant.kernels.reference_plan import run_plan
 from torch import Tensor
 
-from quant.migrate.onnx_file import Node, OnnxFile
-from quant.migrate.onnx_operators import plan_of
-from quant.migrate.onnx_plan import NotTranslated
+from quant.onnx.file import Node, OnnxFile
+from quant.onnx.load_operators import plan_of
+from quant.onnx.load_plan import NotTranslated
 
 X_SCALE, X_ZERO = 0.05, 120
 Y_SCALE, Y_ZERO = 0.09, 77
@@ -206,9 +206,11 @@ REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
         lambda file: file.node("Add", file.quantized("x"), file.quantized("x")),
         r"\(Add\): its result is read as float32, expected a QuantizeLinear",
     ),
-    "shape": (
-        lambda file: file.node("Reshape", file.quantized("x"), file.constant([2, 2, -1], torch.int64)),
-        r"reshapes to \[2, 2, -1\], expected \(batch, everything else\)",
+    "backwards": (
+        lambda file: file.node(
+            "Slice", file.quantized("x"), *(file.constant([one], torch.int64) for one in (-1, -9, 2, -1))
+        ),
+        "takes values backwards",
     ),
     "automatic padding": (lambda file: conv(file, file.quantized("x"), auto_pad=b"SAME_UPPER"), "pads automatically"),
     "clamped mean": (

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import quant
 
+from .conftest import compiler
 from .runner_models import EXAMPLES, SHAPES, converted, image, octet_run, outputs_of, run_model
 
 MEGABYTE = 1_000_000
@@ -204,8 +205,8 @@ def test_other_kinds_of_threads(
 
 
 def test_cmake_compiles_the_same_files_with_the_same_flags(runner_build: ModuleType, tmp_path: Path) -> None:
-    if shutil.which("cmake") is None or os.environ.get("OCTET_EMULATED") == "1":
-        pytest.skip("no cmake")
+    if shutil.which("cmake") is None or os.environ.get("OCTET_EMULATED") == "1" or build.find_compiler() is None:
+        pytest.skip("no cmake, or no C++ compiler for it")
     source = Path(__file__).resolve().parents[2] / "kernels" / "runner"
     command = ["cmake", "-S", source, "-B", tmp_path, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DOCTET_THREADS=pool"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -273,7 +274,10 @@ REFUSED = {
         r"Tail is 2 native calls and 1 further step, .* 'cumsum_\d+' \(computed by torch in float\)",
     ),
     "a forward that writes": (lambda: static(Counter(), image(2, 8)), "Counter writes to a buffer"),
-    "a dynamic model": (lambda: quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))), "holds no static program"),
+    "a dynamic model": (
+        lambda: quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 8))),
+        "give example_inputs, with which it is captured",
+    ),
     "a half type": (lambda: static(nn.Sequential(nn.Linear(8, 8)).half(), image(2, 8).half()), "a model in float16"),
 }
 
@@ -356,3 +360,42 @@ class Library:
     def _check(self, status: int) -> None:
         if status:
             raise RuntimeError(f"{status}: {self.error()}")
+
+
+def test_a_runner_for_one_model(
+    runner_build: ModuleType, whole_runner: Path, residual: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    """Linked from the objects of the whole one, but for the three that say what is left in."""
+    model, path = residual
+    arch, program = build.host_arch(), [Path(name).stem for name in runner_build.PROGRAM]
+    objects = sorted((whole_runner / "objects").glob("*.o"))
+    known = {source.stem for source in (*runner_build.core_sources(arch), *map(Path, runner_build.LIBRARY))}
+    selection = runner_build.selection_of([path], "portable", arch)
+    assert "conv_u8s8_u8" in selection.operations
+    assert "rnn_static" not in selection.operations
+    settings = runner_build.Settings(compiler(), arch, tmp_path, selection=selection)
+    runner_build.link(
+        settings, [one for one in objects if one.stem in known], [one for one in objects if one.stem in program]
+    )
+    whole, small = (tmp_path / name for name in (runner_build.WHOLE, "liboctet.so"))
+    assert small.stat().st_size < 0.6 * whole.stat().st_size
+    inputs = inputs_of("residual", 1)
+    [output] = run_model(tmp_path, path, tmp_path, inputs, 1)
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+    assert "instruction set portable" in octet_run(tmp_path, path, "--describe").stdout
+    quant.save(converted("pyramid"), tmp_path / "other.q8", runner=True)
+    numpy.save(tmp_path / "x.npy", image(1, 3, 16, 16).numpy())
+    done = octet_run(tmp_path, tmp_path / "other.q8", "--input", tmp_path / "x.npy")
+    assert done.returncode == 1
+    assert "this program was built without the operation, for another model" in done.stderr
+
+
+def test_what_no_runner_is_built_for(
+    runner_build: ModuleType, residual: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_bytes(b"no model of anybody's")
+    for path, words in ((tmp_path / "other", "has no part for the runner"), (tmp_path / "none", "No such file")):
+        with pytest.raises(runner_build.BadFile, match=words):
+            runner_build.selection_of([path], None, "x86_64")
+    with pytest.raises(runner_build.BadFile, match="there is no avx3 for x86_64, expected some of portable, "):
+        runner_build.selection_of([residual[1]], "avx2,avx3", "x86_64")

@@ -4,6 +4,7 @@
 
 #include "core/conv/native_winograd.h"
 #include "core/cpu/isa.h"
+#include "core/cpu/selection.h"
 #include "core/depthwise/native_depthwise.h"
 #include "core/gemm/native_gemm.h"
 #include "core/rows/elementwise.h"
@@ -48,8 +49,17 @@ struct Families {
   Always<RealKernels> reals;
 };
 
+// A row as far as the program has its kernels.
+constexpr Families here(std::string_view name, Families families) {
+  if (!has_instruction_set(name))  // which isa() never is then
+    return {.gemm = &kPortableGemm, .gemm_of_safe_pairs = none, .depthwise = none, .winograd = none,
+            .rows = &kPortableRows, .elementwise = &kPortableElements, .reals = &kPortableReals};
+  if (!has_operation("conv_u8s8_u8") && !has_operation("conv_u8s8_f32")) families.depthwise = none, families.winograd = none;
+  return families;
+}
+
 constexpr Families kFamilies[] = {
-#define OCTET_INSTRUCTION_SET(level, name, chosen, needs, flags, ...) {__VA_ARGS__},
+#define OCTET_INSTRUCTION_SET(level, name, chosen, needs, flags, ...) here(name, {__VA_ARGS__}),
 #include "core/cpu/instruction_sets.inc"
 };
 

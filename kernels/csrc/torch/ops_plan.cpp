@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "core/plan/prepared.h"
+#include "torch/at_fork.h"
 #include "torch/errors.h"
 #include "torch/packed.h"
 
@@ -44,6 +45,10 @@ struct ConstantKey {
   }
 };
 
+at::ScalarType type_of(const PlanTensor& tensor) {
+  return tensor.real ? at::kFloat : tensor.index ? at::kLong : at::kByte;
+}
+
 // A text with its constants, prepared for any shapes: the common part of plans for several shapes.
 struct Prepared {
   std::string text, backend;
@@ -72,14 +77,14 @@ struct Entry {
     if (inputs.size() != given.size()) return false;
     for (size_t i = 0; i < given.size(); ++i)
       if (given[i].sizes() != inputs[i].sizes || given[i].strides() != inputs[i].strides ||
-          given[i].scalar_type() != (inputs[i].real ? at::kFloat : at::kByte))
+          given[i].scalar_type() != type_of(inputs[i]))
         return false;
     return prepared->fits(text, library, with);
   }
 };
 
 struct Cache {
-  std::shared_mutex mutex;
+  ForkedMutex mutex;
   std::atomic<uint64_t> clock{0};
   std::unordered_multimap<size_t, std::shared_ptr<const Entry>> entries;
   size_t operations = 0;  // of all entries
@@ -125,6 +130,13 @@ class KeptWeights final : public WeightPacker {
   std::shared_ptr<const PackedWinograd> winograd(int constant) override {
     return packed_winograd(constants_[constant], backend_);
   }
+  // Not held: a plan is kept no longer than its constants, which every call of it brings.
+  std::shared_ptr<const void> table(int constant) override {
+    const Tensor& table = constants_[constant];
+    if (table.is_contiguous()) return {std::shared_ptr<const void>(), table.const_data_ptr()};
+    const auto copy = std::make_shared<const Tensor>(table.contiguous());
+    return {copy, copy->const_data_ptr()};
+  }
 
  private:
   at::TensorList constants_;
@@ -157,10 +169,10 @@ std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_vi
 std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::TensorList inputs, at::TensorList constants) {
   auto entry = std::make_shared<Entry>();
   for (const Tensor& input : inputs) {
-    TORCH_CHECK_TYPE(input.is_cpu() && (input.scalar_type() == at::kByte || input.scalar_type() == at::kFloat),
-                     "run_plan: an input is ", input.scalar_type(), " on ", input.device(),
-                     ", expected Float or Byte on the CPU");
-    entry->inputs.push_back({input.sizes().vec(), input.strides().vec(), input.scalar_type() == at::kFloat});
+    const at::ScalarType type = input.scalar_type();
+    TORCH_CHECK_TYPE(input.is_cpu() && (type == at::kByte || type == at::kFloat || type == at::kLong), "run_plan: an input is ",
+                     type, " on ", input.device(), ", expected Float, Byte or Long on the CPU");
+    entry->inputs.push_back({input.sizes().vec(), input.strides().vec(), type == at::kFloat, type == at::kLong});
   }
   KeptWeights weights(constants, prepared->backend);
   entry->plan = translated("run_plan: ", [&] { return prepared->program->build(entry->inputs, weights); });
@@ -209,7 +221,7 @@ Outcome run(const Plan& plan, at::TensorList inputs) {
     to.push_back(outputs.back().mutable_data_ptr());
   }
   for (const Tensor& input : inputs) from.push_back(input.const_data_ptr());
-  const bool finite = plan.run(from.data(), to.data());
+  const bool finite = translated("run_plan: ", [&] { return plan.run(from.data(), to.data()); });
   return {std::move(outputs), finite};
 }
 
@@ -248,7 +260,7 @@ struct Text {
 };
 
 struct Texts {
-  std::shared_mutex mutex;
+  ForkedMutex mutex;
   std::unordered_map<int64_t, std::shared_ptr<Text>> by_number;
   int64_t next = 0;
 };

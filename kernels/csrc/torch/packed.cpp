@@ -9,6 +9,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "torch/at_fork.h"
 #include "torch/libraries.h"
 
 namespace octet {
@@ -43,7 +44,7 @@ struct Entry {
 };
 
 struct Cache {
-  std::shared_mutex mutex;
+  ForkedMutex mutex;
   std::unordered_map<Key, Entry, KeyHash> entries;
 };
 

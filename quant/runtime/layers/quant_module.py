@@ -32,6 +32,10 @@ class QuantModule(nn.Module):
 
     __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
 
+    planned: ClassVar[Any] = None
+    """Of a module of one input: a method that gives its operation in a plan (`kernels/reference_plan.py`), and the
+    settings but for `x`; a tensor among them becomes a constant."""
+
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
     backend: str

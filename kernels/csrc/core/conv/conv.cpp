@@ -119,10 +119,61 @@ void convolve_whole(const ConvCall& call, const PackedGemm& gemm) {
              });
 }
 
+// The inputs of a group's product, a row for each output pixel: the pixels of the input as they lie, or gathered.
+class ProductRows {
+ public:
+  ProductRows(const ConvCall& call, bool lie_there)
+      : call_(call), lie_there_(lie_there), gather_(call.shape, call.q_x, call.zero_point),
+        ldq_(lie_there ? call.shape.channels : padded_row(call.shape.k())) {}
+
+  int64_t ldq() const { return ldq_; }
+
+  // Those of output pixels [first, first + rows), until others are asked for.
+  const uint8_t* of(int64_t group, int64_t first, int64_t rows) const {
+    if (lie_there_) return call_.q_x + first * ldq_;
+    uint8_t* gathered = workspace().q.get(rows * ldq_);
+    gather_.rows(group, first, rows, gathered, ldq_);
+    return gathered;
+  }
+
+ private:
+  const ConvCall& call_;
+  bool lie_there_;
+  Gather gather_;
+  int64_t ldq_;
+};
+
 // Rows that are gathered and multiplied together: more where the product takes them in blocks of its own.
 int64_t gathered_at_once(const ConvShape& shape, const PackedGemm& gemm) {
   constexpr int64_t kCached = 256 << 10;
   return gemm.takes_whole(shape.pixels()) ? std::max(kRowBlock, kCached / padded_row(shape.k())) : kRowBlock;
+}
+
+// One product of a convolution: some output pixels of one group, and of its outputs those of one part.
+struct GroupProduct {
+  const PackedGemm& gemm;
+  const uint8_t* q;
+  int64_t ldq, first, rows;  // output pixels [first, first + rows)
+  int64_t skip, begin, end;  // the group's outputs begin at `skip`; the part's are [begin, end) of all
+  Requantize by;
+  int part, parts;
+};
+
+// finish(product) computes each product, `block` pixels at once, by kernels that take a tile's sums further to outputs.
+template <class Finish>
+void each_product(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups, int64_t block, Finish finish) {
+  const ConvShape& shape = call.shape;
+  const ProductRows inputs(call, is_product(call));
+  const Requantize by = requantize_of(call, all_row_sums(groups).data());
+  const int64_t width = shape.out_channels / shape.groups;
+  each_share(shape.pixels(), call.products(), block, false, [&](int64_t first, int64_t rows, int part, int parts) {
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      const PackedGemm& gemm = *groups[g];
+      const int64_t skip = g * width, begin = skip + gemm.first_output(part, parts), end = skip + gemm.first_output(part + 1, parts);
+      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
+      finish(GroupProduct{gemm, inputs.of(g, first, rows), inputs.ldq(), first, rows, skip, begin, end, own, part, parts});
+    }
+  });
 }
 
 // To uint8 by kernels that requantise tile by tile.
@@ -135,24 +186,10 @@ void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const P
   // channels and 14 x 14 in place took 255 us, gathered 219.
   const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !product;
   if (in_place && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
-  const Requantize by = requantize_of(call, all_row_sums(groups).data());
-  const Gather gather(shape, call.q_x, call.zero_point);
-  const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
-  const int64_t ldq = product ? shape.channels : padded_row(shape.k());
-  const int64_t block = product ? kRowBlock : gathered_at_once(shape, *groups[0]);
-  each_share(shape.pixels(), call.products(), block, false, [&](int64_t first, int64_t rows, int part, int parts) {
-    const uint8_t* q = call.q_x + first * ldq;
-    for (int64_t g = 0; g < shape.groups; ++g) {
-      if (!product) {
-        uint8_t* gathered = workspace().q.get(rows * ldq);
-        gather.rows(g, first, rows, gathered, ldq);
-        q = gathered;
-      }
-      const int64_t skip = g * width, begin = groups[g]->first_output(part, parts), end = groups[g]->first_output(part + 1, parts);
-      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
-      leave(call, first, rows, skip + begin, skip + end,
-            [&](uint8_t* to) { groups[g]->run_u8(q, ldq, rows, own, to + skip, outputs, part, parts); });
-    }
+  each_product(call, groups, product ? kRowBlock : gathered_at_once(shape, *groups[0]), [&](const GroupProduct& one) {
+    leave(call, one.first, one.rows, one.begin, one.end, [&](uint8_t* to) {
+      one.gemm.run_u8(one.q, one.ldq, one.rows, one.by, to + one.skip, shape.out_channels, one.part, one.parts);
+    });
   });
 }
 
@@ -179,25 +216,10 @@ void leave_reals(const ConvCall& call, int64_t first, int64_t rows, int64_t begi
 
 // To reals by kernels that scale tile by tile.
 void convolve_f32(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
-  const ConvShape& shape = call.shape;
-  const bool product = is_product(call);
-  const Requantize by = requantize_of(call, all_row_sums(groups).data());
-  const Gather gather(shape, call.q_x, call.zero_point);
-  const int64_t outputs = shape.out_channels, width = outputs / shape.groups;
-  const int64_t ldq = product ? shape.channels : padded_row(shape.k());
-  each_share(shape.pixels(), call.products(), kTilePixels, false, [&](int64_t first, int64_t rows, int part, int parts) {
-    for (int64_t g = 0; g < shape.groups; ++g) {
-      const uint8_t* q = call.q_x + first * ldq;
-      if (!product) {
-        uint8_t* gathered = workspace().q.get(rows * ldq);
-        gather.rows(g, first, rows, gathered, ldq);
-        q = gathered;
-      }
-      const int64_t skip = g * width, begin = groups[g]->first_output(part, parts), end = groups[g]->first_output(part + 1, parts);
-      const Requantize own{by.offset + skip, by.multiplier + skip, by.zero_point, by.bottom, by.top, by.shrinks};
-      leave_reals(call, first, rows, skip + begin, skip + end,
-                  [&](float* to) { groups[g]->run_f32(q, ldq, rows, own, to + skip, outputs, part, parts); });
-    }
+  each_product(call, groups, kTilePixels, [&](const GroupProduct& one) {
+    leave_reals(call, one.first, one.rows, one.begin, one.end, [&](float* to) {
+      one.gemm.run_f32(one.q, one.ldq, one.rows, one.by, to + one.skip, call.shape.out_channels, one.part, one.parts);
+    });
   });
 }
 
@@ -221,14 +243,11 @@ void convolve_sums(const ConvCall& call, const int32_t* row_sums, Products produ
 
 void convolve(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups) {
   const ConvShape& shape = call.shape;
-  const Gather gather(shape, call.q_x, call.zero_point);
-  const int64_t ldq = padded_row(shape.k()), group_outputs = shape.out_channels / shape.groups;
+  const ProductRows inputs(call, false);
+  const int64_t width = shape.out_channels / shape.groups;
   convolve_sums(call, all_row_sums(groups).data(), [&](int64_t first, int64_t rows, int32_t* sums) {
-    uint8_t* q = workspace().q.get(rows * ldq);
-    for (int64_t g = 0; g < shape.groups; ++g) {
-      gather.rows(g, first, rows, q, ldq);
-      groups[g]->run(q, ldq, rows, sums + g * group_outputs, shape.out_channels, 0, 1);
-    }
+    for (int64_t g = 0; g < shape.groups; ++g)
+      groups[g]->run(inputs.of(g, first, rows), inputs.ldq(), rows, sums + g * width, shape.out_channels, 0, 1);
   });
 }
 

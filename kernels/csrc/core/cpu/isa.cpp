@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/cpu/selection.h"
 #include "core/cpu/tile_permission.h"
 
 #if defined(__x86_64__)
@@ -81,6 +82,7 @@ std::string missing_features(const InstructionSet& set) {
 
 // Why this process cannot use a set, in words, or "". Asks the system for what it gives on request.
 std::string why_not(const InstructionSet& set) {
+  if (!has_instruction_set(set.name)) return "this program was built without it";
   if (const std::string missing = missing_features(set); !missing.empty()) return "this CPU, or its system, lacks" + missing;
 #if defined(__x86_64__)
   if (set.needs & amx_tile) return ask_for_tiles();

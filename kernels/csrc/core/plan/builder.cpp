@@ -26,7 +26,7 @@ void PlanBuilder::build(const std::vector<PlanTensor>& inputs) {
                                 std::to_string(inputs.size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
-    views_[i] = PlanView{static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides};
+    views_[i] = PlanView{static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides, inputs[i].index};
   }
   for (const Operation& operation : program_.operations) {
     if (views_[operation.out]) continue;  // another operation's step computes it too
@@ -40,8 +40,14 @@ void PlanBuilder::build(const std::vector<PlanTensor>& inputs) {
 }
 
 PlanView PlanBuilder::fresh(const Sizes& sizes, const Sizes& strides, bool real) {
-  plan_->buffers_.push_back({product(sizes) * (real ? 4 : 1), Plan::Home::kArena, 0});
-  return {static_cast<int>(plan_->buffers_.size()) - 1, 0, real, sizes, strides};
+  return fresh_like({-1, 0, real, sizes, strides}, strides);
+}
+
+PlanView PlanBuilder::fresh_like(const PlanView& like, const Sizes& strides) {
+  PlanView made = like;
+  made.strides = strides, made.offset = 0, made.buffer = static_cast<int>(plan_->buffers_.size());
+  plan_->buffers_.push_back({made.count() * made.element_bytes(), Plan::Home::kArena, 0});
+  return made;
 }
 
 PlanView PlanBuilder::held(std::shared_ptr<const std::vector<float>> values, const Sizes& sizes) {
@@ -56,7 +62,7 @@ PlanView PlanBuilder::with_strides(const PlanView& view, const Sizes& strides) {
     same.strides = strides;
     return same;
   }
-  const PlanView made = fresh(view.sizes, strides, view.real);
+  const PlanView made = fresh_like(view, strides);
   copy(view, made);
   return made;
 }
@@ -125,7 +131,7 @@ void copy_turned(const PlanLoops& outer, const PlanTurn& turn, const T* from, T*
 
 void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
   const PlanLoops loops(from.sizes, {to.strides, from.strides});
-  if (const std::optional<PlanTurn> turn = loops.turned()) {
+  if (const std::optional<PlanTurn> turn = loops.turned(); turn && !to.index) {
     const PlanLoops outer(turn->sizes, turn->strides);
     emit({&from}, to, [=, turn = *turn](const PlanFrame& frame) {
       if (to.real)
@@ -138,6 +144,8 @@ void PlanBuilder::copy(const PlanView& from, const PlanView& to) {
   emit({&from}, to, [=](const PlanFrame& frame) {
     if (to.real)
       copy_rows(loops, from.reals(frame), to.reals_out(frame));
+    else if (to.index)
+      copy_rows(loops, from.indices(frame), to.indices_out(frame));
     else
       copy_rows(loops, from.bytes(frame), to.bytes_out(frame));
   });
@@ -160,6 +168,11 @@ const PlanView* PlanBuilder::known(Value value) const {
   const Operation* writer = program_.writer(value);
   const op::Same* same = writer ? writer->as<op::Same>() : nullptr;
   return same ? known(same->x) : nullptr;
+}
+
+const std::vector<PlanView>* PlanBuilder::states(Value value) const {
+  const auto found = states_.find(value);
+  return found == states_.end() ? nullptr : &found->second;
 }
 
 const PreparedConstant& PlanBuilder::constant(const Operation& operation, Constant index, const char* name,
@@ -198,6 +211,7 @@ std::shared_ptr<const std::vector<int32_t>> PlanBuilder::integers(const Operatio
 
 void PlanBuilder::give_out(size_t place, Value value) {
   PlanView view = input(value);
+  if (view.index) throw std::invalid_argument("the plan gives out int64, expected float32 or uint8");
   // Integers stay channels last for the next reader; floats keep the memory order of the user's own operations.
   const Sizes strides = view.real || view.rank() < 4 ? plain_strides(view.sizes) : channels_last_strides(view.sizes);
   const bool whole = view.offset == 0 && view.has_strides(strides) &&

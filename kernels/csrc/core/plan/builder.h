@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -21,6 +22,8 @@ class PlanBuilder {
 
   // A view of a new buffer of the arena.
   PlanView fresh(const Sizes& sizes, const Sizes& strides, bool real = false);
+  // The same of what has the elements of `like`.
+  PlanView fresh_like(const PlanView& like, const Sizes& strides);
   // A view of reals that the plan holds, one after the other.
   PlanView held(std::shared_ptr<const std::vector<float>> values, const Sizes& sizes);
   // The same values with these strides: the view itself where it has them, else a copy.
@@ -45,6 +48,9 @@ class PlanBuilder {
   void put_off(const Operation& sum) { sums_[sum.out] = &sum; }
   const Operation* put_off_sum(Value value) const { return sums_[value]; }
   void define(const Operation& operation, const PlanView& view) { views_[operation.out] = view; }  // and do not lower it
+  // The final states of the recurrent layer that writes a value: h, and c where its kind has one.
+  void keep_states(Value value, std::vector<PlanView> states) { states_[value] = std::move(states); }
+  const std::vector<PlanView>* states(Value value) const;
   // A constant with the dtype and rank that its reader expects; rank 0 is any.
   const PreparedConstant& constant(const Operation& operation, Constant index, const char* name, const char* dtype,
                                    size_t rank = 0) const;
@@ -69,6 +75,7 @@ class PlanBuilder {
   std::vector<std::optional<PlanView>> views_;  // by value
   std::vector<std::optional<PlanPad>> pads_;
   std::vector<const Operation*> sums_;
+  std::map<Value, std::vector<PlanView>> states_;
 };
 
 }  // namespace octet

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/plan/sizes.h"
+#include "core/rnn/rnn.h"
 #include "core/rows/elementwise.h"
 
 namespace octet {
@@ -104,7 +105,11 @@ const std::map<std::string, Check, std::less<>>& kinds() {
        }},
       {"u8", [](const PlanLine& line, const std::string&, std::string_view word) { parse_register(line, word); }},
       {"f32", [](const PlanLine& line, const std::string&, std::string_view word) { parse_register(line, word); }},
+      {"i64", [](const PlanLine& line, const std::string&, std::string_view word) { parse_register(line, word); }},
       {"any", [](const PlanLine& line, const std::string&, std::string_view word) { parse_register(line, word); }},
+      {"cell", [](const PlanLine& line, const std::string& name, std::string_view word) {
+         if (!find_cell(word)) line.fail(name + " is " + std::string(word) + ", expected a kind of recurrent layer");
+       }},
   };
   return known;
 }

@@ -6,6 +6,7 @@
 
 #include "core/plan/check.h"
 #include "core/plan/text.h"
+#include "core/rnn/rnn.h"
 
 namespace octet {
 
@@ -195,6 +196,49 @@ OperationKind attention(LineReader& in) {
                        in.line().has("scale") ? std::optional(in.real("scale")) : std::nullopt, in.flag("causal")};
 }
 
+OperationKind linear_dynamic(LineReader& in) {
+  return op::DynamicLinear{in.value("x"),          in.constant("q_weight"),
+                           in.constant("scale"),   in.constant("bias"),
+                           in.constant("columns"), static_cast<int>(in.integer("bits")),
+                           in.flag("per_row")};
+}
+
+// What static and dynamic recurrent layers have in common.
+op::Recurrent recurrent(LineReader& in, std::string_view x) {
+  return op::Recurrent{in.value(x),
+                       in.value_or_none("h"),
+                       in.value_or_none("c"),
+                       in.constant("q_weight_ih"),
+                       in.constant("scale_ih"),
+                       in.constant("q_weight_hh"),
+                       in.constant("scale_hh"),
+                       in.constant("bias_ih"),
+                       in.constant("bias_hh"),
+                       in.constant("q_weight_hr"),
+                       in.constant("scale_hr"),
+                       find_cell(in.line().word("mode")),
+                       in.flag("reverse"),
+                       {}};
+}
+
+RowRange range_of(const LineReader& in, std::string_view scale, std::string_view zero_point) {
+  return {in.real(scale), in.byte(zero_point)};
+}
+
+OperationKind rnn_static(LineReader& in) {
+  op::Recurrent layer = recurrent(in, "q_x");
+  layer.ranges = {range_of(in, "x_scale", "x_zero_point"), range_of(in, "h_scale", "h_zero_point"),
+                  range_of(in, "m_scale", "m_zero_point"), in.flag("quantized")};
+  return layer;
+}
+
+OperationKind rnn_dynamic(LineReader& in) {
+  op::Recurrent layer = recurrent(in, "x");
+  layer.columns = in.constant("columns_ih");
+  layer.bits = static_cast<int>(in.integer("bits")), layer.per_row = in.flag("per_row");
+  return layer;
+}
+
 // An operator of core/rows/binary.inc, whose line says which of its settings are values.
 OperationKind binary(LineReader& in, const BinaryKind& kind) {
   std::vector<Value> values;
@@ -275,7 +319,14 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"same", [](LineReader& in) -> OperationKind { return op::Same{in.value("x")}; }},
       {"add_f32", [](LineReader& in) -> OperationKind { return op::AddReal{in.value("a"), in.value("b")}; }},
       {"layer_norm", [](LineReader& in) -> OperationKind {
-         return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps")};
+         return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps"),
+                              in.integer_or_none("size").value_or(0)};
+       }},
+      {"instance_norm", [](LineReader& in) -> OperationKind {
+         return op::GroupNorm{in.value("x"), 0, in.constant("weight"), in.constant("bias"), in.real("eps")};
+       }},
+      {"rms_norm", [](LineReader& in) -> OperationKind {
+         return op::RmsNorm{in.value("x"), in.constant("weight"), in.real("eps"), in.integer("size")};
        }},
       {"group_norm", [](LineReader& in) -> OperationKind {
          return op::GroupNorm{in.value("x"), in.integer("groups"), in.constant("weight"), in.constant("bias"), in.real("eps")};
@@ -291,8 +342,29 @@ const std::map<std::string, Read, std::less<>>& readers() {
          using By = op::BinaryReal::By;
          return op::BinaryReal{in.value("a"), in.value("b"), word_of<By>(in, "by", {"sub", "mul", "div"})};
        }},
+      {"unary_f32", [](LineReader& in) -> OperationKind {
+         using By = RealFunction;
+         return op::UnaryReal{in.value("x"), word_of<By>(in, "by", {"neg", "abs", "sqrt", "rsqrt", "exp", "sigmoid", "tanh",
+                                                                    "cos", "sin"})};
+       }},
+      {"reduce_f32", [](LineReader& in) -> OperationKind {
+         return op::ReduceReal{in.value("x"), in.line().word("by") == "mean", in.integers("dim"), in.flag("keepdim")};
+       }},
+      {"where_f32", [](LineReader& in) -> OperationKind {
+         return op::WhereReal{in.value("mask"), in.value("a"), in.value("b")};
+       }},
       {"cat_f32", [](LineReader& in) -> OperationKind { return op::CatReal{in.values("tensors"), in.integer("dim")}; }},
       {"softmax", [](LineReader& in) -> OperationKind { return op::Softmax{in.value("x"), in.flag("logarithm")}; }},
+      {"linear_dynamic", &linear_dynamic},
+      {"embedding", [](LineReader& in) -> OperationKind { return op::Embedding{in.value("x"), in.constant("weight"), 0, 0}; }},
+      {"embedding_table", [](LineReader& in) -> OperationKind {
+         return op::Embedding{in.value("x"), in.constant("rows"), in.integer("bits"), in.integer("dim")};
+       }},
+      {"rnn_static", &rnn_static},
+      {"rnn_dynamic", &rnn_dynamic},
+      {"final_state", [](LineReader& in) -> OperationKind {
+         return op::FinalState{in.value("y"), in.line().word("of") == "c"};
+       }},
       {"matmul", &matmul<false>},
       {"matmul_f32", &matmul<true>},
   };

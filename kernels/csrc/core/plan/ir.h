@@ -12,6 +12,7 @@
 #include "core/plan/plan.h"
 #include "core/plan/sizes.h"
 #include "core/rows/elementwise.h"
+#include "core/rows/reals.h"
 #include "core/rows/rows.h"
 
 namespace octet {
@@ -202,6 +203,20 @@ struct BinaryReal {
   Value a, b;
   By by;
 };
+struct UnaryReal {
+  Value x;
+  RealFunction by;
+};
+struct ReduceReal {
+  Value x;
+  bool mean;  // else the sum
+  std::vector<int64_t> dims;
+  bool keepdim;
+};
+// a where the byte of the mask is not 0, else b.
+struct WhereReal {
+  Value mask, a, b;
+};
 struct CatReal {
   std::vector<Value> tensors;
   int64_t dim;
@@ -219,11 +234,18 @@ struct LayerNorm {
   Value x;
   Constant weight, bias;
   float eps;
+  int64_t size;  // of a row; 0 is any
   Place rounding = kNowhere;  // pass: a Quantize that reads it
+};
+struct RmsNorm {
+  Value x;
+  Constant weight;
+  float eps;
+  int64_t size;  // of a row
 };
 struct GroupNorm {
   Value x;
-  int64_t groups;
+  int64_t groups;  // 0: each channel is one, which has more than one pixel
   Constant weight, bias;
   float eps;
 };
@@ -246,6 +268,44 @@ struct Matmul {
   bool turned = false;  // pass: dimensions of the result change places next
 };
 
+// A linear layer whose input is quantised as it comes.
+struct DynamicLinear {
+  Value x;
+  Constant weight, scale, bias, columns;
+  int bits;
+  bool per_row;
+};
+
+// The rows of a table that indices name.
+struct Embedding {
+  Value x;
+  Constant table;
+  int64_t bits, dim;  // of a table of 8 or 4 bits (core/embedding/tables.h); 0 where its rows are float32
+};
+
+// One direction of one recurrent layer. Its value are the states of all steps.
+struct Recurrent {
+  // Ranges known beforehand: of the input, of the state, and of what a projection reads.
+  struct Ranges {
+    RowRange input, state, projection;
+    bool integers;  // the states are given as integers of their range
+  };
+  Value x, h, c;  // h and c: the first states, or kNoValue for zeros
+  Constant weight_ih, scale_ih, weight_hh, scale_hh, bias_ih, bias_hh, weight_hr, scale_hr;
+  const CellKind* kind;
+  bool reverse;
+  std::optional<Ranges> ranges;
+  // Without them: of the input projection, as in DynamicLinear.
+  Constant columns = kNoConstant;
+  int bits = 8;
+  bool per_row = true;
+};
+// The state after the last step of the recurrent layer that writes `y`.
+struct FinalState {
+  Value y;
+  bool cell;  // c, else h
+};
+
 }  // namespace op
 
 using OperationKind =
@@ -253,7 +313,9 @@ using OperationKind =
                  op::AvgPool, op::AdaptivePool, op::Mean, op::Interpolate, op::Pad, op::Cat, op::Reshape, op::Flatten,
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
-                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu>;
+                 op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu, op::DynamicLinear,
+                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal,
+                 op::WhereReal, op::RmsNorm>;
 
 struct Operation {
   Value out;

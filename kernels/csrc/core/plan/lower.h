@@ -24,6 +24,12 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& bin
 // lower_layers.cpp: convolutions and linear layers.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLinear& linear);
+// lower_lookups.cpp: rows of tables.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Embedding& embedding);
+// lower_recurrent.cpp: recurrent layers, and their states.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::Recurrent& layer);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::FinalState& state);
 // lower_windows.cpp: pooling and means.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::MaxPool& pool);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& pool);
@@ -48,8 +54,13 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Same& same)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::AddReal& add);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& attention);
+// lower_functions.cpp: functions, sums and choices of reals.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu);
-// lower_norms.cpp: norms over channels and pixels.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::UnaryReal& unary);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::ReduceReal& reduce);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::WhereReal& where);
+// lower_norms.cpp: norms over channels and pixels, and by the root mean square.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::RmsNorm& norm);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& norm);
 
 // lower_sizes.cpp: what sizes decide.
@@ -88,6 +99,11 @@ void expect_dtype(const Operation& operation, const PlanView& view, bool real);
 PlanView combined(PlanBuilder& b, PlanView left, PlanView right, const Sizes& sizes, RealBinary kernel);
 // The float view of a value.
 PlanView real_input(PlanBuilder& b, const Operation& operation, Value value);
+// Fails where a constant of weights is empty.
+const Sizes& weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name);
+// A vector of `count` values that has to be there.
+std::shared_ptr<const std::vector<float>> required_reals(const PlanBuilder& b, const Operation& operation, Constant index,
+                                                         const char* name, int64_t count);
 // The number that a size is; fails where its arithmetic has no result.
 int64_t number_of(PlanBuilder& b, const Operation& operation, const SizeParts& size);
 // The product of the sizes of a tensor; fails where it exceeds all memory.

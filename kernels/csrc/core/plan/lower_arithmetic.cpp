@@ -113,18 +113,4 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Softmax& by
   return out;
 }
 
-// Value by value, so in the order in which they lie.
-PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu) {
-  const PlanView x = b.dense(real_input(b, operation, silu.x));
-  const PlanView out = b.fresh(x.sizes, x.strides, true);
-  constexpr int64_t kChunk = 4096;
-  b.emit({&x}, out, [=, n = x.count()](const PlanFrame& frame) {
-    each_part((n + kChunk - 1) / kChunk, n * 16, [&](int64_t first, int64_t chunks) {
-      const int64_t begin = first * kChunk, end = std::min(n, (first + chunks) * kChunk);
-      real_kernels().silu(x.reals(frame) + begin, end - begin, out.reals_out(frame) + begin);
-    });
-  });
-  return out;
-}
-
 }  // namespace octet

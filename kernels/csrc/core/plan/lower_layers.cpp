@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "core/conv/conv.h"
+#include "core/gemm/linear.h"
 #include "core/plan/lower.h"
 
 namespace octet {
@@ -132,6 +133,43 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& lin
   sizes.pop_back();
   b.emit({&x}, out, [=, rows = product(sizes)](const PlanFrame& frame) {
     if (rows) linear_static(*gemm, x.bytes(frame), zero_point, rows, finish.bias_data(), finish.to(out, frame));
+  });
+  return out;
+}
+
+const Sizes& weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name) {
+  const Sizes& sizes = b.constant(operation, weight, name, "int8", 2).sizes;
+  expect_or(operation, product(sizes) > 0, [&] { return std::string(name) + " is empty"; });
+  return sizes;
+}
+
+std::shared_ptr<const std::vector<float>> required_reals(const PlanBuilder& b, const Operation& operation, Constant index,
+                                                         const char* name, int64_t count) {
+  auto values = b.reals(operation, index, name, count);
+  expect_or(operation, values != nullptr, [&] { return std::string("has no ") + name; });
+  return values;
+}
+
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLinear& by) {
+  const PlanView x = b.plain(real_input(b, operation, by.x));
+  const Sizes& weight = weight_sizes(b, operation, by.weight, "q_weight");
+  const int64_t n = weight[0], k = weight[1];
+  expect_or(operation, x.rank() >= 1 && x.sizes.back() == k, [&] {
+    return "the input has " + std::to_string(x.rank() ? x.sizes.back() : 0) + " features, expected " + std::to_string(k);
+  });
+  expect(operation, by.bits == 8 || by.bits == 16, "its activations have neither 8 nor 16 bits");
+  const auto scale = required_reals(b, operation, by.scale, "scale", n), bias = b.reals(operation, by.bias, "bias", n);
+  const auto columns = b.reals(operation, by.columns, "columns", k);
+  const std::shared_ptr<const PackedGemm> gemm = b.weights().gemm(by.weight, 0, 0);
+  Sizes sizes = x.sizes;
+  sizes.back() = n;
+  checked_count(operation, sizes);
+  const PlanView out = b.fresh(sizes, plain_strides(sizes), true);
+  sizes.pop_back();
+  b.emit({&x}, out, [=, bits = by.bits, per_row = by.per_row, rows = product(sizes)](const PlanFrame& frame) {
+    linear_dynamic({gemm.get(), scale->data(), bias ? bias->data() : nullptr, columns ? columns->data() : nullptr, bits, per_row,
+                    false},
+                   x.reals(frame), k, rows, out.reals_out(frame));
   });
   return out;
 }

@@ -53,6 +53,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& 
   const PlanView added = terms ? b.plain(real_input(b, *sum, terms->b)) : x;
   expect(operation, x.rank() >= 1 && x.sizes.back() > 0, "its input has no features");
   const int64_t n = x.sizes.back();
+  expect_or(operation, by.size == 0 || by.size == n, [&] { return "its rows have not " + std::to_string(by.size) + " values"; });
   const Norm norm = norm_of(b, operation, by, n);
   const PlanView out = plain_reals(b, x.sizes);
   const bool summed = sum != nullptr;
@@ -176,7 +177,11 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& 
          "q, k and v have shapes that do not go together");
   // The heads of a token side by side, because the next step puts them there.
   Sizes strides = plain_strides(sizes);
-  if (rank == 4) strides = {product(sizes) / std::max<int64_t>(sizes[0], 1), sizes[3], sizes[1] * sizes[3], 1};
+  if (rank >= 4) {
+    int64_t step = sizes[rank - 1];
+    for (int64_t d = rank - 2; d-- > 1; step *= sizes[d]) strides[d] = step;
+    strides[rank - 2] = step, strides[0] = step * sizes[rank - 2];
+  }
   const PlanView out = b.fresh(sizes, strides, true);
   const float scale = by.scale ? *by.scale : 1.0f / std::sqrt(static_cast<float>(q.sizes[rank - 1]));
   Attention how{};

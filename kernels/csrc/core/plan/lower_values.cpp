@@ -25,6 +25,7 @@ void each_chunk(int64_t n, int64_t cost, Fn fn) {
 }  // namespace
 
 void expect_dtype(const Operation& operation, const PlanView& view, bool real) {
+  expect(operation, !view.index, real ? "its input is int64, expected float32" : "its input is int64, expected uint8");
   expect(operation, view.real == real, real ? "its input is uint8, expected float32" : "its input is float32, expected uint8");
 }
 
@@ -338,10 +339,6 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Binary& bin
   return of_two(b, operation, binary.a, binary.b,
                 [by = binary.by, row = binary.kind->row](const uint8_t* x, int x_step, const uint8_t* y, int y_step, int64_t n,
                                                          uint8_t* out) { row(by, x, x_step, y, y_step, n, out); });
-}
-
-PlanView lower(PlanBuilder& b, const Operation& operation) {
-  return std::visit([&](const auto& kind) { return lower(b, operation, kind); }, operation.kind);
 }
 
 }  // namespace octet

@@ -27,35 +27,43 @@ struct Pooling {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
+// The windows along one axis: how many, which is checked before they are made, for a text may ask for any number.
+struct Along {
+  int64_t count;
+  std::function<Windows()> make;
+};
+
 // torch's windows (pooling_output_shape): with ceil_mode the last one may hang over the end, but starts inside.
-Windows sliding(const Operation& operation, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
-                bool ceil_mode) {
+Along sliding(const Operation& operation, int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation,
+              bool ceil_mode) {
   expect(operation, padding <= kernel / 2, "its padding is more than half its window");
   const int64_t span = dilation * (kernel - 1) + 1;
   int64_t outputs = floor_div(size + 2 * padding - span + (ceil_mode ? stride - 1 : 0), stride) + 1;
   if (ceil_mode && (outputs - 1) * stride >= size + padding) --outputs;
   expect(operation, outputs >= 1, "its window does not fit the input");
-  Windows windows;
-  windows.step = dilation;
-  for (int64_t i = 0; i < outputs; ++i) {
-    int64_t begin = i * stride - padding;
-    const int64_t end = std::min(begin + span, size + padding);
-    windows.counted.push_back(end - begin);
-    while (begin < 0) begin += dilation;
-    windows.begin.push_back(begin);
-    windows.end.push_back(std::min(end, size));
-  }
-  return windows;
+  return {outputs, [=] {
+            Windows windows;
+            windows.step = dilation;
+            for (int64_t i = 0; i < outputs; ++i) {
+              const int64_t begin = i * stride - padding, end = std::min(begin + span, size + padding);
+              windows.counted.push_back(end - begin);
+              windows.begin.push_back(begin < 0 ? begin + (dilation - 1 - begin) / dilation * dilation : begin);
+              windows.end.push_back(std::min(end, size));
+            }
+            return windows;
+          }};
 }
 
-Windows tiling(int64_t size, int64_t outputs) {
-  Windows windows;
-  for (int64_t i = 0; i < outputs; ++i) {
-    windows.begin.push_back(i * size / outputs);
-    windows.end.push_back(((i + 1) * size + outputs - 1) / outputs);
-    windows.counted.push_back(windows.end.back() - windows.begin.back());
-  }
-  return windows;
+Along tiling(int64_t size, int64_t outputs) {
+  return {outputs, [=] {
+            Windows windows;
+            for (int64_t i = 0; i < outputs; ++i) {
+              windows.begin.push_back(i * size / outputs);
+              windows.end.push_back(((i + 1) * size + outputs - 1) / outputs);
+              windows.counted.push_back(windows.end.back() - windows.begin.back());
+            }
+            return windows;
+          }};
 }
 
 Windows whole() {
@@ -123,7 +131,7 @@ PlanView batched(const Operation& operation, const PlanView& q, int64_t dims) {
 }
 
 PlanView pooled(PlanBuilder& b, const Operation& operation, Value q, size_t window,
-                const std::function<Windows(int64_t, int64_t)>& along, Pooling pool) {
+                const std::function<Along(int64_t, int64_t)>& along, Pooling pool) {
   const int64_t dims = static_cast<int64_t>(window);
   expect_or(operation, dims >= 1 && dims <= 3,
             [&] { return "its window has " + std::to_string(dims) + " dimensions, expected 1 to 3"; });
@@ -131,18 +139,23 @@ PlanView pooled(PlanBuilder& b, const Operation& operation, Value q, size_t wind
   const PlanView x = b.channels_last(batched(operation, given, dims));
   expect(operation, std::find(x.sizes.begin() + 1, x.sizes.end(), 0) == x.sizes.end(), "its input is empty");
   Sizes sizes{x.sizes[0], x.sizes[1]};
+  std::vector<Along> axes;
+  for (int64_t d = 0; d < dims; ++d) {
+    axes.push_back(along(d, x.sizes[d + 2]));
+    sizes.push_back(axes.back().count);
+  }
+  checked_count(operation, sizes);
   int64_t strides[3] = {0, 0, 0}, pixels = x.sizes[0], taps = 1;
   for (int axis = 0; axis < 3; ++axis) {
     const int64_t d = axis - (3 - dims);
-    pool.axes[axis] = d < 0 ? whole() : along(d, x.sizes[d + 2]);
-    if (d >= 0) sizes.push_back(pool.axes[axis].count()), strides[axis] = x.strides[d + 2];
+    pool.axes[axis] = d < 0 ? whole() : axes[d].make();
+    if (d >= 0) strides[axis] = x.strides[d + 2];
     pixels *= pool.axes[axis].count();
     int64_t most = 0;
     for (int64_t i = 0; i < pool.axes[axis].count(); ++i) most = std::max(most, pool.axes[axis].reads(i));
     taps *= most;
   }
   expect(operation, taps < (1 << 23), "its window holds more than 2**23 values");
-  checked_count(operation, sizes);
   PlanView out = b.fresh(sizes, channels_last_strides(sizes));
   const int64_t channels = x.sizes[1], batch_stride = x.strides[0];
   const auto shared = std::make_shared<const Pooling>(std::move(pool));

@@ -55,9 +55,14 @@ class OwnWeights::Weight {
   std::shared_ptr<const PackedWinograd> winograd_;
 };
 
-OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
-  for (const PlanConstant& constant : constants)
+OwnWeights::OwnWeights(const PreparedProgram& program, const std::vector<PlanConstant>& constants) {
+  for (size_t i = 0; i < constants.size(); ++i) {
+    const PlanConstant& constant = constants[i];
     weights_.push_back(constant.dtype == "int8" ? std::make_unique<Weight>(constant) : nullptr);
+    const uint8_t* const first = static_cast<const uint8_t*>(constant.data);
+    const int64_t bytes = product(constant.sizes) * (constant.dtype == "float32" ? 4 : 1);
+    tables_.push_back(program.is_table(i) ? std::make_shared<const std::vector<uint8_t>>(first, first + bytes) : nullptr);
+  }
 }
 
 OwnWeights::~OwnWeights() = default;
@@ -68,5 +73,9 @@ std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, 
 }
 std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }
 std::shared_ptr<const PackedWinograd> OwnWeights::winograd(int constant) { return weights_.at(constant)->winograd(); }
+std::shared_ptr<const void> OwnWeights::table(int constant) {
+  const auto& table = tables_.at(constant);
+  return {table, table->data()};
+}
 
 }  // namespace octet

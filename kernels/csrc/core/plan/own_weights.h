@@ -4,22 +4,25 @@
 #include <memory>
 #include <vector>
 
-#include "core/plan/plan.h"
+#include "core/plan/prepared.h"
 
 namespace octet {
 
-// Copies the int8 constants, and packs each once for all plans that are built with it. Any number of threads may share one.
+// Copies the int8 constants and the tables, and packs each weight once for all plans that are built with it. Any number of threads
+// may share one.
 class OwnWeights final : public WeightPacker {
  public:
-  explicit OwnWeights(const std::vector<PlanConstant>& constants);
+  OwnWeights(const PreparedProgram& program, const std::vector<PlanConstant>& constants);
   ~OwnWeights() override;
   std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) override;
   std::shared_ptr<const PackedDepthwise> depthwise(int constant) override;
   std::shared_ptr<const PackedWinograd> winograd(int constant) override;
+  std::shared_ptr<const void> table(int constant) override;
 
  private:
   class Weight;
   std::vector<std::unique_ptr<Weight>> weights_;
+  std::vector<std::shared_ptr<const std::vector<uint8_t>>> tables_;
 };
 
 }  // namespace octet

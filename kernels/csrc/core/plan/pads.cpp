@@ -10,6 +10,7 @@ namespace {
 
 std::optional<PlanPad> constant_pad(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
   const PlanView& x = b.input(pad.q);
+  expect(operation, !x.index, "its input is int64, expected uint8 or float32");
   Widths widths = widths_of(operation, pad, x);
   const auto cuts = [](const Sizes& ones) { return std::any_of(ones.begin(), ones.end(), [](int64_t one) { return one < 0; }); };
   if (pad.mode != op::PadMode::kConstant || cuts(widths.before) || cuts(widths.after)) return {};

@@ -32,11 +32,14 @@ class WeightPacker {
   virtual std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) = 0;
   virtual std::shared_ptr<const PackedDepthwise> depthwise(int constant) = 0;
   virtual std::shared_ptr<const PackedWinograd> winograd(int constant) = 0;  // null where the backend has none
+  // The values of a table, as they lie; they may live no longer than the constants of a call do.
+  virtual std::shared_ptr<const void> table(int constant) = 0;
 };
 
 struct PlanTensor {
   std::vector<int64_t> sizes, strides;  // strides in elements
   bool real;                            // float32, else uint8
+  bool index = false;                   // int64, which look-ups alone read; not real
 };
 
 // The buffers of a run: the arena's, the inputs' and the outputs'; and whether all values were finite.

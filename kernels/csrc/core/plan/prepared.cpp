@@ -1,6 +1,7 @@
 #include "core/plan/prepared.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 
 #include "core/plan/builder.h"
@@ -16,6 +17,21 @@ std::shared_ptr<const std::vector<T>> copied(const PlanConstant& constant, const
   return std::make_shared<const std::vector<T>>(first, first + product(constant.sizes));
 }
 
+// The constants that look-ups name, or those that other operations do, by the lines.
+std::vector<bool> named_by(const Program& program, size_t constants, bool look_ups) {
+  std::vector<bool> named(constants, false);
+  for (const Operation& operation : program.operations) {
+    if ((operation.as<op::Embedding>() != nullptr) != look_ups) continue;
+    const std::string& line = operation.text;
+    for (size_t at = line.find('$'); at != std::string::npos; at = line.find('$', at + 1)) {
+      size_t index = constants;
+      std::from_chars(line.data() + at + 1, line.data() + line.size(), index);
+      if (index < constants) named[index] = true;
+    }
+  }
+  return named;
+}
+
 PreparedConstant prepared(const PlanConstant& constant) {
   PreparedConstant made{constant.dtype, constant.sizes, copied<uint8_t>(constant, "uint8"), copied<int32_t>(constant, "int32"),
                         copied<float>(constant, "float32"), true};
@@ -28,7 +44,11 @@ PreparedConstant prepared(const PlanConstant& constant) {
 PreparedProgram::PreparedProgram(std::string_view text, const std::vector<PlanConstant>& constants)
     : program_(parse_program(text)) {
   run_passes(program_);
-  for (const PlanConstant& constant : constants) constants_.push_back(prepared(constant));
+  tables_ = named_by(program_, constants.size(), true);
+  const std::vector<bool> values = named_by(program_, constants.size(), false);
+  for (size_t i = 0; i < constants.size(); ++i)
+    constants_.push_back(values[i] ? prepared(constants[i])
+                                   : PreparedConstant{constants[i].dtype, constants[i].sizes, nullptr, nullptr, nullptr, true});
 }
 
 std::unique_ptr<const Plan> PreparedProgram::build(const std::vector<PlanTensor>& inputs, WeightPacker& weights) const {

@@ -12,7 +12,7 @@
 
 namespace octet {
 
-// A constant as the steps of all plans use it; a copy of its values where it is not a weight.
+// A constant as the steps of all plans use it; a copy of its values where it is neither a weight nor a table.
 struct PreparedConstant {
   std::string dtype;
   Sizes sizes;
@@ -32,10 +32,13 @@ class PreparedProgram {
 
   const Program& program() const { return program_; }
   const std::vector<PreparedConstant>& constants() const { return constants_; }
+  // Whether look-ups read a constant, from `WeightPacker::table`.
+  bool is_table(size_t constant) const { return tables_[constant]; }
 
  private:
   Program program_;
   std::vector<PreparedConstant> constants_;
+  std::vector<bool> tables_;
 };
 
 }  // namespace octet

@@ -16,13 +16,19 @@ struct PlanView {
   int64_t offset = 0;  // in elements
   bool real = false;
   Sizes sizes, strides;
+  bool index = false;  // int64
 
+  int64_t element_bytes() const { return real ? 4 : index ? 8 : 1; }
   int64_t rank() const { return static_cast<int64_t>(sizes.size()); }
   int64_t count() const;
   bool has_strides(const Sizes& wanted) const;  // where they matter: at sizes above 1
   const uint8_t* bytes(const PlanFrame& frame) const { return frame.buffers[buffer] + offset; }
   uint8_t* bytes_out(const PlanFrame& frame) const { return frame.buffers[buffer] + offset; }
   const float* reals(const PlanFrame& frame) const { return reinterpret_cast<const float*>(frame.buffers[buffer]) + offset; }
+  const int64_t* indices(const PlanFrame& frame) const {
+    return reinterpret_cast<const int64_t*>(frame.buffers[buffer]) + offset;
+  }
+  int64_t* indices_out(const PlanFrame& frame) const { return reinterpret_cast<int64_t*>(frame.buffers[buffer]) + offset; }
   float* reals_out(const PlanFrame& frame) const { return reinterpret_cast<float*>(frame.buffers[buffer]) + offset; }
 };
 

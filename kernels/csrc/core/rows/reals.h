@@ -24,8 +24,17 @@ struct HeadMask {
 // out = a + b, say; steps are 1, or 0 where one value meets the whole row.
 using RealBinary = void (*)(const float* a, int64_t a_step, const float* b, int64_t b_step, int64_t n, float* out);
 
+// Functions of one value, in the order of their words in core/plan/settings.inc. Those before kExp are one or two correctly
+// rounded operations and so the same on every machine.
+enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos, kSin };
+constexpr int kRealFunctions = 9;
+using RealUnary = void (*)(const float* x, int64_t n, float* out);
+
 struct RealKernels {
   RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
+  RealUnary functions[kRealFunctions];
+  // The sum of a row.
+  float (*sum)(const float* x, int64_t n);
   // A row of the softmax of x, or of its logarithm. NaN where all of x is -inf, as torch has it.
   void (*softmax)(const float* x, int64_t n, bool logarithm, float* out);
   // x / (1 + e**-x).
@@ -34,9 +43,12 @@ struct RealKernels {
   // may be null.
   void (*layer_norm)(const float* x, const float* added, int64_t n, const float* weight, const float* bias, float eps,
                      float* out);
-  // Over `pixels` pixels of `channels` values each: sums[c] += x[c], sums[c] += (x[c] - mean[c])**2, and x * factor + shift.
+  // A row: x / sqrt(mean of the squares + eps) * weight. weight may be null.
+  void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* out);
+  // Over `pixels` pixels of `channels` values each: sums[c] += x[c]; of x[c] - mean[c] the sums, and behind these the sums of the
+  // squares; and (x - mean) * factor + shift.
   void (*sum_channels)(const float* x, int64_t pixels, int64_t channels, float* sums);
-  void (*sum_squares)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
+  void (*sum_differences)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
   void (*scale_channels)(const float* x, int64_t pixels, int64_t channels, const float* mean, const float* factor,
                          const float* shift, float* out);
   // Queries that `attend` takes at once, and what packed rows are rounded up to.

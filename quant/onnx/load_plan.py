@@ -1,4 +1,4 @@
-"""Writes an ONNX file with quantised values (QDQ) as the text of one plan; `onnx_operators.py` has the operators.
+"""Writes an ONNX file with quantised values (QDQ) as the text of one plan; `load_operators.py` has the operators.
 
 What has no integer form is refused with the node's name: a file runs as a whole or not at all.
 """
@@ -12,10 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import Constant, Line, PlanText, Register
-from quant.migrate.onnx_file import Node, OnnxFile
-from quant.migrate.onnx_values import Dequantized, Integers, Range, Real, Value, Waiting, Weight
+from quant.onnx.file import Node, OnnxFile
+from quant.onnx.load_values import Dequantized, Integers, Range, Real, Value, Waiting, Weight
 
-Translate = Callable[["PlanWriter", Node], Value]
+Translate = Callable[["PlanWriter", Node], "Value | tuple[Value, ...]"]
+
+OWN = -1
+"""In the settings of a move, the register of the value that it moves, which a value that waits does not have yet."""
 
 
 class NotTranslated(ValueError):
@@ -55,8 +58,8 @@ class PlanWriter:
             if translate is None:
                 raise NotTranslated(f"{node} has no integer form here; known are {', '.join(sorted(operators))}")
             value = translate(self, node)
-            for name in node.outputs[:1]:
-                self.values[name] = value
+            for name, one in zip(node.outputs, value if isinstance(value, tuple) else (value,), strict=False):
+                self.values[name] = one
         outputs = [self.real(self.values[name], f"output {name!r}") for name in self.file.outputs]
         return str(PlanText(tuple(inputs), tuple(self.lines), tuple(outputs))), self.constants
 
@@ -104,6 +107,22 @@ class PlanWriter:
             raise NotTranslated(f"{node}: its input {node.inputs[place]!r} is not quantised, and has to be here")
         return value.integers
 
+    def integer_form(self, value: Value, node: Node) -> Integers:
+        """Integers, or those that reals stand for."""
+        if isinstance(value, Integers):
+            return value
+        if isinstance(value, Dequantized) and value.function is None:
+            return value.integers
+        raise NotTranslated(f"{node}: its input is not quantised, and has to be here")
+
+    def any_register(self, value: Value, node: Node) -> int:
+        """A register that has the shape of a value."""
+        if isinstance(value, (Real, Integers)):
+            return value.register
+        if isinstance(value, Dequantized):
+            return value.integers.register
+        return self.real(value, node)
+
     def weight(self, node: Node, place: int) -> Weight:
         """A constant input of a node as integers."""
         value = self.value(node, place)
@@ -144,7 +163,7 @@ class PlanWriter:
         if key not in self._finished:
             out = value.finish(to, value.low, value.high)
             for op, settings in value.moves:
-                out = self.emit(op, x=Register(out), **dict(settings))
+                out = self._moved(op, out, dict(settings))
             self._finished[key] = out
         return self._finished[key]
 
@@ -154,9 +173,21 @@ class PlanWriter:
             moves = (*value.moves, (op, tuple(settings.items())))
             return Waiting(value.finish, value.low, value.high, moves)
         if isinstance(value, Real):
-            return Real(self.emit(op, x=Register(value.register), **settings))
+            return Real(self._moved(op, value.register, settings))
+        if isinstance(value, Integers):
+            return Integers(self._moved(op, value.register, settings), value.range)
         if isinstance(value, Dequantized):
             own = value.integers
-            moved = Integers(self.emit(op, x=Register(own.register), **settings), own.range)
-            return Dequantized(moved, value.function)
+            return Dequantized(Integers(self._moved(op, own.register, settings), own.range), value.function)
         raise NotTranslated(f"{node}: reshapes a constant")
+
+    def _moved(self, op: str, register: int, settings: Mapping[str, Any]) -> int:
+        placed = {name: _placed(value, register) for name, value in settings.items()}
+        return self.emit(op, x=Register(register), **placed)
+
+
+def _placed(value: Any, register: int) -> Any:
+    """A setting with a register in the place of OWN."""
+    if isinstance(value, tuple):
+        return tuple(_placed(one, register) for one in value)
+    return Register(register, value.dim) if isinstance(value, Register) and value.index == OWN else value

@@ -24,6 +24,10 @@ class Range:
     zero_point: int
 
 
+UNKNOWN = Range(0.0, 0)
+"""The range of a table's integers, of which only the DequantizeLinear behind it knows."""
+
+
 @dataclass(frozen=True)
 class Real:
     """A float32 register."""
@@ -92,4 +96,28 @@ class Waiting:
         return replace(self, low=max(self.low, low), high=min(self.high, high))
 
 
-Value = Real | Integers | Dequantized | Weight | Waiting
+@dataclass(frozen=True)
+class Sizes:
+    """Whole numbers that follow from shapes: ints, sizes of registers, and arithmetic of them."""
+
+    numbers: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class ShapeOf:
+    """The shape of a register from dimension `start` on, up to `end`."""
+
+    register: int
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Index:
+    """Integers as the index of a table; with `starts` (broadcast to them) added."""
+
+    integers: Integers
+    starts: Tensor | None = None
+
+
+Value = Real | Integers | Dequantized | Weight | Waiting | Sizes | ShapeOf | Index

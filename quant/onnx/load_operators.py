@@ -1,6 +1,7 @@
 """The operators of ONNX that quantised convolutional networks consist of, each as the lines of a plan.
 
-An operator is one function, registered by its name (https://onnx.ai/onnx/operators/). The lines have the bits of ONNX
+An operator is one function, registered by its name (https://onnx.ai/onnx/operators/); those that only move values are
+in `load_moves.py`. The lines have the bits of ONNX
 Runtime, whose optimiser joins the same operators into integer kernels.
 """
 
@@ -10,19 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quant.kernels.reference_plan import Register
-from quant.migrate.onnx_file import Node, OnnxFile
-from quant.migrate.onnx_plan import NotTranslated, PlanWriter, Translate
-from quant.migrate.onnx_values import Dequantized, Integers, Range, Real, Value, Waiting, Weight
+from quant.onnx.file import Node, OnnxFile
+from quant.onnx.functions import IN_TORCH, OF_TWO
+from quant.onnx.load_moves import are_sizes, index_of_channels, size_arithmetic, sizes
+from quant.onnx.load_plan import NotTranslated, PlanWriter
+from quant.onnx.load_registry import OPERATORS, translates
+from quant.onnx.load_values import UNKNOWN, Dequantized, Integers, Range, Real, Sizes, Value, Waiting, Weight
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 
 INT8_SHIFT = 128
 """What makes an int8 integer, and its zero point, uint8."""
-
-OPERATORS: dict[str, Translate] = {}
 
 
 def plan_of(file: OnnxFile) -> tuple[str, list[Tensor]]:
@@ -34,16 +35,6 @@ def plan_of(file: OnnxFile) -> tuple[str, list[Tensor]]:
     return PlanWriter(file).write(OPERATORS)
 
 
-def translates(*names: str) -> Callable[[Translate], Translate]:
-    """Register a function for operators of ONNX."""
-
-    def add(function: Translate) -> Translate:
-        OPERATORS.update(dict.fromkeys(names, function))
-        return function
-
-    return add
-
-
 @translates("QuantizeLinear")
 def _quantize(plan: PlanWriter, node: Node) -> Value:
     return plan.round(plan.value(node, 0), _range(plan, node), node)
@@ -53,8 +44,10 @@ def _quantize(plan: PlanWriter, node: Node) -> Value:
 def _dequantize(plan: PlanWriter, node: Node) -> Value:
     if node.inputs[0] in plan.file.constants:
         return _constant(plan, node)
-    value = plan.value(node, 0)
-    if not isinstance(value, Integers) or value.range != _range(plan, node):
+    value, own = plan.value(node, 0), _range(plan, node)
+    if isinstance(value, Integers) and value.range == UNKNOWN:
+        return Dequantized(Integers(value.register, own))
+    if not isinstance(value, Integers) or value.range != own:
         raise NotTranslated(f"{node}: expected the range that its input was quantised with")
     return Dequantized(value)
 
@@ -195,16 +188,8 @@ def _ends(plan: PlanWriter, node: Node) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-FUNCTIONS: dict[str, Callable[[Node], Callable[[Tensor], Tensor]]] = {
-    "Sigmoid": lambda node: torch.sigmoid,
-    "Tanh": lambda node: torch.tanh,
-    "HardSwish": lambda node: F.hardswish,
-    "HardSigmoid": lambda node: (
-        lambda x: (x * node.attributes.get("alpha", 0.2) + node.attributes.get("beta", 0.5)).clamp(0, 1)
-    ),
-    "LeakyRelu": lambda node: lambda x: F.leaky_relu(x, node.attributes.get("alpha", 0.01)),
-}
-"""Functions of one value, which become tables of 256 integers."""
+FUNCTIONS = sorted(IN_TORCH.keys() - {"Relu"})
+"""Functions of one value, which become tables of 256 integers; a Relu is a clamp."""
 
 
 @translates(*FUNCTIONS)
@@ -212,19 +197,53 @@ def _function(plan: PlanWriter, node: Node) -> Value:
     value = plan.value(node, 0)
     if not isinstance(value, Dequantized):
         raise NotTranslated(f"{node}: its input is not quantised, and has to be here")
-    return value.then(FUNCTIONS[node.op](node))
+    return value.then(IN_TORCH[node.op](node.attributes))
 
 
-@translates("Add")
+def _of_one_value(plan: PlanWriter, node: Node) -> Value | None:
+    """An operator of sizes, or of two functions of the same integers or a number; else None."""
+    if are_sizes(plan, node):
+        return size_arithmetic(plan, node)
+    values = [plan.file.constants.get(name, plan.values.get(name)) for name in node.inputs]
+    sources = {one.integers for one in values if isinstance(one, Dequantized)}
+    numbers = [one for one in values if isinstance(one, Tensor)]
+    functions = [one for one in values if isinstance(one, Dequantized) and one.function is not None]
+    known = len(numbers) + len([one for one in values if isinstance(one, Dequantized)]) == 2
+    if not known or len(sources) != 1 or not (functions or numbers) or any(one.numel() != 1 for one in numbers):
+        return None
+
+    def operand(value: Any) -> Callable[[Tensor], Tensor]:
+        if isinstance(value, Tensor):
+            return lambda x: value.reshape(()).to(torch.float32)
+        return (lambda x: x) if value.function is None else value.function
+
+    one, other = map(operand, values)
+    apply = OF_TWO[node.op]
+    return Dequantized(sources.pop(), lambda x: apply(one(x), other(x)))
+
+
+@translates("Div")
+def _division(plan: PlanWriter, node: Node) -> Value:
+    value = _of_one_value(plan, node)
+    if value is None:
+        raise NotTranslated(f"{node}: divides by what is no number, which has no integer form")
+    return value
+
+
+@translates("Add", "Sub")
 def _add(plan: PlanWriter, node: Node) -> Value:
+    known = index_of_channels(plan, node) or _of_one_value(plan, node)
+    if known is not None:
+        return known
     a, b = plan.integers(node, 0), plan.integers(node, 1)
+    sign = -1.0 if node.op == "Sub" else 1.0
 
     def finish(to: Range | None, low: float, high: float) -> int:
         scale = _needed(node, to).scale
         return plan.emit(
             "add",
             q_a=Register(a.register), a_zero_point=a.range.zero_point, a_multiplier=_ratio(a.range.scale, scale),
-            q_b=Register(b.register), b_zero_point=b.range.zero_point, b_multiplier=_ratio(b.range.scale, scale),
+            q_b=Register(b.register), b_zero_point=b.range.zero_point, b_multiplier=sign * _ratio(b.range.scale, scale),
             **_limits(_needed(node, to), low, high),
         )  # fmt: skip
 
@@ -233,6 +252,9 @@ def _add(plan: PlanWriter, node: Node) -> Value:
 
 @translates("Mul")
 def _mul(plan: PlanWriter, node: Node) -> Value:
+    known = _of_one_value(plan, node)
+    if known is not None:
+        return known
     a, b = plan.integers(node, 0), plan.integers(node, 1)
 
     def finish(to: Range | None, low: float, high: float) -> int:
@@ -250,6 +272,12 @@ def _mul(plan: PlanWriter, node: Node) -> Value:
 
 @translates("Concat")
 def _concat(plan: PlanWriter, node: Node) -> Value:
+    if are_sizes(plan, node):
+        return Sizes(tuple(one for place in range(len(node.inputs)) for one in sizes(plan, node, place) or ()))
+    values = [plan.value(node, place) for place in range(len(node.inputs))]
+    whole = [one for one in values if isinstance(one, Integers)]
+    if len(whole) == len(values):
+        return _joined_integers(plan, node, whole)
     parts = [plan.integers(node, place) for place in range(len(node.inputs))]
 
     def finish(to: Range | None, low: float, high: float) -> int:
@@ -265,6 +293,13 @@ def _concat(plan: PlanWriter, node: Node) -> Value:
         )
 
     return Waiting(finish)
+
+
+def _joined_integers(plan: PlanWriter, node: Node, parts: list[Integers]) -> Value:
+    if len({one.range for one in parts}) > 1:
+        raise NotTranslated(f"{node}: joins integers of several ranges")
+    tensors = tuple(Register(one.register) for one in parts)
+    return Integers(plan.emit("cat", tensors=tensors, dim=int(node.attributes["axis"])), parts[0].range)
 
 
 @translates("GlobalAveragePool")
@@ -321,33 +356,6 @@ def _max_pool(plan: PlanWriter, node: Node) -> Value:
     dilation = tuple(node.attributes.get("dilations", [1] * len(node.attributes["kernel_shape"])))
     return Dequantized(Integers(plan.emit("max_pool", q=Register(x.register), **_pool(node), dilation=dilation),
                                 x.range))  # fmt: skip
-
-
-@translates("Flatten")
-def _flatten(plan: PlanWriter, node: Node) -> Value:
-    if node.attributes.get("axis", 1) != 1:
-        raise NotTranslated(f"{node}: flattens from dimension {node.attributes['axis']}, expected 1")
-    return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
-
-
-@translates("Reshape")
-def _reshape(plan: PlanWriter, node: Node) -> Value:
-    """To (batch, everything else) alone: other shapes name the batch of the example."""
-    shape = plan.array(node, 1)
-    assert shape is not None
-    if shape.numel() != 2:
-        raise NotTranslated(f"{node}: reshapes to {shape.tolist()}, expected (batch, everything else)")
-    return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
-
-
-@translates("Transpose")
-def _transpose(plan: PlanWriter, node: Node) -> Value:
-    return plan.move(plan.value(node, 0), node, "permute", dims=tuple(node.attributes["perm"]))
-
-
-@translates("Identity", "Dropout")
-def _identity(plan: PlanWriter, node: Node) -> Value:
-    return plan.value(node, 0)
 
 
 def _needed(node: Node, to: Range | None) -> Range:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import dispatch, reference_plan
-from quant.migrate.onnx_file import read_onnx
-from quant.migrate.onnx_operators import plan_of
-from quant.migrate.onnx_plan import NotTranslated
+from quant.onnx.file import read_onnx
+from quant.onnx.load_operators import plan_of
+from quant.onnx.load_plan import NotTranslated
 from quant.runtime import nonfinite
 
 

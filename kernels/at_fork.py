@@ -1,0 +1,20 @@
+"""A lock that a fork leaves free in the child. Those of the compiled kernels: csrc/torch/at_fork.h."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+
+def forked_lock() -> threading.Lock:
+    """A lock that no child of a fork finds held; it is kept as long as the process lives.
+
+    A fork copies a lock that another thread holds as it is, and that thread is not in the child: whoever asks for it
+    there waits for ever. The thread that forks takes this one before, so that what it guards is whole in the child too.
+    So none may be asked for while another is held.
+    """
+    lock = threading.Lock()
+    if sys.platform != "win32":
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock

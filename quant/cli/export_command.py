@@ -1,0 +1,115 @@
+"""`quant export` and `quant run`: an int8 file for other programs, and a run of what the runner reads."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quant.cli.errors import UserError, one_line
+
+FORMAT_NAMES = ("onnx", "runner", "pt2", "pte")
+"""The keys of `formats.FORMATS`, which imports torch."""
+
+
+def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The arguments of both."""
+    export = verbs.add_parser("export", help="write an int8 model for another program")
+    export.add_argument("file", metavar="FILE", help="what `quant dynamic`, `quant calibrate` or quant.save wrote")
+    export.add_argument(
+        "--model",
+        required=True,
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable without arguments that returns the float model; the current folder is searched",
+    )
+    export.add_argument("--format", required=True, choices=FORMAT_NAMES, help="what is to be written")
+    export.add_argument("--out", required=True, metavar="FILE", help="the file to write")
+    export.add_argument(
+        "--example",
+        metavar="FILE.npy",
+        action="append",
+        default=[],
+        help="an input, of a dynamically quantised model: its forward is captured with these; once for each input",
+    )
+    run = verbs.add_parser("run", help="run a file of `quant export --format runner` on arrays")
+    run.add_argument("file", metavar="FILE", help="a file with a part for the runner")
+    run.add_argument("--input", metavar="FILE.npy", action="append", default=[], help="once for each input, in order")
+    run.add_argument("--output", metavar="FILE.npy", action="append", default=[], help="once for each output, in order")
+    run.add_argument("--repeat", type=int, default=0, metavar="N", help="run N times more, and print the times")
+    run.add_argument("--threads", type=int, metavar="N", help="threads of one run (default: torch's)")
+
+
+def export(options: argparse.Namespace, rest: list[str]) -> int:
+    """Write the file in another format."""
+    import quant
+    from quant.cli import files
+    from quant.cli.formats import FORMATS
+
+    chosen = FORMATS[options.format]
+    out, source = files.writable(Path(options.out), chosen.suffix), Path(options.file)
+    if not source.is_file():
+        raise UserError(f"there is no file {source}")
+    example = tuple(_array(name, "--example") for name in options.example) or None
+    float_model = files.load_model(options.model, None).eval()
+    # ArtefactError and ExportError are ValueErrors.
+    try:
+        chosen.write(quant.load(source, model=float_model), out, example)
+    except (TypeError, ValueError, OSError) as error:
+        raise UserError(one_line(error)) from error
+    print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
+    return 0
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> int:
+    """Run a file as `octet-run` does, with the kernels of this process."""
+    import torch
+
+    from quant.artefact.runner_file import read_runner_file
+    from quant.cli import files
+
+    outs = [files.writable(Path(name), ".npy", "--output") for name in options.output]
+    if not Path(options.file).is_file():
+        raise UserError(f"there is no file {options.file}")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise UserError(f"--threads is {options.threads}, expected at least 1")
+        torch.set_num_threads(options.threads)
+    try:
+        model = read_runner_file(Path(options.file))
+        inputs = [_array(name, "--input") for name in options.input]
+        outputs = model(inputs)
+        taken = []
+        for _ in range(options.repeat):
+            begin = time.perf_counter()
+            model(inputs)
+            taken.append(1e3 * (time.perf_counter() - begin))
+    except (TypeError, ValueError, IndexError, OSError) as error:
+        raise UserError(one_line(error)) from error
+    if len(outs) > len(outputs):
+        raise UserError(f"--output is given {len(outs)} times, the model has {len(outputs)} outputs")
+    _report(model.outputs, outputs, outs, taken)
+    return 0
+
+
+def _array(name: str, option: str) -> Any:
+    import numpy
+    import torch
+
+    try:
+        return torch.from_numpy(numpy.ascontiguousarray(numpy.load(name, allow_pickle=False)))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{option}: {name} is no .npy file of numbers: {one_line(error)}") from error
+
+
+def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[float]) -> None:
+    """Write the outputs that are asked for, and print all."""
+    import numpy
+
+    for path, value in zip(outs, outputs, strict=False):
+        numpy.save(path, value.contiguous().numpy())
+    for (name, _, _), value in zip(described, outputs, strict=True):
+        print(f"output {name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+    if taken:
+        print(f"{len(taken)} runs: median {median(taken):.3f} ms, least {min(taken):.3f} ms")

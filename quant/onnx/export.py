@@ -1,0 +1,360 @@
+"""`export_onnx`: a converted model as an ONNX file with quantised values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.export.whole_plan import ExportError, only_runner
+from quant.onnx import arithmetic_calls, layer_calls  # noqa: F401  # they register the calls that they write
+from quant.onnx import file as onnx_file
+from quant.onnx.call import CALLS, call_of
+from quant.onnx.export_report import ExportReport
+from quant.onnx.file import Node, OnnxFile, TensorKind, write_onnx
+from quant.onnx.graph_writer import OPSET, GraphWriter, NotWritten
+from quant.onnx.int8_layers import write_layer
+from quant.onnx.integer_steps import KERNELS, KernelStep
+from quant.onnx.moves import MOVES
+from quant.onnx.recurrent_layers import DOMAINS, first_output, write_recurrent
+from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
+from quant.onnx.verify import verified
+from quant.runtime.instructions import (
+    Conversion,
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    KernelCall,
+    LayerCall,
+    RecurrentCall,
+    TakeSequence,
+)
+from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.objects import Instance, Result
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Ref
+from quant.runtime.values import Shape, Size
+
+MOST_NAMED = 8
+"""Steps that an error names."""
+
+LARGEST_PAIRED = 32767 // (2 * 255)
+"""The largest weight of which two times a uint8 fit 16 bits, whichever a runtime adds."""
+
+SYMMETRIC = 128
+"""The zero point of symmetric activations."""
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | PathLike[str],
+    *,
+    runtime: str = "ort",
+    target: str = "vnni",
+    verify: bool | Sequence[Tensor] = False,
+) -> ExportReport:
+    """Write a converted model as an ONNX file that runtimes compute in integers.
+
+    The file holds the model's own integers: int8 weights with a scale per channel, int32 biases, and a QuantizeLinear
+    for every uint8 value (QDQ, opset 17). ONNX Runtime gives the model's bits for convolutional networks; float parts
+    (norms, softmax, attention) are computed in another order. Sizes that differ between calls, as the batch, stay
+    free. Inputs and constants keep the names that they have in the model.
+
+    Args:
+        model: from `quant.convert` or `quant.quantize_static`, of one program (`quant.summary` lists islands).
+        path: where to write.
+        runtime: which runtime the file is for, where no form serves all: "ort" (ONNX Runtime), "openvino" or
+            "tensorrt". The last wants symmetric activations, from `QConfig(activation_symmetric=True)`.
+        target: "vnni" for processors that add four products of 8 bits at once (AVX-512 VNNI, AVX-VNNI, AMX, ARM).
+            "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: it
+            refuses weights that can, so the model has to be made with `QConfig(weight_bits=7)`.
+        verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
+            model's; on random inputs, or on these. TensorRT's files run in ONNX Runtime.
+
+    Returns:
+        a report that prints as text: for each step whether it is integers or floats, and why; which layers overflow
+        without VNNI; and what `verify` found.
+
+    Raises:
+        ImportError: onnx, or with `verify` the runtime, is not installed.
+        ValueError: an argument is none of those above; or (`ExportError`) the model is not one program, a step has no
+            form in ONNX, or it breaks a rule of the runtime or target. The message names the steps and the way out.
+
+    Source: https://onnx.ai/onnx/operators/ (QuantizeLinear, DequantizeLinear).
+    """
+    onnx_file.package("quant.export_onnx: writing ONNX files")
+    file, writer = file_of(model, runtime, target)
+    further = {node.domain for node in file.nodes} - {""}
+    write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
+    report = ExportReport(
+        path=str(path), runtime=writer.runtime.title, target=target, opset=OPSET, bytes=Path(path).stat().st_size,
+        steps=tuple(writer.forms), overflowing=_overflowing(writer.runner), notes=_notes(writer.program),
+    )  # fmt: skip
+    if verify is False:
+        return report
+    inputs = None if verify is True else tuple(verify)
+    return dataclasses.replace(report, verification=verified(path, writer, file, inputs))
+
+
+def file_of(model: nn.Module, runtime: str = "ort", target: str = "vnni") -> tuple[OnnxFile, GraphWriter]:
+    """The file that `export_onnx` writes, and the writer that knows its values by those of the program."""
+    chosen, runner = _chosen(runtime, target), only_runner(model)
+    overflowing = _overflowing(runner)
+    _check_target(target, overflowing)
+    _check_ranges(chosen, runner.program)
+    writer = GraphWriter(runner, chosen)
+    return _written(writer, _metadata(chosen, target, overflowing)), writer
+
+
+def _chosen(runtime: str, target: str) -> Runtime:
+    if runtime not in RUNTIMES:
+        raise ValueError(f"quant.export_onnx: runtime is {runtime!r}, expected one of {', '.join(map(repr, RUNTIMES))}")
+    if target not in TARGETS:
+        raise ValueError(f"quant.export_onnx: target is {target!r}, expected one of {', '.join(map(repr, TARGETS))}")
+    return RUNTIMES[runtime]
+
+
+def _layers(program: Program, runner: ProgramRunner) -> dict[str, StaticLayer]:
+    calls = [one for one in program.instructions if isinstance(one, LayerCall)]
+    found: dict[str, Any] = {one.step: runner.layer(one.layer) for one in calls}
+    return {step: layer for step, layer in found.items() if isinstance(layer, StaticLayer)}
+
+
+def _overflowing(runner: ProgramRunner) -> tuple[str, ...]:
+    """The layers whose pairs of products may not fit 16 bits."""
+    layers = _layers(runner.program, runner)
+    return tuple(
+        step
+        for step, layer in layers.items()
+        if layer.q_weight.numel() and int(layer.q_weight.to(torch.int16).abs().max()) > LARGEST_PAIRED
+    )
+
+
+def _check_target(target: str, overflowing: Sequence[str]) -> None:
+    if target == "avx2" and overflowing:
+        raise ExportError(
+            f"quant.export_onnx: target='avx2': the weights of {_listed(overflowing)} can overflow the 16 bits in "
+            "which such processors add two products: quantise the float model with "
+            "quant.Recipe(default=quant.QConfig(weight_bits=7)); int8 weights rounded afterwards would err twice as "
+            "much"
+        )
+
+
+def _check_ranges(runtime: Runtime, program: Program) -> None:
+    """The rules of a runtime with symmetric activations."""
+    if not runtime.signed:
+        return
+    broken = [one.name for one in program.values if one.qparams is not None and one.qparams[1] != SYMMETRIC]
+    if broken:
+        raise ExportError(
+            f"quant.export_onnx: runtime='{runtime.name}': {runtime.title} takes symmetric activations (zero point 0), "
+            f"and {_listed(broken)} {'have' if len(broken) > 1 else 'has'} another: quantise the float model with "
+            "quant.Recipe(default=quant.QConfig(activation_symmetric=True))"
+        )
+    states = [one.step for one in program.instructions if isinstance(one, RecurrentCall)]
+    if states:
+        raise ExportError(
+            f"quant.export_onnx: runtime='{runtime.name}': {_listed(states)} is recurrent, which has no quantised form "
+            "there; leave it out of the exported part"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = list(dict.fromkeys(f"'{name}'" for name in names))
+    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    return ", ".join(shown[:MOST_NAMED]) + more
+
+
+def _metadata(runtime: Runtime, target: str, overflowing: Sequence[str]) -> dict[str, str]:
+    known = {"octet.runtime": runtime.name, "octet.target": target}
+    if overflowing:
+        known["octet.saturates_without_vnni"] = ", ".join(overflowing)
+    return known
+
+
+def _notes(program: Program) -> tuple[str, ...]:
+    """What the file does not check, though the model does."""
+    guarded = [one.step or program.values[one.out].name for one in program.instructions if isinstance(one, Guard)]
+    if not guarded:
+        return ()
+    return (f"the model branches on {_listed(guarded)}; the file goes the way of the captured call, unchecked",)
+
+
+def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
+    """The file of a program.
+
+    Raises:
+        ExportError: steps have no form; with their names.
+    """
+    program, kinds = writer.program, dict[str, TensorKind]()
+    inputs = [_input(writer, register, kinds) for register in program.inputs]
+    outputs = list(_named_outputs(program.output))
+    labels = [writer.unique(name) for name, _ in outputs]
+    _write_instructions(writer)
+    writer.step = ""
+    for label, (_, leaf) in zip(labels, outputs, strict=True):
+        held = writer.take(leaf)
+        value = program.values[leaf.index] if isinstance(leaf, Ref) else None
+        if not isinstance(held, str) or value is None:
+            raise ExportError(f"quant.export_onnx: the model returns {held!r} at '{label}', expected tensors")
+        writer.nodes.append(Node(f"{label}/Identity", "Identity", (held,), (label,), {}))
+        assert value.dtype is not None
+        kinds[label] = TensorKind(value.dtype, _described(value.shape, label))
+    nodes = _live(writer.nodes, labels)
+    read = {name for node in nodes for name in node.inputs}
+    constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
+    return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds, metadata)
+
+
+def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> str:
+    expected, value = writer.runner.expected.inputs[register], writer.program.values[register]
+    if value.dtype is None:
+        raise ExportError(
+            f"quant.export_onnx: argument '{expected.name}' is {expected.kind.__name__}, expected tensors: fix it in a "
+            "wrapper module, and convert that"
+        )
+    name = writer.unique(expected.name)
+    writer.names[register] = writer.is_dtype(name, value.dtype)
+    kinds[name] = TensorKind(value.dtype, _described(value.shape, name))
+    return name
+
+
+def _described(shape: Shape | None, name: str) -> tuple[int | str, ...] | None:
+    """A shape for the file, with a name of its own for each free size: sizes that were alike at capture may differ."""
+    if shape is None:
+        return None
+    return tuple(f"{name}_{axis}" if isinstance(one, Size) else one for axis, one in enumerate(shape))
+
+
+def _named_outputs(output: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of an output by their names in it: keys, fields or places."""
+
+    def inside(pairs: Any) -> Iterator[tuple[str, Any]]:
+        for key, value in pairs:
+            yield from _named_outputs(value, f"{name}.{key}" if name else str(key))
+
+    if isinstance(output, Result):
+        yield from _named_outputs(output.value, name)
+    elif isinstance(output, Instance):
+        yield from inside((output.attributes if output.items is None else dict(output.items)).items())
+    elif isinstance(output, Mapping):
+        yield from inside(output.items())
+    elif isinstance(output, (tuple, list)):
+        places = getattr(output, "_fields", [f"output_{place}" if not name else place for place in range(len(output))])
+        yield from inside(zip(places, output, strict=True))
+    elif dataclasses.is_dataclass(output) and not isinstance(output, Ref) and not hasattr(output, "path"):
+        yield from inside((item.name, getattr(output, item.name)) for item in dataclasses.fields(output))
+    elif output is not None:
+        yield name or "output", output
+
+
+def _live(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+    """The nodes whose values are read."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    return kept[::-1]
+
+
+def _write_instructions(writer: GraphWriter) -> None:
+    """Write all instructions; those without a form are named together."""
+    missing: dict[str, str] = {}
+    lost: set[int] = set()
+    for instruction in writer.program.instructions:
+        if instruction.reads & lost:
+            lost.add(instruction.out)
+            continue
+        writer.step = instruction.step or writer.program.values[instruction.out].name
+        try:
+            _write(writer, instruction)
+        except NotWritten as error:
+            missing.setdefault(writer.step, str(error))
+            lost.add(instruction.out)
+    if missing:
+        named = "; ".join(f"layer '{step}' {why}" for step, why in list(missing.items())[:MOST_NAMED])
+        more = f"; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+        raise ExportError(
+            f"quant.export_onnx: {named}{more}. Give such a call a form with @quant.onnx.writes_call(...), a kernel "
+            "one with @quant.onnx.writes_kernel(...), or export a part of the model without it"
+        )
+
+
+def _write(writer: GraphWriter, instruction: Instruction) -> None:
+    if isinstance(instruction, LayerCall):
+        write_layer(writer, instruction)
+    elif isinstance(instruction, (KernelCall, Conversion)):
+        write = KERNELS.get(instruction.kernel)
+        if write is None:
+            raise NotWritten(f"calls the kernel '{instruction.kernel}', which has no form in ONNX")
+        write(writer, KernelStep.of(instruction))
+    elif isinstance(instruction, IntegerMove):
+        _write_move(writer, instruction)
+    elif isinstance(instruction, FloatCall):
+        _write_call(writer, instruction)
+    elif isinstance(instruction, Guard):
+        writer.held[instruction.out] = instruction.expected
+    elif isinstance(instruction, RecurrentCall):
+        write_recurrent(writer, instruction)
+    elif isinstance(instruction, TakeSequence):
+        first_output(writer, instruction)
+    else:
+        raise NotWritten(f"is of the kind '{instruction.kind}', which has no form in ONNX")
+
+
+def _write_move(writer: GraphWriter, instruction: IntegerMove) -> None:
+    """A move of integers."""
+    call = call_of(writer, instruction)
+    source = instruction.args[0] if instruction.args else None
+    out = instruction.out
+    if call.name not in MOVES:
+        raise NotWritten(f"calls '{call.name}', which has no form in ONNX")
+    is_part = isinstance(source, Ref) and source.index in writer.held  # of a split
+    if instruction.callee is None or is_part or (writer.runtime.moves_integers and not instruction.rescaled):
+        _keep(writer, out, MOVES[call.name](call))
+    else:
+        _round_again(writer, out, MOVES[call.name](dataclasses.replace(call, reals=True)))
+    writer.tell(True, f"{call.name} of integers", instruction.kind, moves=not instruction.rescaled)
+
+
+def _round_again(writer: GraphWriter, out: int, done: Any) -> None:
+    """Reals that were moved, as integers of the same range."""
+    qparams = writer.program.values[out].qparams
+    assert qparams is not None
+    if isinstance(done, str):
+        writer.leave(done, out)
+    else:
+        writer.held[out] = tuple(writer.rounded(one, qparams) for one in done)
+
+
+def _write_call(writer: GraphWriter, instruction: FloatCall) -> None:
+    call = call_of(writer, instruction)
+    if instruction.writes:
+        raise NotWritten(f"writes to a buffer or an argument ('{call.name}'), which a file cannot")
+    first = len(writer.nodes)
+    write = MOVES.get(call.name) or CALLS.get(call.name)
+    if write is None:
+        raise NotWritten(f"calls '{call.name}', which has no form in ONNX")
+    _keep(writer, instruction.out, write(call))
+    used = list(dict.fromkeys(node.op for node in writer.nodes[first:] if node.op not in ("Shape", "Cast")))
+    if writer.program.values[instruction.out].dtype is torch.float32 and used:
+        writer.tell(False, ", ".join(used), instruction.kind, moves=call.name in MOVES)
+
+
+def _keep(writer: GraphWriter, out: int, done: Any) -> None:
+    """Let a result be the value of a register."""
+    value = writer.program.values[out]
+    if not isinstance(done, str):
+        writer.held[out] = done
+        return
+    if value.dtype is not None and value.qparams is None:
+        writer.is_dtype(done, value.dtype)
+    writer.names[out] = done

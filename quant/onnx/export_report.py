@@ -1,0 +1,124 @@
+"""What `export_onnx` reports: what became of each step, and how the file's values compare with the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quant.onnx.graph_writer import StepForm
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The uint8 values of a step that a runtime computes otherwise than the model.
+
+    Attributes:
+        step: its name in the user's model.
+        differing: the share of its values.
+        largest: the largest difference, in steps of its range.
+    """
+
+    step: str
+    differing: float
+    largest: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A run of the file beside the model.
+
+    Attributes:
+        ran_in: the runtime, with its version.
+        outputs: by name: the relative error (L2) of the file's output against the model's; 0 for the same bits.
+        steps: of each uint8 value of the program, in order.
+        kernels: how many nodes of each kind the runtime's optimised graph has; empty where it does not say.
+    """
+
+    ran_in: str
+    outputs: Mapping[str, float]
+    steps: tuple[StepDifference, ...]
+    kernels: Mapping[str, int]
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether all outputs are the model's, to the bit."""
+        return not any(self.outputs.values())
+
+    def __str__(self) -> str:
+        errors = ", ".join(f"{name} {error:.2g}" for name, error in self.outputs.items())
+        said = "the model's outputs, to the bit" if self.same_bits else f"relative error of outputs: {errors}"
+        lines = [f"{self.ran_in}: {said}"]
+        differing = [one for one in self.steps if one.differing]
+        lines.append(f"{len(self.steps) - len(differing)} of {len(self.steps)} uint8 values are the same")
+        lines += [f"  {one.step}: {one.differing:.3%} differ, by at most {one.largest}" for one in differing]
+        if self.kernels:
+            counted = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kernels.items()))
+            lines.append(f"optimised graph: {counted}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What became of a model in a file; prints as text.
+
+    Attributes:
+        path, bytes: the file and its size.
+        runtime, target: what it is for.
+        opset: the version of ONNX's operators.
+        steps: what each became, in order.
+        overflowing: layers whose int8 weights make ONNX Runtime's sums of two products overflow on processors
+            without VNNI.
+        notes: what the file does not check, though the model does.
+        verification: the comparison with the model, where it was asked for.
+    """
+
+    path: str
+    runtime: str
+    target: str
+    opset: int
+    bytes: int
+    steps: tuple[StepForm, ...]
+    overflowing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verification: Verification | None = None
+
+    def __getitem__(self, step: str) -> StepForm:
+        for one in self.steps:
+            if one.step == step:
+                return one
+        raise KeyError(f"no step {step!r} in the report; it has {[one.step for one in self.steps]}")
+
+    @property
+    def floats(self) -> tuple[StepForm, ...]:
+        """The steps that compute in float."""
+        return tuple(one for one in self.steps if not one.integer and not one.moves)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [(one.step or "(root)", _kind(one), one.why) for one in self.steps]
+        widths = [max([len(row[place]) for row in rows], default=0) for place in range(2)]
+        lines = [f"{row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
+        computing = [one for one in self.steps if not one.moves]
+        lines.append(
+            f"{self.path}: {self.bytes / 1024:.0f} KiB, opset {self.opset}, for {self.runtime} ({self.target}); "
+            f"{len(computing) - len(self.floats)} of {len(computing)} computing steps are integers"
+        )
+        if self.overflowing:
+            count = len(self.overflowing)
+            lines.append(
+                f"WITHOUT VNNI {count} layer{'s' * (count > 1)} can overflow 16 bits in ONNX Runtime "
+                f"({', '.join(self.overflowing[:4])}{', ...' * (count > 4)}): for such processors make the model with "
+                "QConfig(weight_bits=7) and export it with target='avx2'"
+            )
+        lines += [f"not checked in the file: {note}" for note in self.notes]
+        if self.verification is not None:
+            lines.append(str(self.verification))
+        return "\n".join(lines)
+
+
+def _kind(form: StepForm) -> str:
+    return "moves" if form.moves else "integer" if form.integer else "float"

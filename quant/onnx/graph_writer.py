@@ -1,0 +1,305 @@
+"""The nodes and constants of an ONNX file while a program is written into it, value by value.
+
+Every uint8 value is the output of a QuantizeLinear, and each of its readers has a DequantizeLinear of its own: that is
+the pattern which runtimes join into integer kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quant.onnx.file import Node
+from quant.onnx.runtimes import Runtime
+from quant.runtime.names import attribute
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.trees import Attr, Ref
+
+OPSET = 17
+"""The version of ONNX's operators that files are written in: the first with LayerNormalization."""
+
+
+MOST_DIMENSIONS = 8
+"""Dimensions whose sizes are followed."""
+
+
+class NotWritten(ValueError):
+    """A step has no form in an ONNX file; the message says why."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The size of a dimension of a value of the file, which may differ between calls."""
+
+    tensor: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Count:
+    """A whole number that the file computes: the name of an int64 value of shape (1,)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """What a step became.
+
+    Attributes:
+        step: its name in the user's model.
+        kind: of the instruction, as in the program's text.
+        integer: whether the runtime computes it in integers.
+        why: what it is computed by; for a float step the reason.
+        moves: whether it only moves values.
+    """
+
+    step: str
+    kind: str
+    integer: bool
+    why: str
+    moves: bool = False
+
+
+@dataclass
+class GraphWriter:
+    """Collects the nodes and constants of a file.
+
+    Attributes:
+        runner: what is exported.
+        runtime: which runtime the file is for.
+        nodes, constants: so far.
+        names: register of a tensor -> its name in the file.
+        held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
+        held_sizes: size of a tensor -> the int64 value of the file that it is.
+        step: the step that is written now; a prefix of names.
+    """
+
+    runner: ProgramRunner
+    runtime: Runtime
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    held: dict[int, Any] = field(default_factory=dict)
+    held_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
+    forms: list[StepForm] = field(default_factory=list)
+    step: str = ""
+    _taken: set[str] = field(default_factory=set)
+    _ranges: dict[tuple[float, int], tuple[str, str]] = field(default_factory=dict)
+    _parameters: dict[str, str] = field(default_factory=dict)
+    _sizes_of: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    _dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        """The program that is written."""
+        return self.runner.program
+
+    @property
+    def root(self) -> nn.Module:
+        """The module that the program stands for."""
+        return self.runner.root
+
+    # Names, nodes and constants.
+
+    def unique(self, name: str) -> str:
+        """A name that nothing in the file has yet."""
+        name = name or "value"
+        chosen, count = name, 1
+        while chosen in self._taken:
+            count += 1
+            chosen = f"{name}_{count}"
+        self._taken.add(chosen)
+        return chosen
+
+    def node(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add a node with one output; gives the output's name."""
+        return self.several(op, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def several(self, op: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any) -> list[str]:
+        """Add a node with several outputs; gives their names."""
+        label = self.unique(f"{self.step}/{op}" if self.step else op)
+        names = [label if place == 0 else self.unique(f"{label}.{place}") for place in range(outputs)]
+        given = {key: _attribute(value) for key, value in attributes.items() if value is not None}
+        self.nodes.append(Node(label, op, inputs, tuple(names), given, domain))
+        return names
+
+    def constant(self, value: Any, name: str = "constant", dtype: torch.dtype | None = None) -> str:
+        """Add a constant; gives its name."""
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
+        label = self.unique(f"{self.step}.{name}" if self.step else name)
+        kept = tensor.detach().cpu().contiguous()
+        self.constants[label] = kept if dtype is None else kept.to(dtype)
+        self._dtypes[label] = self.constants[label].dtype
+        return label
+
+    def numbers(self, values: Sequence[int], name: str = "numbers") -> str:
+        """Add an int64 constant of one dimension."""
+        return self.constant(torch.tensor(list(values), dtype=torch.int64), name)
+
+    def parameter(self, path: str) -> str:
+        """A parameter or buffer of the model, under its own name."""
+        if path not in self._parameters:
+            tensor = attribute(self.root, path)
+            if not isinstance(tensor, Tensor):
+                raise NotWritten(f"reads '{path}', which is a {type(tensor).__name__} and no tensor")
+            name = self.unique(path)
+            self.constants[name] = tensor.detach().cpu().contiguous()
+            self._dtypes[name] = tensor.dtype
+            self._parameters[path] = name
+        return self._parameters[path]
+
+    # Values of the program.
+
+    def take(self, value: Any, *, reals: bool = False) -> Any:
+        """An argument: the name of a tensor, or what is held instead of one; constants as they are.
+
+        Args:
+            reals: read integers as reals.
+        """
+        if isinstance(value, Ref):
+            if value.index not in self.names:
+                return self.held[value.index]
+            return self.dequantized(value.index) if reals else self.names[value.index]
+        if isinstance(value, Attr):
+            return self.parameter(value.path)
+        if isinstance(value, Tensor):
+            return self.constant(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self.take(one, reals=reals) for one in value)
+        if isinstance(value, slice):
+            return slice(*(self.take(one) for one in (value.start, value.stop, value.step)))
+        return value
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor of the file."""
+        return self._dtypes.get(name, torch.float32)
+
+    def is_dtype(self, name: str, dtype: torch.dtype) -> str:
+        """Note the dtype of a tensor that is not float32; gives its name."""
+        self._dtypes[name] = dtype
+        return name
+
+    def shape(self, register: int) -> tuple[int | None, ...]:
+        """The shape of a value, with None for sizes that may differ between calls."""
+        shape = self.program.values[register].shape
+        if shape is None:
+            raise NotWritten("reads the shape of what is no tensor")
+        return tuple(one if isinstance(one, int) else None for one in shape)
+
+    def rank(self, register: int) -> int:
+        """Dimensions of a value."""
+        return len(self.shape(register))
+
+    def dequantized(self, register: int) -> str:
+        """A value as float32, for one reader."""
+        value = self.program.values[register]
+        if value.qparams is None:
+            return self.names[register]
+        return self.read_again(self.names[register], value.qparams)
+
+    def read_again(self, name: str, qparams: tuple[float, int]) -> str:
+        """The reals of an integer tensor."""
+        return self.same_sizes(self.node("DequantizeLinear", name, *self.range_of(qparams)), name)
+
+    def rounded(self, name: str, qparams: tuple[float, int]) -> str:
+        """A float32 tensor as integers.
+
+        Sizes that nothing before has are those of the integers: who asks for the shape of the reals keeps the runtime
+        from joining their operator with the QuantizeLinear.
+        """
+        done = self.node("QuantizeLinear", name, *self.range_of(qparams))
+        for axis in range(MOST_DIMENSIONS):
+            first = self.origin(Dimension(name, axis))
+            if first == (name, axis):
+                self._sizes_of[name, axis] = done, axis
+            else:
+                self._sizes_of[done, axis] = first
+        return self.is_dtype(done, torch.int8 if self.runtime.signed else torch.uint8)
+
+    def range_of(self, qparams: tuple[float, int]) -> tuple[str, str]:
+        """The constants of a scale and zero point."""
+        if qparams not in self._ranges:
+            scale, zero_point = qparams
+            signed = self.runtime.signed
+            dtype = torch.int8 if signed else torch.uint8
+            integer = torch.tensor(zero_point - 128 if signed else zero_point, dtype=dtype)
+            self._ranges[qparams] = (
+                self.constant(torch.tensor(scale, dtype=torch.float32), "scale"),
+                self.constant(integer, "zero_point"),
+            )
+        return self._ranges[qparams]
+
+    def leave(self, name: str, register: int) -> None:
+        """Let a float32 tensor be the value of a register, rounded where that is uint8."""
+        value = self.program.values[register]
+        if value.qparams is not None:
+            name = self.rounded(name, value.qparams)
+        elif value.dtype is not None and value.dtype != torch.float32:
+            self.is_dtype(name, value.dtype)
+        self.names[register] = name
+
+    def clamped(self, name: str, register: int, low: int, high: int) -> None:
+        """As `leave`, of a uint8 value that is clamped to [low, high].
+
+        Where QuantizeLinear itself does not saturate there, ONNX Runtime computes the operator before in integers only
+        if it is rounded first and clamped afterwards, as integers.
+        """
+        value = self.program.values[register]
+        assert value.qparams is not None
+        if (low, high) == (0, 255):
+            self.leave(name, register)
+        elif self.runtime.clamps_integers:
+            self.leave(name, register)
+            self.leave(self._clip(self.dequantized(register), value.qparams, low, high), register)
+        else:
+            self.leave(self._clip(name, value.qparams, low, high), register)
+
+    def _clip(self, name: str, qparams: tuple[float, int], low: int, high: int) -> str:
+        """Reals clamped at points of the grid, which are rounded to the limits themselves."""
+        scale, zero_point = qparams
+        if (low, high) == (zero_point, 255):
+            return self.same_sizes(self.node("Relu", name), name)
+        limits = [self.constant((end - zero_point) * torch.tensor(scale), "limit") for end in (low, high)]
+        return self.same_sizes(self.node("Clip", name, *limits), name)
+
+    # Sizes.
+
+    def same_sizes(self, name: str, source: str, count: int = MOST_DIMENSIONS) -> str:
+        """Note that a tensor's first sizes are those of another; gives its name."""
+        for axis in range(count):
+            self.note_size(name, axis, Dimension(source, axis))
+        return name
+
+    def note_size(self, name: str, axis: int, size: Dimension) -> None:
+        """Note that a tensor has a known size."""
+        first = self.origin(size)
+        if first != (name, axis):
+            self._sizes_of[name, axis] = first
+
+    def origin(self, size: Dimension) -> tuple[str, int]:
+        """The first tensor that is known to have this size, and its axis."""
+        first = size.tensor, size.axis
+        while first in self._sizes_of:
+            first = self._sizes_of[first]
+        return first
+
+    def tell(self, integer: bool, why: str, kind: str, *, moves: bool = False) -> None:
+        """Say what the step became."""
+        self.forms.append(StepForm(self.step, kind, integer, why, moves))
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as files give it back: texts are bytes, and numbers stand in lists."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (tuple, list)):
+        return [_attribute(one) for one in value]
+    return value

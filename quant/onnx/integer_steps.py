@@ -1,0 +1,375 @@
+"""Kernels without weights as nodes: a function for each, by its name in `quant.kernels.reference_ops.OPS`.
+
+Another kernel, as of an operator of one's own, is one function:
+
+    @writes_kernel("hypot")
+    def hypot(writer: GraphWriter, step: KernelStep) -> None:
+        ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from quant.kernels.reference_ops import OPS
+from quant.onnx.functions import Applied, function_of_table
+from quant.onnx.graph_writer import GraphWriter, NotWritten
+from quant.runtime.instructions import Conversion, KernelCall
+from quant.runtime.trees import Ref
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """A call of a kernel.
+
+    Attributes:
+        kernel: its name.
+        out: the register that it writes.
+        settings: its arguments by the parameters of its reference, with Ref for registers.
+    """
+
+    kernel: str
+    out: int
+    settings: Mapping[str, Any]
+
+    @staticmethod
+    def of(instruction: KernelCall | Conversion) -> KernelStep:
+        """The step of an instruction."""
+        args, kwargs = instruction.arguments
+        bound = inspect.signature(OPS[instruction.kernel]).bind(*args, **kwargs)
+        settings = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                settings.update(settings.pop(name, {}))
+        return KernelStep(instruction.kernel, instruction.out, settings)
+
+    def register(self, name: str = "q") -> int:
+        """The register of an operand."""
+        operand = self.settings[name]
+        if not isinstance(operand, Ref):
+            raise NotWritten(f"its operand {name} is no activation")
+        return operand.index
+
+    def __getitem__(self, name: str) -> Any:
+        return self.settings[name]
+
+
+WriteKernel: TypeAlias = Callable[[GraphWriter, KernelStep], None]
+
+KERNELS: dict[str, WriteKernel] = {}
+
+
+def writes_kernel(*names: str) -> Callable[[WriteKernel], WriteKernel]:
+    """A decorator for the function that writes calls of some kernels.
+
+    Raises:
+        ValueError: another function writes one of them already.
+    """
+
+    def register(function: WriteKernel) -> WriteKernel:
+        for name in names:
+            known = KERNELS.setdefault(name, function)
+            if known is not function:
+                raise ValueError(f"export_onnx: expected one function to write '{name}', "
+                                 f"{known.__module__}.{known.__name__} does")  # fmt: skip
+        return function
+
+    return register
+
+
+@writes_kernel("quantize")
+def _quantize(writer: GraphWriter, step: KernelStep) -> None:
+    writer.leave(writer.names[step.register("x")], step.out)
+
+
+@writes_kernel("dequantize")
+def _dequantize(writer: GraphWriter, step: KernelStep) -> None:
+    writer.names[step.out] = writer.dequantized(step.register("q"))
+
+
+@writes_kernel("add")
+def _add(writer: GraphWriter, step: KernelStep) -> None:
+    op = "Sub" if step["b_multiplier"] < 0 else "Add"
+    _of_two(writer, step, op, f"QLinear{op}" if op == "Add" else "Sub between roundings")
+
+
+@writes_kernel("mul")
+def _mul(writer: GraphWriter, step: KernelStep) -> None:
+    _of_two(writer, step, "Mul", "QLinearMul")
+
+
+def _of_two(writer: GraphWriter, step: KernelStep, op: str, why: str) -> None:
+    a, b = step.register("q_a"), step.register("q_b")
+    reals = [writer.dequantized(one) for one in (a, b)]
+    done = writer.node(op, *reals)
+    for one, name in ((a, reals[0]), (b, reals[1])):
+        if writer.shape(one) == writer.shape(step.out):
+            writer.same_sizes(done, name)
+            break
+    writer.clamped(done, step.out, step["quant_min"], step["quant_max"])
+    writer.tell(op != "Sub", why, step.kernel)
+
+
+@writes_kernel("matmul", "matmul_f32")
+def _matmul(writer: GraphWriter, step: KernelStep) -> None:
+    a, b = (writer.dequantized(step.register(name)) for name in ("q_a", "q_b"))
+    done = writer.same_sizes(writer.node("MatMul", a, b), a, count=writer.rank(step.out) - 1)
+    if step.kernel == "matmul":
+        writer.clamped(done, step.out, step["quant_min"], step["quant_max"])
+    else:
+        writer.leave(done, step.out)
+    writer.tell(True, "MatMul of integers", step.kernel)
+
+
+@writes_kernel("max_pool")
+def _max_pool(writer: GraphWriter, step: KernelStep) -> None:
+    dilations = _each(step.settings.get("dilation", 1), len(step["kernel"]))
+    window = _window(writer, step, dilations)
+    _from_one(writer, step, "MaxPool", "MaxPool of integers", **window, dilations=dilations)
+
+
+@writes_kernel("avg_pool")
+def _avg_pool(writer: GraphWriter, step: KernelStep) -> None:
+    if step.settings.get("divisor_override"):
+        raise NotWritten("has a divisor_override, which ONNX has not")
+    window, include = _window(writer, step), bool(step.settings.get("count_include_pad", True))
+    if any(window["pads"]) and not writer.runtime.padded_means:
+        _padded_mean(writer, step, window, include)
+        return
+    _from_one(writer, step, "AveragePool", "QLinearAveragePool", **window, count_include_pad=include)
+
+
+def _padded_mean(writer: GraphWriter, step: KernelStep, window: dict[str, Any], include: bool) -> None:
+    """A padded input that is rounded, which OpenVINO averages rightly where the zero point is not 0."""
+    if not include:
+        raise NotWritten(f"averages over padding that does not count, which {writer.runtime.title} computes wrongly")
+    source, pads = step.register(), window["pads"]
+    qparams = writer.program.values[source].qparams
+    assert qparams is not None
+    dims = len(pads) // 2
+    widths = writer.numbers([0, 0, *pads[:dims], 0, 0, *pads[dims:]], "pads")
+    padded = writer.rounded(writer.node("Pad", writer.dequantized(source), widths), qparams)
+    done = writer.node("AveragePool", writer.read_again(padded, qparams), **{**window, "pads": [0] * 2 * dims})
+    writer.leave(done, step.out)
+    writer.tell(True, "AveragePool of a padded input", step.kernel)
+
+
+@writes_kernel("adaptive_avg_pool")
+def _adaptive_avg_pool(writer: GraphWriter, step: KernelStep) -> None:
+    size = tuple(step["size"])
+    if set(size) == {1}:
+        _from_one(writer, step, "GlobalAveragePool", "QLinearGlobalAveragePool")
+        return
+    window = _windows_that_tile(writer, step, size)
+    _from_one(writer, step, "AveragePool", "QLinearAveragePool", **window)
+
+
+@writes_kernel("adaptive_max_pool")
+def _adaptive_max_pool(writer: GraphWriter, step: KernelStep) -> None:
+    size = tuple(step["size"])
+    if set(size) == {1}:
+        _from_one(writer, step, "GlobalMaxPool", "GlobalMaxPool of reals")
+        return
+    _from_one(writer, step, "MaxPool", "MaxPool of integers", **_windows_that_tile(writer, step, size))
+
+
+def _windows_that_tile(writer: GraphWriter, step: KernelStep, size: Sequence[int | None]) -> dict[str, Any]:
+    inner = writer.shape(step.register())[-len(size) :]
+    sizes = [(one, one if out is None else out) for one, out in zip(inner, size, strict=True)]
+    if any(one is None or not out or one % out for one, out in sizes):
+        raise NotWritten(
+            f"pools {list(inner)} to {list(size)}, expected sizes that are the same in all calls and multiples: "
+            "other windows have unlike sizes, which ONNX has not"
+        )
+    kernel = [one // out for one, out in sizes if one and out]
+    return {"kernel_shape": kernel, "strides": kernel}
+
+
+@writes_kernel("mean")
+def _mean(writer: GraphWriter, step: KernelStep) -> None:
+    rank, keep = writer.rank(step.register()), bool(step["keepdim"])
+    dims = sorted(one % rank for one in step["dim"])
+    if dims == list(range(2, rank)) and rank > 2:
+        reals = writer.dequantized(step.register())
+        pooled = writer.same_sizes(writer.node("GlobalAveragePool", reals), reals, count=1)
+        if keep:
+            writer.leave(pooled, step.out)
+        else:
+            _without_ones(writer, step, pooled, rank)
+        writer.tell(True, "QLinearGlobalAveragePool", step.kernel)
+        return
+    _from_one(writer, step, "ReduceMean", "ReduceMean of reals", integer=False, axes=dims, keepdims=keep)
+
+
+def _without_ones(writer: GraphWriter, step: KernelStep, pooled: str, rank: int) -> None:
+    """The mean is rounded before it loses its dimensions, so that the runtime computes it in integers."""
+    qparams = writer.program.values[step.out].qparams
+    assert qparams is not None
+    reals = writer.read_again(writer.rounded(pooled, qparams), qparams)
+    writer.leave(writer.node("Flatten", reals, axis=1), step.out)
+    assert rank > 2
+
+
+@writes_kernel("pad")
+def _pad(writer: GraphWriter, step: KernelStep) -> None:
+    source = step.register()
+    qparams = writer.program.values[source].qparams
+    assert qparams is not None
+    fill = (step["fill"] - qparams[1]) * qparams[0] if step["mode"] == "constant" else 0.0
+    padded = padding(writer, writer.dequantized(source), writer.rank(source), step["widths"], step["mode"], fill)
+    writer.leave(padded, step.out)
+    writer.tell(True, "Pad", step.kernel, moves=True)
+
+
+PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+"""The modes of torch that ONNX has in this version."""
+
+
+def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[int], mode: str, fill: float = 0.0) -> str:
+    """A float32 tensor padded as torch does; `widths` begin with the last dimension."""
+    if mode not in PAD_MODES:
+        raise NotWritten(f"pads in the mode '{mode}', which ONNX has not; expected one of {', '.join(PAD_MODES)}")
+    if not all(isinstance(one, int) for one in widths):
+        raise NotWritten("pads by widths that are computed")
+    before, after = [0] * rank, [0] * rank
+    for place in range(len(widths) // 2):
+        before[rank - 1 - place], after[rank - 1 - place] = widths[2 * place], widths[2 * place + 1]
+    ends = [writer.numbers([*before, *after], "pads")]
+    if mode == "constant" and fill:
+        ends.append(writer.constant(torch.tensor(fill, dtype=torch.float32), "fill"))
+    return writer.node("Pad", name, *ends, mode=PAD_MODES[mode])
+
+
+@writes_kernel("interpolate")
+def _interpolate(writer: GraphWriter, step: KernelStep) -> None:
+    resized = resize(writer, writer.dequantized(step.register()), step.register(), step.out, step.settings)
+    writer.leave(resized, step.out)
+    mode = step.settings.get("mode", "nearest")
+    writer.tell(mode == "nearest", f"Resize, {mode}", step.kernel, moves=mode == "nearest")
+
+
+RESIZE = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
+"""The modes of torch's interpolate in ONNX."""
+
+
+def resize(writer: GraphWriter, name: str, source: int, out: int, options: Mapping[str, Any]) -> str:
+    """A float32 tensor resized as torch's interpolate does."""
+    mode = options.get("mode") or "nearest"
+    if mode not in RESIZE or options.get("antialias"):
+        raise NotWritten(f"resizes in the mode '{mode}'{' with antialias' * bool(options.get('antialias'))}")
+    factors = options.get("scale_factor")
+    before, after = writer.shape(source)[2:], writer.shape(out)[2:]
+    if factors is None or options.get("recompute_scale_factor"):
+        if not all(before) or not all(after):
+            raise NotWritten("resizes to sizes that differ between calls; resize by a scale_factor")
+        factors = [new / old for new, old in zip(after, before, strict=True) if new and old]
+    factors = list(factors) if isinstance(factors, (tuple, list)) else [factors] * len(before)
+    scales = writer.constant(torch.tensor([1.0, 1.0, *factors], dtype=torch.float32), "scales")
+    aligned = "align_corners" if options.get("align_corners") else "half_pixel"
+    near = mode == "nearest"
+    done = writer.node(
+        "Resize", name, "", scales,
+        mode=RESIZE[mode],
+        coordinate_transformation_mode="asymmetric" if near else aligned,
+        nearest_mode="floor" if near else None,
+    )  # fmt: skip
+    return writer.same_sizes(done, name, count=2)
+
+
+@writes_kernel("lookup")
+def _lookup(writer: GraphWriter, step: KernelStep) -> None:
+    """A function that ONNX has where it gives the table's 256 integers, else the table."""
+    source, table = step.register(), step["table"]
+    if table.dim() > 1:
+        _row_per_channel(writer, step, source, table)
+        return
+    values = writer.program.values
+    before, after = values[source].qparams, values[step.out].qparams
+    assert before is not None
+    assert after is not None
+    known = function_of_table(table, before, after)
+    if known is None:
+        _gathered(writer, step, source, table)
+        return
+    reals = writer.dequantized(source)
+    done = function_of(writer, reals, known.nodes)
+    writer.leave(done, step.out)
+    writer.tell(known.integer, known.name, step.kernel)
+
+
+def function_of(writer: GraphWriter, reals: str, nodes: Sequence[Applied]) -> str:
+    """A function of a float32 tensor."""
+    done = reals
+    for node in nodes:
+        known = {"x": reals, "y": done}
+        inputs = [known[one] if isinstance(one, str) else writer.constant(one, "number") for one in node.inputs]
+        done = writer.node(node.op, *inputs, **node.attributes)
+    return writer.same_sizes(done, reals)
+
+
+def _gathered(writer: GraphWriter, step: KernelStep, source: int, table: Tensor) -> None:
+    held = table.to(torch.int16).sub(128).to(torch.int8) if writer.runtime.signed else table
+    index = writer.node("Cast", writer.names[source], to=6)
+    if writer.runtime.signed:
+        index = writer.node("Add", index, writer.constant(torch.tensor(128, dtype=torch.int32), "offset"))
+    done = writer.node("Gather", writer.constant(held, "table"), index)
+    writer.names[step.out] = writer.is_dtype(writer.same_sizes(done, writer.names[source]), held.dtype)
+    writer.tell(True, "Gather of a table of 256 integers", step.kernel)
+
+
+def _row_per_channel(writer: GraphWriter, step: KernelStep, source: int, table: Tensor) -> None:
+    """table[c, q] as one look-up in the flattened table, at 256 c + q."""
+    if writer.runtime.signed:
+        raise NotWritten(f"is a table per channel, which has no form of signed integers for {writer.runtime.title}")
+    shape = [1] * writer.rank(source)
+    shape[step.settings.get("axis", 1)] = table.shape[0]
+    starts = (torch.arange(table.shape[0], dtype=torch.int32) * 256).reshape(shape)
+    index = writer.node("Add", writer.node("Cast", writer.names[source], to=6), writer.constant(starts, "starts"))
+    done = writer.node("Gather", writer.constant(table.reshape(-1), "table"), index)
+    writer.names[step.out] = writer.is_dtype(writer.same_sizes(done, writer.names[source]), torch.uint8)
+    writer.tell(True, "Gather of a table for each channel", step.kernel)
+
+
+def _from_one(
+    writer: GraphWriter, step: KernelStep, op: str, why: str, *, integer: bool = True, **attributes: Any
+) -> None:
+    reals = writer.dequantized(step.register())
+    count = 1 if op == "ReduceMean" else 2
+    writer.leave(writer.same_sizes(writer.node(op, reals, **attributes), reals, count=count), step.out)
+    writer.tell(integer, why, step.kernel)
+
+
+def _window(writer: GraphWriter, step: KernelStep, dilations: Sequence[int] = ()) -> dict[str, Any]:
+    """A window's settings as ONNX has them."""
+    kernel, options = list(step["kernel"]), step.settings
+    dims = len(kernel)
+    stride = options.get("stride")
+    strides, pads = kernel if stride is None else _each(stride, dims), _each(options.get("padding", 0), dims)
+    if options.get("ceil_mode"):
+        reach = [(k - 1) * d for k, d in zip(kernel, dilations or [1] * dims, strict=True)]
+        _check_rounded_up(writer, step, reach, strides, pads)
+    return {"kernel_shape": kernel, "strides": strides, "pads": pads * 2}
+
+
+def _check_rounded_up(
+    writer: GraphWriter, step: KernelStep, reach: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> None:
+    """Raise NotWritten where windows that begin in the input end beyond it: runtimes differ in what they hold."""
+    before, after = writer.shape(step.register())[2:], writer.shape(step.out)[2:]
+    for old, new, beyond, stride, pad in zip(before, after, reach, strides, pads, strict=True):
+        if old is None or new != (old + 2 * pad - beyond - 1) // stride + 1:
+            raise NotWritten(
+                "pools with ceil_mode, and its last windows reach beyond the input, where runtimes differ: pad the "
+                "input, or leave ceil_mode out"
+            )
+
+
+def _each(value: Any, dims: int) -> list[int]:
+    """A setting that torch takes as one number for all dimensions or one for each."""
+    return list(value) if isinstance(value, (tuple, list)) else [value] * dims

@@ -1,0 +1,267 @@
+"""The operators of ONNX that move values and compute with sizes, as lines of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant.kernels.plan_sizes import Arithmetic
+from quant.kernels.reference_plan import Register
+from quant.onnx.file import Node
+from quant.onnx.load_plan import OWN, NotTranslated, PlanWriter
+from quant.onnx.load_registry import translates
+from quant.onnx.load_values import UNKNOWN, Dequantized, Index, Integers, Range, Real, ShapeOf, Sizes, Value, Waiting
+
+ENDLESS = 2**31 - 1
+"""Ends of slices from here on are none."""
+
+
+@translates("Shape")
+def _shape(plan: PlanWriter, node: Node) -> Value:
+    """A part of a shape, or a whole one, of which parts are then taken."""
+    register = plan.any_register(plan.value(node, 0), node)
+    start, end = int(node.attributes.get("start", 0)), node.attributes.get("end")
+    if end is not None and start >= 0 and end > start:
+        return Sizes(tuple(Register(register, dim) for dim in range(start, int(end))))
+    return ShapeOf(register, start, None if end is None else int(end))
+
+
+def sizes(plan: PlanWriter, node: Node, place: int) -> tuple[Any, ...] | None:
+    """Whole numbers that a node reads: constant, or of shapes; None where the input is left out."""
+    if place >= len(node.inputs) or not node.inputs[place]:
+        return None
+    name = node.inputs[place]
+    if name in plan.file.constants:
+        return tuple(int(one) for one in plan.file.constants[name].reshape(-1))
+    value = plan.value(node, place)
+    if isinstance(value, Sizes):
+        return value.numbers
+    raise NotTranslated(f"{node}: its input {name!r} is computed of values, expected constants or sizes")
+
+
+def are_sizes(plan: PlanWriter, node: Node) -> bool:
+    """Whether a node computes with sizes."""
+    known = [plan.values.get(name) for name in node.inputs]
+    return any(isinstance(one, Sizes) for one in known) and all(
+        isinstance(one, Sizes) or name in plan.file.constants for name, one in zip(node.inputs, known, strict=True)
+    )
+
+
+OPERATIONS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "//", "Mod": "mod"}
+
+
+def size_arithmetic(plan: PlanWriter, node: Node) -> Value:
+    """An operator of OPERATIONS on sizes."""
+    left, right = (sizes(plan, node, place) for place in (0, 1))
+    assert left is not None
+    assert right is not None
+    if len(left) != 1 or len(right) != 1:
+        raise NotTranslated(f"{node}: computes with several sizes at once")
+    return Sizes((Arithmetic(OPERATIONS[node.op], left[0], right[0]),))
+
+
+@translates("Reshape")
+def _reshape(plan: PlanWriter, node: Node) -> Value:
+    """A batch that is the number of the example stands for any batch, where the other size follows."""
+    target = sizes(plan, node, 1)
+    assert target is not None
+    if len(target) == 2 and isinstance(target[0], int) and target[0] > 0 and target[1] == -1:
+        return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
+    shape = tuple(
+        Register(OWN, place) if one == 0 and isinstance(one, int) else one for place, one in enumerate(target)
+    )
+    return plan.move(plan.value(node, 0), node, "reshape", shape=shape)
+
+
+@translates("Flatten")
+def _flatten(plan: PlanWriter, node: Node) -> Value:
+    if node.attributes.get("axis", 1) != 1:
+        raise NotTranslated(f"{node}: flattens from dimension {node.attributes['axis']}, expected 1")
+    return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
+
+
+@translates("Transpose")
+def _transpose(plan: PlanWriter, node: Node) -> Value:
+    return plan.move(plan.value(node, 0), node, "permute", dims=tuple(node.attributes["perm"]))
+
+
+@translates("Squeeze", "Unsqueeze")
+def _squeeze(plan: PlanWriter, node: Node) -> Value:
+    axes = sizes(plan, node, 1) or tuple(node.attributes.get("axes", ()))
+    value = plan.value(node, 0)
+    if isinstance(value, Sizes):  # one number is the same whether it has a dimension or not
+        return value
+    if not axes or any(one < 0 for one in axes):
+        raise NotTranslated(f"{node}: expected axes from the front")
+    for axis in sorted(axes, reverse=node.op == "Squeeze"):
+        value = plan.move(value, node, node.op.lower(), dim=axis)
+    return value
+
+
+@translates("Slice")
+def _slice(plan: PlanWriter, node: Node) -> Value:
+    starts, ends, axes, steps = (sizes(plan, node, place) for place in (1, 2, 3, 4))
+    value = plan.value(node, 0)
+    if starts is None or ends is None:
+        raise NotTranslated(f"{node}: expected starts and ends as inputs (opset 10)")
+    axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
+    if isinstance(value, ShapeOf):
+        return _part_of_shape(value, node, starts, ends)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not isinstance(step, int) or step < 1:
+            raise NotTranslated(f"{node}: takes values backwards")
+        last = None if isinstance(end, int) and end >= ENDLESS else end
+        value = plan.move(value, node, "slice", dim=axis, start=start, end=last, step=step)
+    return value
+
+
+def _part_of_shape(shape: ShapeOf, node: Node, starts: Sequence[Any], ends: Sequence[Any]) -> Value:
+    start, end = starts[0], ends[0]
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end < ENDLESS):
+        raise NotTranslated(f"{node}: takes a part of a shape that is counted from behind")
+    return Sizes(tuple(Register(shape.register, shape.start + dim) for dim in range(start, end)))
+
+
+@translates("Split")
+def _split(plan: PlanWriter, node: Node) -> tuple[Value, ...]:
+    axis, value = int(node.attributes.get("axis", 0)), plan.value(node, 0)
+    parts = sizes(plan, node, 1) or tuple(node.attributes.get("split", ()))
+    if not parts:
+        count = len(node.outputs)
+        return tuple(plan.move(value, node, "chunk", chunks=count, dim=axis, index=place) for place in range(count))
+    if not all(isinstance(one, int) for one in parts):
+        raise NotTranslated(f"{node}: splits at sizes that are computed")
+    ends = [sum(parts[: place + 1]) for place in range(len(parts))]
+    return tuple(
+        plan.move(value, node, "slice", dim=axis, start=end - part, end=end, step=1)
+        for end, part in zip(ends, parts, strict=True)
+    )
+
+
+@translates("Cast")
+def _cast(plan: PlanWriter, node: Node) -> Value:
+    """Integers as the index of a table, and sizes."""
+    value = plan.value(node, 0)
+    if isinstance(value, Integers):
+        return Index(value)
+    if isinstance(value, (Sizes, Real)):
+        return value
+    raise NotTranslated(f"{node}: is no conversion of integers to an index")
+
+
+@translates("Gather")
+def _gather(plan: PlanWriter, node: Node) -> Value:
+    axis = int(node.attributes.get("axis", 0))
+    if node.inputs[0] in plan.file.constants:
+        return _table(plan, node)
+    value, places = plan.value(node, 0), sizes(plan, node, 1)
+    if places is None or len(places) != 1:
+        raise NotTranslated(f"{node}: takes several values at once, expected one")
+    if isinstance(value, ShapeOf):
+        if places[0] < 0:
+            raise NotTranslated(f"{node}: takes a size that is counted from behind")
+        return Sizes((Register(value.register, value.start + places[0]),))
+    if isinstance(value, Sizes):
+        return Sizes((value.numbers[places[0]],))
+    if plan.file.constants[node.inputs[1]].dim():
+        return plan.move(value, node, "slice", dim=axis, start=places[0], end=places[0] + 1, step=1)
+    return plan.move(value, node, "select", dim=axis, index=places[0])
+
+
+def _table(plan: PlanWriter, node: Node) -> Value:
+    """uint8 (256,), or (channels * 256,) with an index to which each channel's first place was added."""
+    table, index = plan.file.constants[node.inputs[0]], plan.value(node, 1)
+    if not isinstance(index, Index) or table.dtype != torch.uint8 or table.dim() != 1:
+        raise NotTranslated(f"{node}: takes values of a constant that is no table of uint8 by uint8")
+    settings: dict[str, Any] = {"q": Register(index.integers.register)}
+    if index.starts is None:
+        settings["table"] = plan.constant(table)
+    else:
+        settings.update(table=plan.constant(table.reshape(-1, 256)), axis=_axis(index.starts, node))
+    return Integers(plan.emit("lookup", **settings), UNKNOWN)
+
+
+def index_of_channels(plan: PlanWriter, node: Node) -> Value | None:
+    """The index of a table for each channel: an index to which 256 times the channel is added; else None."""
+    values = [plan.values.get(name) for name in node.inputs]
+    constants = [plan.file.constants[name] for name in node.inputs if name in plan.file.constants]
+    index = next((one for one in values if isinstance(one, Index)), None)
+    if index is None or index.starts is not None or len(constants) != 1 or node.op != "Add":
+        return None
+    return Index(index.integers, constants[0])
+
+
+def _axis(starts: Tensor, node: Node) -> int:
+    """The dimension whose places have tables of their own."""
+    long = [axis for axis, size in enumerate(starts.shape) if size > 1]
+    axis = long[0] if long else 0
+    if len(long) > 1 or not torch.equal(starts.reshape(-1).long(), torch.arange(starts.numel()) * 256):
+        raise NotTranslated(f"{node}: takes values of a table by an index that is no integer of one channel each")
+    return axis
+
+
+@translates("Pad")
+def _pad(plan: PlanWriter, node: Node) -> Value:
+    widths, value = sizes(plan, node, 1), plan.value(node, 0)
+    fill = plan.array(node, 2)
+    own = plan.integer_form(value, node)
+    if widths is None or own.range == UNKNOWN or not all(isinstance(one, int) for one in widths):
+        raise NotTranslated(f"{node}: expected widths that are constant")
+    rank = len(widths) // 2
+    pairs = [(widths[axis], widths[rank + axis]) for axis in reversed(range(rank))]
+    while pairs and pairs[-1] == (0, 0):
+        pairs.pop()
+    if not pairs:
+        return value
+    mode = node.attributes.get("mode", b"constant").decode()
+    filled = 0.0 if fill is None else float(fill)
+    padded = plan.emit(
+        "pad", q=Register(own.register), widths=tuple(one for pair in pairs for one in pair),
+        mode={"edge": "replicate"}.get(mode, mode),
+        fill=min(max(round(filled / own.range.scale) + own.range.zero_point, 0), 255),
+    )  # fmt: skip
+    done = Integers(padded, own.range)
+    return done if isinstance(value, Integers) else Dequantized(done)
+
+
+@translates("Resize")
+def _resize(plan: PlanWriter, node: Node) -> Value:
+    value, factors, at = plan.value(node, 0), plan.array(node, 2), node.attributes
+    own = plan.integer_form(value, node)
+    mode, places = at.get("mode", b"nearest").decode(), at.get("coordinate_transformation_mode", b"half_pixel").decode()
+    known = {("nearest", "asymmetric"): None, ("linear", "half_pixel"): False, ("linear", "align_corners"): True,
+             ("linear", "pytorch_half_pixel"): False}  # fmt: skip
+    floors = mode != "nearest" or at.get("nearest_mode") == b"floor"
+    if factors is None or (mode, places) not in known or not floors or factors.numel() < 3 or own.range == UNKNOWN:
+        raise NotTranslated(f"{node}: resizes in the mode {mode} with {places}, or to sizes: expected what torch has")
+    spatial = factors.reshape(-1)[2:].tolist()
+    name = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(spatial)] if mode == "linear" else mode
+    settings = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
+    source, before = Register(own.register), own.range
+
+    def finish(to: Range | None, low: float, high: float) -> int:
+        after = before if to is None else to
+        multiplier = float(torch.tensor(before.scale) / torch.tensor(after.scale))
+        return plan.emit("interpolate", q=source, zero_point=before.zero_point, multiplier=multiplier,
+                         output_zero_point=after.zero_point, **settings)  # fmt: skip
+
+    if mode == "nearest":
+        done = Integers(finish(None, 0.0, 0.0), before)
+        return done if isinstance(value, Integers) else Dequantized(done)
+    return Waiting(finish)
+
+
+@translates("Expand")
+def _expand(plan: PlanWriter, node: Node) -> Value:
+    target = sizes(plan, node, 1)
+    assert target is not None
+    shape = tuple(-1 if one == 1 and isinstance(one, int) else one for one in target)
+    return plan.move(plan.value(node, 0), node, "expand", shape=shape)
+
+
+@translates("Identity", "Dropout")
+def _identity(plan: PlanWriter, node: Node) -> Value:
+    return plan.value(node, 0)

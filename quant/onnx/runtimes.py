@@ -1,0 +1,46 @@
+"""What the runtimes and processors that a file is for ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TARGETS = ("vnni", "avx2")
+"""Processors: with instructions that add four products of 8 bits at once (AVX-512 VNNI, AVX-VNNI, AMX, ARM), or
+without, where two products are added in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A runtime, and what it computes otherwise than others.
+
+    Attributes:
+        name: as `export_onnx` takes it.
+        title: for people.
+        signed: activations are int8, symmetric (the zero point 0).
+        rounds_convolutions: a convolution is computed in integers only where its output is rounded.
+        clamps_integers: the same holds for clamps that QuantizeLinear does not make redundant.
+        moves_integers: moves are written on integers; else between a DequantizeLinear and a QuantizeLinear.
+        padded_means: average pools with padding are right for zero points other than 0.
+        joins_dynamic: DynamicQuantizeLinear and MatMulInteger are one integer kernel; else the weight alone is int8.
+        fast_gather: a table as Gather is not slower than the function itself.
+    """
+
+    name: str
+    title: str
+    signed: bool = False
+    rounds_convolutions: bool = False
+    clamps_integers: bool = False
+    moves_integers: bool = False
+    padded_means: bool = True
+    joins_dynamic: bool = False
+    fast_gather: bool = False
+
+
+RUNTIMES = {
+    "ort": Runtime(
+        "ort", "ONNX Runtime", rounds_convolutions=True, moves_integers=True, clamps_integers=True, joins_dynamic=True
+    ),
+    "openvino": Runtime("openvino", "OpenVINO", padded_means=False, fast_gather=True),
+    "tensorrt": Runtime("tensorrt", "TensorRT", signed=True),
+}
+"""By the name that `export_onnx` takes."""

@@ -1,0 +1,167 @@
+"""Runs a written file in its runtime and compares it with the model, value by value."""
+
+from __future__ import annotations
+
+import collections
+import tempfile
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant.export.whole_plan import ExportError
+from quant.onnx import file as onnx_file
+from quant.onnx.export_report import StepDifference, Verification
+from quant.onnx.file import OnnxFile
+from quant.onnx.graph_writer import GraphWriter
+from quant.runtime.trees import Ref, leaves, map_leaves
+
+Values = Mapping[str, Tensor]
+
+
+def verified(
+    path: str | PathLike[str], writer: GraphWriter, file: OnnxFile, inputs: Sequence[Tensor] | None
+) -> Verification:
+    """Run a file and its model.
+
+    Args:
+        path: of the file.
+        writer: with which it was written.
+        inputs: in the order of the file's; random ones for None.
+
+    Raises:
+        ImportError: the runtime is not installed.
+        ExportError: another number of inputs than the file has.
+    """
+    given = _drawn(writer) if inputs is None else list(inputs)
+    if len(given) != len(file.inputs):
+        names = ", ".join(file.inputs)
+        raise ExportError(f"quant.export_onnx: verify has {len(given)} tensors, expected {len(file.inputs)} ({names})")
+    fed = dict(zip(file.inputs, given, strict=True))
+    values = writer.program.values
+    rounded = {writer.names[one]: one for one in writer.names if values[one].qparams is not None}
+    written = {name for node in file.nodes for name in node.outputs}
+    rounded = {name: one for name, one in rounded.items() if name in written}
+    run = _in_openvino if writer.runtime.name == "openvino" else _in_onnxruntime
+    with tempfile.TemporaryDirectory() as folder:
+        open_file = Path(folder) / "steps.onnx"
+        _with_outputs(path, open_file, list(rounded), signed=writer.runtime.signed)
+        ran_in, theirs, kernels = run(str(path), str(open_file), fed, Path(folder))
+    outputs, registers = _ours(writer, given)
+    errors = {name: _error(theirs[name], one) for name, one in zip(file.outputs, outputs, strict=True)}
+    shift = 128 if writer.runtime.signed else 0
+    steps = [_difference(values[one].name, theirs[name], registers[one], shift) for name, one in rounded.items()]
+    return Verification(ran_in, errors, tuple(steps), kernels)
+
+
+def _ours(writer: GraphWriter, given: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """The model's outputs, and its values by register."""
+    runner = writer.runner
+    by_register = dict(zip(writer.program.inputs, given, strict=True))
+    filled = {
+        name: map_leaves(lambda leaf: by_register[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
+        for name, tree in runner.expected.arguments.items()
+    }
+    with torch.no_grad():
+        held = runner.held(**filled)
+        output = [held.of(writer.program.values[leaf.index]) for leaf in leaves(writer.program.output)
+                  if isinstance(leaf, Ref)]  # fmt: skip
+    values = writer.program.values
+    return output, {one.id: held.integers[one.node] for one in values if one.qparams is not None}
+
+
+def _drawn(writer: GraphWriter) -> list[Tensor]:
+    """Random inputs: floats of the range that they are quantised in, whole numbers below 2."""
+    generator = torch.Generator().manual_seed(0)
+    program, drawn = writer.program, []
+    ranges = {values.node: values.qparams for values in program.values if values.qparams is not None}
+    for register in program.inputs:
+        value, shape = program.values[register], program.shape(register)
+        assert shape is not None
+        if value.dtype == torch.float32:
+            scale, zero_point = ranges.get(value.node) or (6 / 255, 128)
+            reals = torch.randn(shape, generator=generator) * scale * 255 / 6
+            drawn.append(reals + (127.5 - zero_point) * scale)
+        else:
+            drawn.append(torch.randint(0, 2, shape, generator=generator).to(value.dtype))
+    return drawn
+
+
+def _with_outputs(path: str | PathLike[str], target: Path, names: Sequence[str], *, signed: bool) -> None:
+    """The file with further outputs."""
+    onnx = onnx_file.package("quant.export_onnx: reading ONNX files")
+    model = onnx.load(str(path))
+    kind = onnx_file.DTYPES[torch.int8 if signed else torch.uint8]
+    model.graph.output.extend([onnx.helper.make_tensor_value_info(name, kind, None) for name in names])
+    onnx.save(model, str(target))
+
+
+def _in_onnxruntime(
+    path: str, with_steps: str, fed: Values, folder: Path
+) -> tuple[str, dict[str, Tensor], dict[str, int]]:
+    """The name of the runtime, its values, and the kinds of nodes of its optimised graph."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise _missing("ONNX Runtime", "onnxruntime") from error
+
+    def session(file: str, optimised: Path | None = None) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if optimised is not None:
+            options.optimized_model_filepath = str(optimised)
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    arrays = {name: tensor.numpy() for name, tensor in fed.items()}
+    results: dict[str, Tensor] = {}
+    optimised = folder / "optimised.onnx"
+    for one in (session(with_steps), session(path, optimised)):  # the outputs are those of the file as it is
+        names = [output.name for output in one.get_outputs()]
+        results.update(
+            {name: torch.from_numpy(array) for name, array in zip(names, one.run(names, arrays), strict=True)}
+        )
+    onnx = onnx_file.package("quant.export_onnx: reading ONNX files")
+    kinds = collections.Counter(node.op_type for node in onnx.load(str(optimised)).graph.node)
+    return f"ONNX Runtime {onnxruntime.__version__}", results, dict(kinds)
+
+
+def _in_openvino(
+    path: str, with_steps: str, fed: Values, folder: Path
+) -> tuple[str, dict[str, Tensor], dict[str, int]]:
+    try:
+        import openvino
+    except ImportError as error:
+        raise _missing("OpenVINO", "openvino") from error
+    core = openvino.Core()
+    results: dict[str, Tensor] = {}
+    for file in (with_steps, path):
+        compiled = core.compile_model(file, "CPU")
+        run = compiled({name: tensor.numpy() for name, tensor in fed.items()})
+        for place, output in enumerate(compiled.outputs):
+            for name in output.get_names():
+                results[name] = torch.from_numpy(run[place].copy())
+    return f"OpenVINO {openvino.__version__}", results, {}
+
+
+def _missing(title: str, package: str) -> ImportError:
+    return ImportError(
+        f"quant.export_onnx: verify runs the file in {title}, which is not installed: pip install {package}, or export "
+        "without verify"
+    )
+
+
+def _error(theirs: Tensor, ours: Tensor) -> float:
+    if torch.equal(theirs, ours):
+        return 0.0
+    one, other = theirs.double(), ours.double()
+    return float((one - other).norm() / other.norm().clamp(min=1e-30))
+
+
+def _difference(step: str, theirs: Tensor, ours: Tensor, shift: int) -> StepDifference:
+    apart = (theirs.to(torch.int32) + shift - ours.to(torch.int32)).abs()
+    if not apart.numel():
+        return StepDifference(step, 0.0, 0)
+    return StepDifference(step, float((apart > 0).double().mean()), int(apart.max()))

@@ -1,0 +1,89 @@
+"""A process that forks while other threads compute: none of their locks stops a child, which has no such thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing")
+
+SETUP = """
+import os, sys, threading, time, warnings
+import torch
+
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-4)
+
+def forked(work):
+    '''Whether work() ends in a child, and is true.'''
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if work() else 1)
+    for _ in range(500):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status == 0
+        time.sleep(0.005)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+"""
+
+CACHES = """
+from quant.kernels import current
+native, backend = torch.ops.octet_native, current()
+x, text = torch.ones(1, 4, dtype=torch.uint8), "octet-plan 1\\ninputs %0\\n%9 = same x=%0\\noutputs %9"
+
+def sum_of(weight):
+    return int(backend.linear_u8s8_s32(x, 0, weight, None))
+
+def new_weight(value=1):
+    return torch.full((1, 4), value, dtype=torch.int8)
+
+# While a weight is added all are looked through, so that the lock is held most of the time.
+kept = [new_weight() for _ in range(10_000)]
+for weight in kept:
+    sum_of(weight)
+done = False
+
+def pack():
+    while not done:
+        sum_of(new_weight())
+
+def work_in_child():
+    number = native.keep_text([], text, "native")
+    return torch.equal(native.run_text([x], number)[0], x) and sum_of(new_weight(3)) == 12
+
+thread = threading.Thread(target=pack)
+thread.start()
+print(all(forked(work_in_child) for _ in range(10)))
+done = True
+thread.join()
+"""
+
+LOCK = """
+from quant.kernels.at_fork import forked_lock
+lock, held = forked_lock(), threading.Event()
+
+def hold():
+    with lock:
+        held.set()
+        time.sleep(0.3)
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+print(forked(lambda: lock.acquire(timeout=5)) and lock.acquire(timeout=5))
+thread.join()
+"""
+
+
+def test_weights_that_another_thread_packs_do_not_stop_a_child(extension: None, run_python: Callable[..., str]) -> None:
+    assert run_python(SETUP + CACHES).strip() == "True"
+
+
+def test_a_lock_that_another_thread_holds_is_free_in_a_child(run_python: Callable[..., str]) -> None:
+    assert run_python(SETUP + LOCK).strip() == "True"

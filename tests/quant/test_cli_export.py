@@ -1,0 +1,110 @@
+"""`quant export` and `quant run`: the numbers of Python from a shell, and errors in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import quant
+from quant.cli import export_command, formats
+
+from .test_cli import Cli, cli  # noqa: F401 - a fixture
+
+MODELS = """
+import torch
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.states, self.tags = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+    def forward(self, words):
+        return self.tags(self.states(self.words(words))[0])
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+
+def tagger():
+    torch.manual_seed(0)
+    return Tagger().eval()
+"""
+
+
+@pytest.fixture
+def shell(cli: Cli, tmp_path: Path) -> Cli:  # noqa: F811
+    (tmp_path / f"{cli.module}.py").write_text(MODELS)
+    return cli
+
+
+def static(shell: Cli) -> torch.nn.Module:
+    namespace: dict[str, object] = {}
+    exec(MODELS, namespace)
+    batches = [torch.randn(5, 8, generator=torch.Generator().manual_seed(1)) for _ in range(3)]
+    model = quant.quantize_static(namespace["make"](), batches, progress=False)  # type: ignore[operator]
+    quant.save(model, "model.q8")
+    numpy.save("x.npy", batches[0].numpy())
+    return model
+
+
+def test_a_static_model(shell: Cli) -> None:
+    model = static(shell)
+    assert "wrote run.q8" in shell.run("export", "model.q8", *shell.model(), "--format", "runner", "--out", "run.q8")
+    printed = shell.run("run", "run.q8", "--input", "x.npy", "--output", "y.npy", "--repeat", "2", "--threads", "1")
+    assert printed.startswith("output output float32 (5, 2)\n2 runs: median ")
+    with torch.inference_mode():
+        assert torch.equal(torch.from_numpy(numpy.load("y.npy")), model(torch.from_numpy(numpy.load("x.npy"))))
+
+
+def test_a_dynamic_model_with_an_example(shell: Cli) -> None:
+    shell.run("dynamic", *shell.model("tagger"), "--out", "tagger.safetensors")
+    export = ("export", "tagger.safetensors", *shell.model("tagger"), "--format", "runner", "--out", "run.q8")
+    assert "give example_inputs" in shell.fails(*export)
+    numpy.save("words.npy", numpy.array([[1, 2, 3], [4, 5, 6]]))
+    shell.run(*export, "--example", "words.npy")
+    numpy.save("other.npy", numpy.array([[1, 2, 3, 7, 9]]))
+    assert "output output float32 (1, 5, 3)" in shell.run("run", "run.q8", "--input", "other.npy")
+    numpy.save("other.npy", numpy.array([[1, 20]]))
+    assert "index 20 is outside the table of 20 rows" in shell.fails("run", "run.q8", "--input", "other.npy")
+
+
+@pytest.mark.parametrize("name", ["onnx", "pt2", "pte"])
+def test_formats_that_are_not_there_are_named(shell: Cli, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    static(shell)
+    monkeypatch.setattr(quant, f"export_{name}", None, raising=False)
+    line = shell.fails("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
+    assert f"this version has no quant.export_{name} yet" in line
+    called = []
+    monkeypatch.setattr(quant, f"export_{name}", lambda model, path: called.append(path) or path.touch())
+    shell.run("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
+    assert called == [Path(f"model.{name}")]
+
+
+def test_the_names_are_those_of_the_table() -> None:
+    assert sorted(export_command.FORMAT_NAMES) == sorted(formats.FORMATS)
+
+
+def test_bad_input(shell: Cli) -> None:
+    static(shell)
+    export = ("export", "model.q8", *shell.model(), "--format")
+    assert "there is no file no.q8" in shell.fails(
+        "export", "no.q8", *shell.model(), "--format", "runner", "--out", "o"
+    )
+    assert "ends in '.q8', expected .onnx" in shell.fails(*export, "onnx", "--out", "o.q8")
+    assert "has no part for the runner: write it by `quant export" in shell.fails("run", "model.q8", "--input", "x.npy")
+    shell.run(*export, "runner", "--out", "run.q8")
+    assert "the model has 1 inputs, got 0" in shell.fails("run", "run.q8")
+    numpy.save("int.npy", numpy.arange(8))
+    assert "input 'input' is int64, expected float32" in shell.fails("run", "run.q8", "--input", "int.npy")
+    assert "is no .npy file of numbers" in shell.fails("run", "run.q8", "--input", "model.q8")
+    numpy.save("nan.npy", numpy.full((1, 8), numpy.nan, numpy.float32))
+    assert "NaN or inf came to" in shell.fails("run", "run.q8", "--input", "nan.npy")
+    wrong = ("run", "run.q8", "--input", "x.npy", "--output", "a.npy", "--output", "b.npy")
+    assert "--output is given 2 times, the model has 1 outputs" in shell.fails(*wrong)
+    data = bytearray(Path("run.q8").read_bytes())
+    data[-1] ^= 1
+    Path("run.q8").write_bytes(bytes(data))
+    assert "altered or damaged" in shell.fails("run", "run.q8", "--input", "x.npy")

@@ -1,0 +1,378 @@
+"""Converted models as ONNX files: the same bits when they are read back, and in ONNX Runtime where it is installed.
+
+What needs the packages onnx and onnxruntime says so where they are missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from quant.kernels.reference_plan import run_plan
+from torch import Tensor, nn
+
+import quant
+from quant.onnx.export import file_of
+from quant.onnx.export_report import ExportReport
+from quant.onnx.load_operators import plan_of
+
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
+
+Function = Callable[["Network", Tensor], Tensor]
+
+
+class Network(nn.Module):
+    """An operator between convolutions, all in integers up to the last layer."""
+
+    def __init__(self, function: Function, middle: nn.Module | None = None, channels: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(channels, 8, 3, stride=2)
+        self.head, self.middle, self.function = nn.Linear(8, 5), middle, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.second(self.function(self, self.first(x))))
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(y, 1), 1))
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * torch.sigmoid(self.two(torch.relu(self.one(F.adaptive_avg_pool2d(y, 1)))))
+
+
+def through(net: Network, y: Tensor) -> Tensor:
+    assert net.middle is not None
+    return net.middle(y)  # type: ignore[no-any-return]
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "clamp inside": lambda y: y.clamp(-0.2, 0.4),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "elu": F.elu,
+    "leaky_relu": lambda y: F.leaky_relu(y, 0.1),
+    "a table": lambda y: F.leaky_relu(y, 0.17),
+    "add": lambda y: y + torch.relu(y),
+    "sub": lambda y: y - torch.sigmoid(y),
+    "mul": lambda y: y * torch.sigmoid(y),
+    "avg_pool": lambda y: F.avg_pool2d(y, 2),
+    "avg_pool padded": lambda y: F.avg_pool2d(y, 3, 1, 1),
+    "avg_pool of what is there": lambda y: F.avg_pool2d(y, 3, 1, 1, count_include_pad=False),
+    "max_pool": lambda y: F.max_pool2d(y, 3, 2, 1),
+    "mean": lambda y: y.mean((2, 3), keepdim=True).expand(-1, -1, 3, 3) + y[:, :, :3, :3],
+    "mean of rows": lambda y: y + y.mean(3, keepdim=True),
+    "nearest": lambda y: F.interpolate(y, scale_factor=2),
+    "bilinear": lambda y: F.interpolate(y, scale_factor=2, mode="bilinear", align_corners=False),
+    "pad": lambda y: F.pad(y, (1, 2, 1, 0)),
+    "reflect": lambda y: F.pad(y, (1, 2, 1, 0), mode="reflect"),
+    "transpose": lambda y: y.transpose(2, 3),
+    "slice": lambda y: y[:, :, ::2, 1:-1],
+    "chunk": lambda y: torch.cat(y.chunk(2, 1)[::-1], 1),
+    "split": lambda y: torch.cat(y.split([4, 12], 1)[::-1], 1),
+    "unbind and stack": lambda y: torch.stack(y.unbind(1)[::-1], 1),
+    "channel shuffle": lambda y: y.view(y.shape[0], 2, 8, *y.shape[2:]).transpose(1, 2).reshape(y.shape),
+}
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "gate": Gate,
+    "depthwise": lambda: nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU6()),
+    "grouped": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=4),
+    "dilated": lambda: nn.Conv2d(16, 16, 3, padding=2, dilation=2),
+    "padded on one side": lambda: nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(16, 16, 3, stride=2)),
+    "reflected": lambda: nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect"),
+    "transposed": lambda: nn.ConvTranspose2d(16, 16, 4, 2, 1),
+    "transposed in groups": lambda: nn.ConvTranspose2d(16, 16, 3, 2, 1, output_padding=1, groups=4),
+    "batch norm apart": lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(16)),
+    "prelu": lambda: nn.PReLU(16),
+}
+CASES: dict[str, tuple[Function, nn.Module | None, int]] = {
+    **{name: (lambda net, y, f=f: f(y), None, 16) for name, f in FUNCTIONS.items()},  # type: ignore[misc]
+    "cat": (lambda net, y: torch.cat([y, torch.relu(y)], 1), None, 32),
+    **dict.fromkeys(LAYERS, (through, None, 16)),
+}
+
+
+def images(count: int = 2) -> list[Tensor]:
+    return list(torch.randn(count, 4, 3, 20, 20, generator=torch.Generator().manual_seed(1)))
+
+
+def network(case: str) -> nn.Module:
+    function, _, channels = CASES[case]
+    return Network(function, LAYERS[case]() if case in LAYERS else None, channels).eval()
+
+
+@functools.cache
+def converted(case: str) -> nn.Module:
+    torch.manual_seed(0)
+    return quantized(network(case), images())
+
+
+def quantized(model: nn.Module, data: Sequence[Any], **settings: Any) -> nn.Module:
+    recipe = quant.Recipe(default=quant.QConfig(**settings))
+    return quant.quantize_static(model, data, recipe, progress=False)
+
+
+def exported(q: nn.Module, folder: Path, inputs: Sequence[Tensor] | bool, **options: Any) -> ExportReport:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    return quant.export_onnx(q, folder / "model.onnx", verify=inputs, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_read_again_has_the_same_bits(case: str) -> None:
+    q = converted(case)
+    text, constants = plan_of(file_of(q)[0])
+    for x in (images()[0], torch.randn(2, 3, 24, 28)):
+        with torch.no_grad():
+            assert torch.equal(run_plan([x], constants, text)[0], q(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_in_onnxruntime(case: str, tmp_path: Path) -> None:
+    q = converted(case)
+    for x in (images()[0], torch.randn(2, 3, 24, 28)):
+        report = exported(q, tmp_path, [x])
+        assert report.verification is not None
+        assert report.verification.same_bits, report
+        assert not any(step.differing for step in report.verification.steps), report
+        assert "Conv" not in report.verification.kernels, "all convolutions are integers"
+
+
+class Block(nn.Module):
+    """A transformer's layer, with attention by torch's function."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.wide, self.narrow, self.heads = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), heads
+
+    def split(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        return x.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (self.split(one(x)) for one in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).reshape(x.shape)
+        x = self.one(x + self.out(y))
+        return self.two(x + self.narrow(F.gelu(self.wide(x))))  # type: ignore[no-any-return]
+
+
+class Encoder(nn.Module):
+    """Embeddings, two layers, a pooler and a classifier, with a mask of padding."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, width), nn.Embedding(40, width)
+        self.norm, self.layers = nn.LayerNorm(width), nn.ModuleList([Block(width, 4) for _ in range(2)])
+        self.pool, self.classes = nn.Linear(width, width), nn.Linear(width, 3)
+        self.ids: Tensor
+        self.register_buffer("ids", torch.arange(40)[None])
+
+    def forward(self, words: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = self.norm(self.words(words) + self.places(self.ids[:, : words.shape[1]]))
+        padding = (1.0 - mask[:, None, None, :].float()) * -10000.0
+        for layer in self.layers:
+            x = layer(x, padding)
+        return {"scores": self.classes(torch.tanh(self.pool(x[:, 0]))), "states": x}
+
+
+def sentences(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[-1, length // 2 :] = 0
+    return torch.randint(0, 50, (batch, length), generator=generator), mask
+
+
+def test_a_transformer_in_onnxruntime(tmp_path: Path) -> None:
+    q = quantized(Encoder().eval(), [sentences(2, 12, seed) for seed in range(4)])
+    for call in (sentences(2, 12), sentences(3, 21, seed=9)):
+        verification = exported(q, tmp_path, call).verification
+        assert verification is not None
+        assert max(verification.outputs.values()) < 0.002
+        assert verification.kernels["QGemm"] == 14, "every linear layer is integers"
+    assert list(verification.outputs) == ["scores", "states"]
+
+
+def test_names_and_free_sizes(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    q = quantized(Encoder().eval(), [sentences(2, 12, seed) for seed in range(4)])
+    report = exported(q, tmp_path, False)
+    model = onnx.load(report.path)
+    shapes = {one.name: [size.dim_param or size.dim_value for size in one.type.tensor_type.shape.dim]
+              for one in (*model.graph.input, *model.graph.output)}  # fmt: skip
+    assert shapes == {
+        "words": ["words_0", "words_1"],
+        "mask": ["mask_0", "mask_1"],
+        "scores": ["scores_0", 3],
+        "states": ["states_0", "states_1", 32],
+    }
+    names = {one.name for one in model.graph.initializer}
+    assert {"layers.0.query.weight", "layers.1.narrow.bias", "norm.weight"} <= names
+    assert [(one.domain, one.version) for one in model.opset_import] == [("", 17)]
+
+
+def test_the_report_says_what_each_step_is_and_why(tmp_path: Path) -> None:
+    q = quantized(Encoder().eval(), [sentences(2, 12, seed) for seed in range(4)])
+    file, writer = file_of(q)
+    report = ExportReport("model.onnx", "ONNX Runtime", "vnni", 17, 2048, tuple(writer.forms), ("pool",), ("a note",))
+    assert report["layers.0.wide"].integer
+    assert not report["norm"].integer
+    text = str(report)
+    assert "norm" in text
+    assert "LayerNormalization" in text
+    assert "14 of " in text
+    assert "WITHOUT VNNI 1 layer can overflow 16 bits" in text
+    assert "not checked in the file: a note" in text
+    with pytest.raises(KeyError, match="no step 'none' in the report"):
+        report["none"]
+    assert file.metadata["octet.saturates_without_vnni"].startswith("layers.0.query, ")
+
+
+def test_weights_of_7_bits_do_not_overflow(tmp_path: Path) -> None:
+    data = images()
+    with pytest.raises(ValueError, match=r"target='avx2'.* 'first', .*QConfig\(weight_bits=7\)"):
+        file_of(quantized(network("relu"), data), target="avx2")
+    file, _ = file_of(quantized(network("relu"), data, weight_bits=7), target="avx2")
+    assert file.metadata == {"octet.runtime": "ort", "octet.target": "avx2"}
+
+
+def test_tensorrt_takes_symmetric_activations(tmp_path: Path) -> None:
+    data = images()
+    with pytest.raises(ValueError, match=r"TensorRT takes symmetric activations .*activation_symmetric=True"):
+        file_of(quantized(network("add"), data), "tensorrt")
+    q = quantized(network("add"), data, activation_symmetric=True)
+    file, _ = file_of(q, "tensorrt")
+    points = [file.constants[node.inputs[2]] for node in file.nodes if node.op == "QuantizeLinear"]
+    assert {one.dtype for one in points} == {torch.int8}
+    assert not any(int(one) for one in points)
+    verification = exported(q, tmp_path, [data[0]], runtime="tensorrt").verification
+    assert verification is not None
+    assert max(verification.outputs.values()) < 0.01
+
+
+def test_openvino_pads_before_it_averages() -> None:
+    q = quantized(network("avg_pool padded"), images())
+    ops = [node.op for node in file_of(q, "openvino")[0].nodes]
+    assert ops[ops.index("Pad") + 1 :][:3] == ["QuantizeLinear", "DequantizeLinear", "AveragePool"]
+
+
+def test_steps_without_a_form_are_named_together() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return torch.fft.fft2(y).real + torch.erfinv(y.clamp(-0.5, 0.5))
+
+    q = quantized(Odd().eval(), images())
+    with pytest.raises(ValueError, match=r"layer 'fft_fft2_.*' calls 'fft_fft2', .*layer 'erfinv.*writes_call"):
+        file_of(q)
+
+
+def test_a_form_of_ones_own() -> None:
+    from quant.onnx.call import CALLS, WrittenCall, writes_call
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.asinh(self.conv(x))
+
+    @writes_call("asinh")
+    def asinh(call: WrittenCall) -> str:
+        return call.writer.node("Asinh", call.get(0, "input"))
+
+    try:
+        assert "Asinh" in [node.op for node in file_of(quantized(Odd().eval(), images()))[0].nodes]
+        with pytest.raises(ValueError, match="expected one function to write 'asinh'"):
+            writes_call("asinh")(lambda call: "")
+    finally:
+        del CALLS["asinh"]
+
+
+def test_what_is_no_converted_model(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    with pytest.raises(ValueError, match=r"Conv2d holds no static program: only what quant\.quantize_static"):
+        quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="runtime is 'tflite', expected one of 'ort', 'openvino', 'tensorrt'"):
+        quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", runtime="tflite")
+    with pytest.raises(ValueError, match="target is 'arm', expected one of 'vnni', 'avx2'"):
+        quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", target="arm")
+
+
+def test_without_onnx_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"writing ONNX files takes the package onnx, .*octet-quant\[onnx\]"):
+        quant.export_onnx(quantized(network("relu"), images()), tmp_path / "model.onnx")
+
+
+class Tagger(nn.Module):
+    """A recurrent layer over embeddings, whose states are returned too."""
+
+    def __init__(self, layer: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 24)
+        self.layer = layer(24, 32, **settings)  # type: ignore[call-arg]
+        self.tags = nn.Linear(64 if self.layer.bidirectional else 32, 5)
+
+    def forward(self, words: Tensor) -> Any:
+        y, states = self.layer(self.words(words))
+        return self.tags(torch.relu(y)), states
+
+
+RECURRENT: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, {}),
+    "stacked lstm of two directions": (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+    "gru": (nn.GRU, {"batch_first": True, "bidirectional": True}),
+    "gru without biases": (nn.GRU, {"bias": False}),
+    "stacked rnn": (nn.RNN, {"num_layers": 2, "nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("which", RECURRENT)
+def test_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
+    layer, settings = RECURRENT[which]
+    model = Tagger(layer, **settings).eval()
+    q = quantized(model, [torch.randint(0, 30, (3, 11)) for _ in range(4)])
+    words = torch.randint(0, 30, (2, 17))
+    report = exported(q, tmp_path, [words])
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.03
+    assert report["layer"].integer == (layer is nn.LSTM)
+    expected = "DynamicQuantizeLSTM" if layer is nn.LSTM else layer.__name__
+    assert expected in report.verification.kernels
+
+
+def test_projections_are_refused_by_name() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, proj_size=4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="layer 'layer' is a recurrent layer with projections, which ONNX has not"):
+        file_of(quantized(Projected().eval(), [torch.randn(5, 2, 8)]))
