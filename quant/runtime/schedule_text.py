@@ -280,7 +280,8 @@ def _field(reader: Reader, value: Any, kind: str) -> Any:
     if kind not in _FIELDS:
         return _string(reader, value)
     expected, words = _FIELDS[kind]
-    if type(value) is not expected or (expected is tuple and not all(isinstance(one, str) for one in value)):
+    named = not isinstance(value, tuple) or all(isinstance(one, str) for one in value)
+    if type(value) is not expected or not named:
         reader.fail(f"expected {words}")
     return value
 

@@ -146,7 +146,7 @@ single(%3, drops=[%2])"""
         (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w', 1), '%2 = same x=%1')", "expected a tuple of names"),
         (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w',), '%2 = constant value={v}')", "value"),
         (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w',), '%2 = constant value={w.__class__}')", "value"),
-        (ONE_CALL, "layer %2", "constants(%7, [%1], 'a', ('w',), '%7 = constant value={w}')", "is not a module of this"),
+        (ONE_CALL, "layer %2", "constants(%7, [%1], 'a', ('w',), '%7 = constant value={w}')", "is not a module of"),
         (STEPS, "single(%2, drops=[%1])\n", "", "%3 reads %2, which does not exist at this point"),
         (STEPS, "drops=[%0]", "drops=[%0, %1]", "%2 reads %1, which does not exist at this point"),
         (STEPS, "drops=[%2]", "drops=[%2, %3]", "drops %3, which the program returns"),
