@@ -75,6 +75,19 @@ def rows(bits: int) -> Tensor:
     return tables.pack_table(torch.randn(9, 6, generator=generator()), bits)
 
 
+def observed(channels: int) -> Arguments:
+    """What an observer of one row and one mean keep before the first batch."""
+    low, high = torch.full((1,), float("inf")), torch.full((1,), float("-inf"))
+    none = torch.zeros((), dtype=torch.int64)
+    mean = [torch.zeros(channels, dtype=torch.float64), none.clone(), low.clone(), high.clone()]
+    return (low, high, none.clone(), none.clone(), torch.zeros(1, 64, dtype=torch.int64), mean)
+
+
+def normalized() -> Arguments:
+    x = torch.randn(2, 3, 4, 5, generator=generator())
+    return (x, torch.zeros(3), torch.ones(3), torch.ones(3), torch.zeros(3), 1e-5, True, 0.0, 6.0, *observed(3))
+
+
 CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
     "quantize": ("quantize", lambda: (torch.randn(4, 5), 0.1, 3)),
     "dequantize": ("dequantize", lambda: (activations(4, 5), 0.1, 3)),
@@ -144,6 +157,12 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
             torch.zeros(2, 64, dtype=torch.int64),
         ),
     ),
+    "observe activation": (
+        "observe_activation",
+        lambda: (torch.randn(2, 3, 4, 5, generator=generator()), 1, *observed(3)),
+    ),
+    "observe normalized": ("observe_normalized", normalized),
+    "channel sums": ("channel_sums", lambda: (torch.randn(2, 3, 4, generator=generator()), 1)),
     "histogram": ("histogram", lambda: (torch.randn(99, generator=generator()), 2.0**-4, 64)),
     "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
     "bags": (
@@ -163,7 +182,7 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-IN_PLACE = ("follow range", "observe histogram")
+IN_PLACE = ("follow range", "observe histogram", "observe activation", "observe normalized")
 """Calls that return nothing and change what an observer keeps; they are no part of a graph."""
 
 calls = pytest.mark.parametrize("name", [name for name in CALLS if name not in IN_PLACE])
