@@ -32,7 +32,7 @@ class Difference:
 
 JOINS = "tests/quant/test_static_joins.py"
 
-RATIO_OF_A_BYTE = 25.0
+RATIO_OF_A_BYTE = 40.0
 """dB: of a small network whose numbers differ in their last bits, by which a few bytes round to a neighbour."""
 
 DIFFERENCES = (
