@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.export.whole_plan import ExportError, only_runner
-from quant.onnx import arithmetic_calls, layer_calls  # noqa: F401  # they register the calls that they write
+from quant.onnx import arithmetic_calls, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
 from quant.onnx.export_report import ExportReport
@@ -21,6 +21,7 @@ from quant.onnx.graph_writer import OPSET, GraphWriter, NotWritten
 from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
+from quant.onnx.recurrent_layers import DOMAINS, first_output, write_recurrent
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
 from quant.onnx.verify import verified
 from quant.runtime.instructions import (
@@ -32,6 +33,7 @@ from quant.runtime.instructions import (
     KernelCall,
     LayerCall,
     RecurrentCall,
+    TakeSequence,
 )
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.objects import Instance, Result
@@ -56,7 +58,7 @@ def export_onnx(
     *,
     runtime: str = "ort",
     target: str = "vnni",
-    verify: bool | Sequence[Tensor] = False,
+    verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
     """Write a converted model as an ONNX file that runtimes compute in integers.
 
@@ -74,7 +76,8 @@ def export_onnx(
             "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: it
             refuses weights that can, so the model has to be made with `QConfig(weight_bits=7)`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
-            model's; on random inputs, or on these. TensorRT's files run in ONNX Runtime.
+            model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
+            arguments by place, or by name). TensorRT's files run in ONNX Runtime.
 
     Returns:
         a report that prints as text: for each step whether it is integers or floats, and why; which layers overflow
@@ -89,15 +92,15 @@ def export_onnx(
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
     file, writer = file_of(model, runtime, target)
-    write_onnx(file, path, {"": OPSET})
+    further = {node.domain for node in file.nodes} - {""}
+    write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
         path=str(path), runtime=writer.runtime.title, target=target, opset=OPSET, bytes=Path(path).stat().st_size,
         steps=tuple(writer.forms), overflowing=_overflowing(writer.runner), notes=_notes(writer.program),
     )  # fmt: skip
     if verify is False:
         return report
-    inputs = None if verify is True else tuple(verify)
-    return dataclasses.replace(report, verification=verified(path, writer, file, inputs))
+    return dataclasses.replace(report, verification=verified(path, writer, file, None if verify is True else verify))
 
 
 def file_of(model: nn.Module, runtime: str = "ort", target: str = "vnni") -> tuple[OnnxFile, GraphWriter]:
@@ -299,6 +302,10 @@ def _write(writer: GraphWriter, instruction: Instruction) -> None:
         _write_call(writer, instruction)
     elif isinstance(instruction, Guard):
         writer.held[instruction.out] = instruction.expected
+    elif isinstance(instruction, RecurrentCall):
+        write_recurrent(writer, instruction)
+    elif isinstance(instruction, TakeSequence):
+        first_output(writer, instruction)
     else:
         raise NotWritten(f"is of the kind '{instruction.kind}', which has no form in ONNX")
 
@@ -332,13 +339,13 @@ def _write_call(writer: GraphWriter, instruction: FloatCall) -> None:
     call = call_of(writer, instruction)
     if instruction.writes:
         raise NotWritten(f"writes to a buffer or an argument ('{call.name}'), which a file cannot")
-    first = len(writer.nodes)
+    first, told = len(writer.nodes), len(writer.forms)
     write = MOVES.get(call.name) or CALLS.get(call.name)
     if write is None:
         raise NotWritten(f"calls '{call.name}', which has no form in ONNX")
     _keep(writer, instruction.out, write(call))
     used = list(dict.fromkeys(node.op for node in writer.nodes[first:] if node.op not in ("Shape", "Cast")))
-    if writer.program.values[instruction.out].dtype is torch.float32 and used:
+    if writer.program.values[instruction.out].dtype is torch.float32 and used and len(writer.forms) == told:
         writer.tell(False, ", ".join(used), instruction.kind, moves=call.name in MOVES)
 
 

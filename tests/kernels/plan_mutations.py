@@ -78,14 +78,17 @@ EXTRA = {
         [],
         text("%9 = where_f32 mask=%0 a=%1 b=%2", inputs=3),
     ),
+    "instance_norm": ([X], [], text("%9 = instance_norm x=%0 weight=- bias=- eps=1e-05")),
     "rms_norm": ([X], [], text("%9 = rms_norm x=%0 weight=- eps=1e-05 size=6")),
     "silu": ([X], [], text("%9 = silu x=%0")),
     "softmax": ([X], [], text("%9 = softmax x=%0 logarithm=False")),
     "attention": ([X], [], text(f"%9 = attention {REALS[2]}")),
     "masked": ([X, X[0, :, :5]], [], text(f"%9 = attention {REALS[2][:-4]}False mask=%1", inputs=2)),
 }
-INEXACT = ("layer_norm", "group_norm", "rms_norm", "attention", "softmax", "silu", "unary_f32", "reduce_f32",
-           "linear_dynamic", "embedding_table", "rnn_")  # fmt: skip
+INEXACT = (
+    *("layer_norm", "group_norm", "rms_norm", "instance_norm", "attention", "softmax", "silu", "unary_f32"),
+    *("reduce_f32", "linear_dynamic", "embedding_table", "rnn_"),
+)
 """Operations of reals that agree within rounding."""
 Case = tuple[list[Tensor], list[Tensor], str]
 

@@ -88,6 +88,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "chunk": lambda y: torch.cat(y.chunk(2, 1)[::-1], 1),
     "split": lambda y: torch.cat(y.split([4, 12], 1)[::-1], 1),
     "unbind and stack": lambda y: torch.stack(y.unbind(1)[::-1], 1),
+    "pixel shuffle": lambda y: torch.cat([F.pixel_shuffle(y, 2)] * 4, 1),
     "channel shuffle": lambda y: y.view(y.shape[0], 2, 8, *y.shape[2:]).transpose(1, 2).reshape(y.shape),
 }
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -129,7 +130,7 @@ def quantized(model: nn.Module, data: Sequence[Any], **settings: Any) -> nn.Modu
     return quant.quantize_static(model, data, recipe, progress=False)
 
 
-def exported(q: nn.Module, folder: Path, inputs: Sequence[Tensor] | bool, **options: Any) -> ExportReport:
+def exported(q: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportReport:
     pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     return quant.export_onnx(q, folder / "model.onnx", verify=inputs, **options)
@@ -148,7 +149,7 @@ def test_a_file_read_again_has_the_same_bits(case: str) -> None:
 def test_the_bits_in_onnxruntime(case: str, tmp_path: Path) -> None:
     q = converted(case)
     for x in (images()[0], torch.randn(2, 3, 24, 28)):
-        report = exported(q, tmp_path, [x])
+        report = exported(q, tmp_path, x)
         assert report.verification is not None
         assert report.verification.same_bits, report
         assert not any(step.differing for step in report.verification.steps), report
@@ -326,3 +327,100 @@ def test_without_onnx_the_error_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"writing ONNX files takes the package onnx, .*octet-quant\[onnx\]"):
         quant.export_onnx(quantized(network("relu"), images()), tmp_path / "model.onnx")
+
+
+class Tagger(nn.Module):
+    """A recurrent layer over embeddings, whose states are returned too."""
+
+    def __init__(self, layer: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 24)
+        self.layer = layer(24, 32, **settings)  # type: ignore[call-arg]
+        self.tags = nn.Linear(64 if self.layer.bidirectional else 32, 5)
+
+    def forward(self, words: Tensor) -> Any:
+        y, states = self.layer(self.words(words))
+        return self.tags(torch.relu(y)), states
+
+
+RECURRENT: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, {}),
+    "stacked lstm of two directions": (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+    "gru": (nn.GRU, {"batch_first": True, "bidirectional": True}),
+    "gru without biases": (nn.GRU, {"bias": False}),
+    "stacked rnn": (nn.RNN, {"num_layers": 2, "nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("which", RECURRENT)
+def test_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
+    layer, settings = RECURRENT[which]
+    model = Tagger(layer, **settings).eval()
+    q = quantized(model, [torch.randint(0, 30, (3, 11)) for _ in range(4)])
+    words = torch.randint(0, 30, (2, 17))
+    report = exported(q, tmp_path, [words])
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.03
+    assert report["layer"].integer == (layer is nn.LSTM)
+    expected = "DynamicQuantizeLSTM" if layer is nn.LSTM else layer.__name__
+    assert expected in report.verification.kernels
+
+
+def test_projections_are_refused_by_name() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, proj_size=4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="layer 'layer' is a recurrent layer with projections, which ONNX has not"):
+        file_of(quantized(Projected().eval(), [torch.randn(5, 2, 8)]))
+
+
+def test_a_call_to_verify_with_that_was_not_captured(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"verify is no call that was captured: .* was torch\.float32"):
+        exported(converted("relu"), tmp_path, {"x": images()[0].double()})
+
+
+class Mixed(nn.Module):
+    """Layers that a recipe leaves float, between int8 ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.wide, self.head = nn.Conv2d(16, 16, 3), nn.Linear(16, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.avg_pool2d(F.max_pool2d(self.norm(torch.softmax(self.first(x), 1)), 2), 2)
+        y = torch.relu(self.second(y)).mean((2, 3))
+        return self.head(torch.softmax(self.wide(y), -1))  # type: ignore[no-any-return]
+
+
+def test_float_layers_in_onnxruntime(tmp_path: Path) -> None:
+    recipe = quant.Recipe(rules=[("first", None), ("head", None)])
+    q = quant.quantize_static(Mixed().eval(), images(), recipe, progress=False)
+    report = exported(q, tmp_path, images()[0])
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 1e-5
+    assert [one.step for one in report.floats][:1] == ["first"]
+    assert report["second"].integer
+
+
+def test_float_functions_in_onnxruntime(tmp_path: Path) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 32), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.glu(self.first(x), -1)
+            y = torch.einsum("bi,bj->bij", y, y).flatten(1)[:, :16]
+            y = torch.where(y > 0, y, y.abs().sqrt()) - F.normalize(y, dim=1) + y.clamp(min=-0.1).cumsum(1)
+            return self.second(y / (1 + y.amax(1, keepdim=True)).pow(2))  # type: ignore[no-any-return]
+
+    rows = [torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    verification = exported(quantized(Gated().eval(), rows), tmp_path, rows[0]).verification
+    assert verification is not None
+    assert max(verification.outputs.values()) < 0.01

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from quant.kernels import build
+from quant.kernels import build, ops
 from torch import Tensor, nn
 
 import quant
@@ -133,6 +133,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return name, model, path
 
 
+needs_kernels = pytest.mark.skipif(bool(ops.extension_problem()), reason="the compiled kernels, which give these bits")
+
+
+@needs_kernels
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("place", [1, 2], ids=["as at export", "other sizes"])
 def test_the_bits_of_python(
@@ -163,6 +167,7 @@ numpy.save(f"{sys.argv[1]}/wanted.npy", y.numpy())
 """
 
 
+@needs_kernels
 @pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
 @pytest.mark.parametrize(("name", "dynamic"), [("lstm", False), ("gru", True)])
 def test_on_each_instruction_set(runner: Path, tmp_path: Path, isa: str, name: str, dynamic: bool) -> None:

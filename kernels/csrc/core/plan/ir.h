@@ -245,7 +245,7 @@ struct RmsNorm {
 };
 struct GroupNorm {
   Value x;
-  int64_t groups;
+  int64_t groups;  // 0: each channel is one, which has more than one pixel
   Constant weight, bias;
   float eps;
 };
