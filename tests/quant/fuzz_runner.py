@@ -39,6 +39,9 @@ def fuzz(program: Path, count: int, seed: int, folder: Path, isa: str = "") -> s
     for name in models.EXAMPLES:
         files.append(folder / f"{name}.q8")
         quant.save(models.converted(name), files[-1], runner=True)
+    for name, (make, example) in models.AS_THEY_COME.items():
+        files.append(folder / f"{name}.q8")
+        quant.save(quant.quantize_dynamic(make().eval()), files[-1], runner=True, example_inputs=example)
     environment = {**os.environ, "ASAN_OPTIONS": ASAN, **({"QUANT_ISA": isa} if isa else {})}
     words = [program, str(count), str(seed), folder, *files]
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, env=environment)

@@ -124,6 +124,26 @@ SHAPES = {
 """Inputs, the last ones unlike those at export."""
 
 
+class SmallTagger(nn.Module):
+    """Words to tags, and the last states."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.words, self.states = nn.Embedding(20, 12), kind(12, 8, bidirectional=True)
+        self.tags, self.has_cell = nn.Linear(16, 5), kind is nn.LSTM
+
+    def forward(self, words: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        states, last = self.states(self.words(words), (first, first) if self.has_cell else first)
+        return self.tags(states), last[1] if self.has_cell else last
+
+
+AS_THEY_COME = {
+    "tagger": (SmallTagger, (torch.arange(12).reshape(4, 3), torch.zeros(2, 3, 8))),
+    "gru_tagger": (lambda: SmallTagger(nn.GRU), (torch.arange(12).reshape(4, 3), torch.zeros(2, 3, 8))),
+}
+"""Name -> the class of a network to be quantised dynamically, and its example."""
+
+
 def converted(name: str) -> nn.Module:
     torch.manual_seed(3)
     kind, batches = EXAMPLES[name]

@@ -218,7 +218,7 @@ def test_cmake_compiles_the_same_files_with_the_same_flags(runner_build: ModuleT
     wanted = [*runner_build.core_sources(build.host_arch()), *(source / name for name in runner_build.LIBRARY)]
     assert set(wanted) == {path for path in compiled if path.name not in runner_build.PROGRAM}
     for path in wanted:
-        assert set(runner_build.flags_of(path, "pool")) <= set(compiled[path]), path
+        assert set(runner_build.flags_of(path, "pool", build.host_arch())) <= set(compiled[path]), path
 
 
 def test_neither_torch_nor_python_and_small(whole_runner: Path) -> None:

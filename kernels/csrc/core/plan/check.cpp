@@ -170,9 +170,9 @@ void check_line(const PlanLine& line) {
   const auto found = table().find(line.op);
   if (found == table().end()) line.fail("no such operation");
   const std::vector<Setting>& settings = found->second;
-  for (const auto& [name, value] : line.fields)
-    if (std::none_of(settings.begin(), settings.end(), [&](const Setting& one) { return one.name == name; }))
-      line.fail(line.op + " has no setting " + name);
+  for (const auto& field : line.fields)
+    if (std::none_of(settings.begin(), settings.end(), [&](const Setting& one) { return one.name == field.first; }))
+      line.fail(line.op + " has no setting " + field.first);
   for (const Setting& setting : settings) {
     const auto given = line.fields.find(setting.name);
     if (given != line.fields.end())

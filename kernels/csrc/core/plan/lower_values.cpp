@@ -108,7 +108,8 @@ Planes planes_of(const PlanView& x) { return {x.sizes[0], x.sizes[1], product(Si
 
 // Quantises channels that are apart, as in torch's images, each as a row, and then interleaves them.
 void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const PlanView& out) {
-  const auto [batch, channels, pixels] = planes_of(x);
+  const Planes planes = planes_of(x);
+  const int64_t batch = planes.batch, channels = planes.channels, pixels = planes.pixels;
   if (channels <= kMostPlanes) {
     b.emit({&x}, out, [=](const PlanFrame& frame) {
       each_piece(batch, pixels, kChunk, x.count() * 4, [&](int64_t sample, int64_t begin, int64_t n) {
@@ -136,7 +137,8 @@ void quantize_planes(PlanBuilder& b, const PlanView& x, RowRange range, const Pl
 
 // The opposite: separates interleaved channels, and dequantises each as a row.
 void dequantize_planes(PlanBuilder& b, const PlanView& q, float scale, int32_t zero_point, const PlanView& out) {
-  const auto [batch, channels, pixels] = planes_of(q);
+  const Planes planes = planes_of(q);
+  const int64_t batch = planes.batch, channels = planes.channels, pixels = planes.pixels;
   b.emit({&q}, out, [=](const PlanFrame& frame) {
     each_piece(batch, pixels, kTilePixels, q.count() * 4, [&](int64_t sample, int64_t begin, int64_t n) {
       uint8_t rows[kTileChannels * kTilePixels];
