@@ -326,7 +326,12 @@ def _filled(call: WrittenCall) -> str:
 
 @writes_call("tensor", "scalar_tensor", "as_tensor")
 def _tensor(call: WrittenCall) -> str:
-    return as_tensor(call.writer, call.get(0, "data"), call.dtype or torch.float32)
+    data, dtype = call.get(0, "data"), call.dtype or torch.float32
+    if not isinstance(data, tuple):
+        return as_tensor(call.writer, data, dtype)
+    if all(isinstance(one, (bool, int, float)) for one in data):
+        return call.writer.constant(torch.tensor(data, dtype=dtype), "data")
+    return cast(call.writer, call.writer.is_dtype(vector(call.writer, data), torch.int64), dtype)
 
 
 # Reductions.
@@ -352,6 +357,17 @@ def _reduced(call: WrittenCall) -> str:
             writer.note_size(done, place, Dimension(x, axis))
         place += axis not in axes or keep
     return done
+
+
+@writes_call("all", "any")
+def _all(call: WrittenCall) -> str:
+    """The least, or the largest, of booleans as numbers."""
+    writer, rank = call.writer, call.rank()
+    dim, keep = call.get(1, "dim"), bool(call.get(2, "keepdim", False))
+    x = cast(writer, cast(writer, call.get(0, "input"), torch.bool), torch.int32)
+    axes = list(range(rank)) if dim is None else [dim % rank]
+    done = writer.node("ReduceMin" if call.name == "all" else "ReduceMax", x, axes=axes, keepdims=keep)
+    return cast(writer, writer.is_dtype(done, torch.int32), torch.bool)
 
 
 @writes_call("cumsum")

@@ -39,7 +39,7 @@ from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.objects import Instance, Result
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.trees import Ref
+from quant.runtime.trees import Attr, Ref
 from quant.runtime.values import Shape, Size
 
 MOST_NAMED = 8
@@ -47,6 +47,9 @@ MOST_NAMED = 8
 
 LARGEST_PAIRED = 32767 // (2 * 255)
 """The largest weight of which two times a uint8 fit 16 bits, whichever a runtime adds."""
+
+VALUES = (Ref, Attr, Tensor)
+"""What a file returns; flags and dtypes beside it are only noted."""
 
 SYMMETRIC = 128
 """The zero point of symmetric activations."""
@@ -180,11 +183,14 @@ def _metadata(runtime: Runtime, target: str, overflowing: Sequence[str]) -> dict
 
 
 def _notes(program: Program) -> tuple[str, ...]:
-    """What the file does not check, though the model does."""
+    """What the model checks or returns, and the file does not."""
+    plain = [f"{leaf!r} at '{name}'" for name, leaf in _named_outputs(program.output) if not isinstance(leaf, VALUES)]
+    more = f" and {len(plain) - MOST_NAMED} more" if len(plain) > MOST_NAMED else ""
+    notes = [f"the model also returns what is no tensor: {', '.join(plain[:MOST_NAMED])}{more}"] if plain else []
     guarded = [one.step or program.values[one.out].name for one in program.instructions if isinstance(one, Guard)]
-    if not guarded:
-        return ()
-    return (f"the model branches on {_listed(guarded)}; the file goes the way of the captured call, unchecked",)
+    if guarded:
+        notes.append(f"the model branches on {_listed(guarded)}; the file goes the way of the captured call, unchecked")
+    return tuple(notes)
 
 
 def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
@@ -195,7 +201,7 @@ def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
     """
     program, kinds = writer.program, dict[str, TensorKind]()
     inputs = [_input(writer, register, kinds) for register in program.inputs]
-    outputs = list(_named_outputs(program.output))
+    outputs = [(name, leaf) for name, leaf in _named_outputs(program.output) if isinstance(leaf, VALUES)]
     labels = [writer.unique(name) for name, _ in outputs]
     _write_instructions(writer)
     writer.step = ""

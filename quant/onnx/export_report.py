@@ -69,7 +69,7 @@ class ExportReport:
         steps: what each became, in order.
         overflowing: layers whose int8 weights make ONNX Runtime's sums of two products overflow on processors
             without VNNI.
-        notes: what the file does not check, though the model does.
+        notes: what the model checks or returns, and the file does not.
         verification: the comparison with the model, where it was asked for.
     """
 
@@ -114,7 +114,7 @@ class ExportReport:
                 f"({', '.join(self.overflowing[:4])}{', ...' * (count > 4)}): for such processors make the model with "
                 "QConfig(weight_bits=7) and export it with target='avx2'"
             )
-        lines += [f"not checked in the file: {note}" for note in self.notes]
+        lines += [f"not in the file: {note}" for note in self.notes]
         if self.verification is not None:
             lines.append(str(self.verification))
         return "\n".join(lines)

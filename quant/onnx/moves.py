@@ -11,6 +11,7 @@ import torch
 from quant.onnx.call import WriteCall, WrittenCall
 from quant.onnx.graph_writer import MOST_DIMENSIONS, Count, Dimension, GraphWriter, NotWritten
 from quant.onnx.sizes import Number, computed, reshaped, scalar, sizes_of, vector
+from quant.runtime.trees import Ref
 
 MOVES: dict[str, WriteCall] = {}
 ENDLESS = 2**31 - 1
@@ -184,8 +185,15 @@ def _repeat(call: WrittenCall) -> str:
 
 @moves("cat")
 def _cat(call: WrittenCall) -> str:
-    parts = [*call.get(0, "tensors")]
+    """Torch leaves out empty tensors of one dimension, as a cache begins with."""
+    listed = call.raw(0, "tensors")
+    empty = [isinstance(one, Ref) and call.writer.shape(one.index) == (0,) for one in listed]
+    parts = [call.take(one) for one, without in zip(listed, empty, strict=True) if not without]
+    if not parts:
+        raise NotWritten("joins empty tensors")
     axis = call.get(1, "dim", call.raw(1, "axis", 0))
+    if len(parts) == 1:
+        return parts[0]  # type: ignore[no-any-return]
     return like(call, call.writer.node("Concat", *parts, axis=axis), parts[0])
 
 
@@ -270,7 +278,20 @@ def _getitem(call: WrittenCall) -> Any:
         place = next(place for place, one in enumerate(keys) if one is Ellipsis)
         taken = len([one for one in keys if one is not None and one is not Ellipsis])
         keys[place : place + 1] = [slice(None)] * (rank - taken)
+    if len(keys) > 1 and all(isinstance(one, str) and writer.dtype(one) == torch.int64 for one in keys):
+        return _at_places(writer, source, keys)
     return _indexed(writer, source, keys)
+
+
+def _at_places(writer: GraphWriter, x: str, indices: Sequence[str]) -> str:
+    """x[i, j, ...] with tensors of indices for the first dimensions, which broadcast to each other."""
+    zero = writer.constant(torch.tensor(0, dtype=torch.int64), "zero")
+    nothing = writer.node("Mul", indices[0], zero)
+    for one in indices[1:]:
+        nothing = writer.node("Add", nothing, writer.node("Mul", one, zero))
+    last = writer.numbers([-1], "axes")
+    places = [writer.node("Unsqueeze", writer.node("Add", one, nothing), last) for one in indices]
+    return writer.is_dtype(writer.node("GatherND", x, writer.node("Concat", *places, axis=-1)), writer.dtype(x))
 
 
 def _indexed(writer: GraphWriter, x: str, keys: Sequence[Any]) -> str:
@@ -313,6 +334,13 @@ def _pixel_shuffle(call: WrittenCall) -> str:
 def _index_select(call: WrittenCall) -> str:
     x, dim = call.get(0, "input"), call.get(1, "dim") % call.rank()
     return like(call, call.writer.node("Gather", x, call.get(2, "index"), axis=dim), x)
+
+
+@moves("gather")
+def _gather(call: WrittenCall) -> str:
+    x, index = call.get(0, "input"), call.get(2, "index")
+    done = like(call, call.writer.node("GatherElements", x, index, axis=call.get(1, "dim") % call.rank()), x)
+    return call.writer.same_sizes(done, index)
 
 
 @moves("chunk")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import tempfile
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -62,17 +63,33 @@ def verified(
 def _ours(writer: GraphWriter, given: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
     """The model's outputs, and its values by register."""
     runner = writer.runner
-    by_register = dict(zip(writer.program.inputs, given, strict=True))
-    filled = {
-        name: map_leaves(lambda leaf: by_register[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
-        for name, tree in runner.expected.arguments.items()
-    }
+    args, kwargs = _call_of(writer, dict(zip(writer.program.inputs, given, strict=True)))
     with torch.no_grad():
-        held = runner.held(**filled)
+        held = runner.held(*args, **kwargs)
         output = [held.of(writer.program.values[leaf.index]) for leaf in leaves(writer.program.output)
                   if isinstance(leaf, Ref)]  # fmt: skip
     values = writer.program.values
     return output, {one.id: held.integers[one.node] for one in values if one.qparams is not None}
+
+
+def _call_of(writer: GraphWriter, by_register: Mapping[int, Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of the captured call, with tensors in the places of the program's inputs."""
+    runner = writer.runner
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    parameters = inspect.signature(type(runner.root).forward).parameters
+    for name, tree in runner.expected.arguments.items():
+        value = map_leaves(lambda leaf: by_register[leaf.index] if isinstance(leaf, Ref) else leaf, tree)
+        kind = parameters[name].kind if name in parameters else inspect.Parameter.KEYWORD_ONLY
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            args.extend(value)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        elif kind is inspect.Parameter.KEYWORD_ONLY:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    return args, kwargs
 
 
 def _bound(writer: GraphWriter, inputs: Tensor | Sequence[Any] | Mapping[str, Any]) -> list[Tensor]:

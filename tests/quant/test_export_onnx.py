@@ -241,7 +241,7 @@ def test_the_report_says_what_each_step_is_and_why(tmp_path: Path) -> None:
     assert "LayerNormalization" in text
     assert "14 of " in text
     assert "WITHOUT VNNI 1 layer can overflow 16 bits" in text
-    assert "not checked in the file: a note" in text
+    assert "not in the file: a note" in text
     with pytest.raises(KeyError, match="no step 'none' in the report"):
         report["none"]
     assert file.metadata["octet.saturates_without_vnni"].startswith("layers.0.query, ")
@@ -424,3 +424,42 @@ def test_float_functions_in_onnxruntime(tmp_path: Path) -> None:
     verification = exported(quantized(Gated().eval(), rows), tmp_path, rows[0]).verification
     assert verification is not None
     assert max(verification.outputs.values()) < 0.01
+
+
+def test_values_by_places_in_onnxruntime(tmp_path: Path) -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, places: Tensor) -> Tensor:
+            y = self.first(x)
+            taken = y.gather(1, places) + y[torch.arange(len(y))[:, None], places]
+            used = torch.where((places > 3).all(1, keepdim=True), taken, taken * 2)
+            return self.second(used / torch.tensor([1.0, 2.0, 3.0, 4.0]))  # type: ignore[no-any-return]
+
+    generator = torch.Generator().manual_seed(0)
+    calls = [
+        (torch.randn(rows, 8, generator=generator), torch.randint(0, 16, (rows, 4), generator=generator))
+        for rows in (6, 6, 6)
+    ]
+    verification = exported(quantized(Placed().eval(), calls[1:]), tmp_path, calls[0]).verification
+    assert verification is not None
+    assert max(verification.outputs.values()) < 0.01
+
+
+def test_an_empty_cache_is_left_out_and_flags_are_noted(tmp_path: Path) -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            y = self.layer(x)
+            return {"y": torch.cat([torch.tensor([]), y], dim=-2), "filled": True}
+
+    q = quantized(Cached().eval(), [torch.randn(2, 5, 8) for _ in range(2)])
+    report = exported(q, tmp_path, torch.randn(3, 7, 8))
+    assert report.verification is not None
+    assert report.verification.same_bits
+    assert "not in the file: the model also returns what is no tensor: True at 'filled'" in str(report)
