@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from quant.kernels import in_graphs, ops, reference_histogram, trial
+from quant.kernels import in_graphs, ops, reference_activation, reference_histogram, trial
 from quant.kernels.backend import Backend
 from quant.kernels.backends.compiled import CompiledBackend
 from quant.kernels.backends.onednn import OneDnnBackend
@@ -208,3 +208,18 @@ def observe_histogram(
     """`reference_histogram.observe_histogram`, on the device of x."""
     where = torch.ops.octet if x.is_cpu else reference_histogram
     where.observe_histogram(x, low, high, nan_count, inf_count, counts)
+
+
+def channel_sums(x: Tensor, axis: int) -> Tensor:
+    """`reference_activation.channel_sums`, on the device of x."""
+    sums: Tensor = (torch.ops.octet if x.is_cpu else reference_activation).channel_sums(x, axis)
+    return sums
+
+
+def observe_activation(
+    x: Tensor, axis: int, low: Tensor, high: Tensor, nan_count: Tensor, inf_count: Tensor, counts: Tensor,
+    means: list[Tensor],
+) -> None:  # fmt: skip
+    """`reference_activation.observe_activation`, on the device of x."""
+    where = torch.ops.octet if x.is_cpu else reference_activation
+    where.observe_activation(x, axis, low, high, nan_count, inf_count, counts, means)

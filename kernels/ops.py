@@ -1,8 +1,8 @@
 """The operators `torch.ops.octet.*`: their schemas, their shape functions, and the extension that computes them.
 
 Operators take plain tensors and a backend name, and are pure, so they survive torch.compile, torch.export and
-torch.jit. Where the extension is not built, the same schemas are served by the reference, so that a traced or exported
-model runs there too.
+torch.jit. The extension defines them, so that it serves a C++ program by itself; where it is not built, the same
+schemas are defined here and served by the reference, so that a traced or exported model runs there too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from quant.kernels import (
     reference,
+    reference_activation,
     reference_conv,
     reference_histogram,
     reference_ops,
@@ -29,66 +30,30 @@ from quant.kernels import (
 from quant.kernels.recurrent.kind import find
 from torch import Tensor
 
-_CONV = (
-    "Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, int[] stride, int[] padding, int[] dilation, "
-    "int groups"
-)
+_BINDING = Path(__file__).resolve().parent / "csrc" / "torch"
 
-SCHEMAS = {
-    "quantize": "(Tensor x, float scale, int zero_point) -> Tensor",
-    "dequantize": "(Tensor q, float scale, int zero_point) -> Tensor",
-    "requantize": "(Tensor sums, Tensor multiplier, int zero_point, int quant_min, int quant_max) -> Tensor",
-    "linear_u8s8_s32": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, str backend) -> Tensor",
-    "linear_u8s8_f32": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, Tensor multiplier, str backend) "
-    "-> Tensor",
-    "linear_u8s8_u8": "(Tensor q_x, int zero_point, Tensor q_weight, Tensor? q_bias, Tensor multiplier, "
-    "int output_zero_point, int quant_min, int quant_max, str backend) -> Tensor",
-    "conv_u8s8_s32": f"({_CONV}, str backend) -> Tensor",
-    "conv_u8s8_f32": f"({_CONV}, Tensor multiplier, str backend) -> Tensor",
-    "conv_u8s8_u8": f"({_CONV}, Tensor multiplier, int output_zero_point, int quant_min, int quant_max, str backend) "
-    "-> Tensor",
-    "run_plan": "(Tensor[] inputs, Tensor[] constants, str program, str backend) -> Tensor[]",
-    "run_plan_of_finite": "(Tensor[] inputs, Tensor[] constants, str program, str backend) -> Tensor[]",
-    "linear_dynamic": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias, Tensor? columns, int activation_bits, "
-    "bool per_row, bool relu, str backend) -> Tensor",
-    # The same as nearly every layer calls it. An argument costs 0.05 to 0.1 microseconds, even one left to its default.
-    "linear_dynamic_plain": "(Tensor x, Tensor q_weight, Tensor scale, Tensor? bias) -> Tensor",
-    "rnn_layer": "(Tensor x, Tensor? batch_sizes, Tensor h, Tensor? c, Tensor q_weight_ih, Tensor scale_ih, "
-    "Tensor? columns_ih, int activation_bits, bool per_row, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, "
-    "Tensor? bias_hh, Tensor? q_weight_hr, Tensor? scale_hr, str mode, bool reverse, str backend) "
-    "-> (Tensor, Tensor, Tensor)",
-    "fake_quantize": "(Tensor x, Tensor scale, Tensor zero_point, int? axis, int quant_min, int quant_max, float low, "
-    "float high, bool with_mask) -> (Tensor, Tensor)",
-    "masked_gradient": "(Tensor grad, Tensor mask) -> Tensor",
-    "follow_range": "(Tensor x, float momentum, float low, float high, int quant_min, int quant_max, int? middle, "
-    "Tensor(a!) average_low, Tensor(b!) average_high, Tensor(c!) batches, Tensor(d!) nan_count, Tensor(e!) inf_count, "
-    "Tensor(f!) scale, Tensor(g!) zero_point) -> ()",
-    "round_weight": "(Tensor weight, Tensor? gain, Tensor? bias, Tensor? input_scale, float largest_bias, "
-    "int quant_max) -> (Tensor, Tensor)",
-    "batch_statistics": "(Tensor x) -> (Tensor, Tensor)",
-    "histogram": "(Tensor x, float width, int bins) -> (Tensor, Tensor, Tensor)",
-    "observe_histogram": "(Tensor x, Tensor(a!) low, Tensor(b!) high, Tensor(c!) nan_count, Tensor(d!) inf_count, "
-    "Tensor(e!) counts) -> ()",
-    "rnn_layer_static": "(Tensor q_x, float x_scale, int x_zero_point, Tensor? batch_sizes, Tensor h, Tensor? c, "
-    "Tensor q_weight_ih, Tensor scale_ih, Tensor q_weight_hh, Tensor scale_hh, Tensor? bias_ih, Tensor? bias_hh, "
-    "float h_scale, int h_zero_point, Tensor? q_weight_hr, Tensor? scale_hr, float m_scale, int m_zero_point, "
-    "str mode, bool reverse, bool quantized, str backend) -> (Tensor, Tensor, Tensor)",
-    "embedding": "(Tensor rows, Tensor indices, int bits, int dim, str backend) -> Tensor",
-    "embedding_bag": "(Tensor rows, Tensor indices, Tensor offsets, Tensor? weights, int bits, int dim, str mode, "
-    "bool include_last_offset, int padding_idx, str backend) -> Tensor",
-}
+
+def _schemas() -> dict[str, str]:
+    """The operators of schemas.inc: name -> arguments and results."""
+    text = (_BINDING / "schemas.inc").read_text(encoding="ascii")
+    entries = re.findall(r'^OCTET_OPERATOR\((\w+),((?:\s*"[^"]*")+)\)', text, re.MULTILINE)
+    return {name: "".join(re.findall('"([^"]*)"', strings)) for name, strings in entries}
+
+
+SCHEMAS = _schemas()
 """Every operator. Shapes, dtypes and meaning: the function of the same name in the references."""
 
 WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend" in schema)
 """The operators that a backend computes; the others are the same everywhere, or those of the default backend."""
 
-_TABLE = Path(__file__).resolve().parent / "csrc" / "torch" / "libraries.inc"
-LIBRARIES = tuple(re.findall(r"^OCTET_LIBRARY\((\w+)", _TABLE.read_text(encoding="ascii"), re.MULTILINE))
+LIBRARIES = tuple(
+    re.findall(r"^OCTET_LIBRARY\((\w+)", (_BINDING / "libraries.inc").read_text(encoding="ascii"), re.MULTILINE)
+)
 """The backends inside the extension."""
 
 DEFAULT_EXTENSION = Path(__file__).resolve().parent / "_octet.so"
 
-_library = torch.library.Library("octet", "DEF")
+_library = torch.library.Library("octet", "FRAGMENT")
 _lock = threading.Lock()
 
 
@@ -109,14 +74,18 @@ def extension_problem() -> str:
             torch.ops.load_library(str(path))
         except OSError as error:
             return f"the compiled kernels do not load: {error}; `quant build --force` builds them for this torch"
-        missing = _without_kernel()
-        if missing:
-            more = f" and {len(missing) - 3} more operators" if len(missing) > 3 else ""
-            return (
-                f"{path.name} was built from other sources than these: it has no {', '.join(missing[:3])}{more}; "
-                "`quant build` builds it anew"
-            )
-    return ""
+        missing, other = _without_kernel(), [name for name in SCHEMAS if _is_unlike(name)]
+    if missing:
+        return _of_other_sources(path, "it has no", missing)
+    return _of_other_sources(path, "other arguments has", other) if other else ""
+
+
+def _of_other_sources(path: Path, how: str, names: list[str]) -> str:
+    more = f" and {len(names) - 3} more operators" if len(names) > 3 else ""
+    return (
+        f"{path.name} was built from other sources than these: {how} {', '.join(names[:3])}{more}; "
+        "`quant build` builds it anew"
+    )
 
 
 @functools.cache
@@ -129,11 +98,13 @@ def isa_problem() -> str:
 
 
 def _register() -> None:
-    for name, schema in SCHEMAS.items():
-        _library.define(name + schema)
-        # No gradient goes through integers. Without this torch takes them for differentiable, warns in backward, and
-        # torch.compile does at once.
-        _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    problem = extension_problem()
+    for name in SCHEMAS:
+        if _defined(name) is None:  # by schemas.cpp, where the extension is loaded
+            _library.define(name + SCHEMAS[name])
+            # No gradient goes through integers. Without this torch takes them for differentiable, warns in backward,
+            # and torch.compile does at once.
+            _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake("octet::quantize", _fake_quantize, lib=_library)
     torch.library.register_fake("octet::dequantize", _fake_dequantize, lib=_library)
     torch.library.register_fake("octet::requantize", _fake_requantize, lib=_library)
@@ -155,18 +126,33 @@ def _register() -> None:
     torch.library.register_fake("octet::batch_statistics", _fake_batch_statistics, lib=_library)
     torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
     torch.library.register_fake("octet::observe_histogram", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::channel_sums", _fake_channel_sums, lib=_library)
+    torch.library.register_fake("octet::observe_activation", _fake_changing_state, lib=_library)
+    torch.library.register_fake("octet::observe_normalized", _fake_changing_state, lib=_library)
     torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
     torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
     torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
-    if extension_problem():
+    if problem:
         for name in _without_kernel():  # what an old extension has is there already, and is not called
             _library.impl(name, _without_backend(name), "CPU")
 
 
+def _defined(name: str) -> str | None:
+    """The schema by which an operator is defined; None where it is not."""
+    schemas = torch._C._jit_get_schemas_for_operator(f"octet::{name}")
+    return str(schemas[0]) if schemas else None
+
+
+def _is_unlike(name: str) -> bool:
+    """Whether an operator is defined with other arguments than these sources have."""
+    defined = _defined(name)
+    return defined is not None and defined != str(torch._C.parse_schema(f"octet::{name}{SCHEMAS[name]}"))
+
+
 def _without_kernel() -> list[str]:
     """The operators without a kernel."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return [name for name in SCHEMAS if not has_kernel(f"octet::{name}", "CPU")]
+    known, has_kernel = torch._C._dispatch_has_kernel, torch._C._dispatch_has_kernel_for_dispatch_key
+    return [name for name in SCHEMAS if not (known(f"octet::{name}") and has_kernel(f"octet::{name}", "CPU"))]
 
 
 ELSEWHERE = {
@@ -178,6 +164,8 @@ ELSEWHERE = {
     "batch_statistics": reference_training,
     "histogram": reference_histogram,
     "observe_histogram": reference_histogram,
+    "observe_": reference_activation,
+    "channel_sums": reference_activation,
     "fake_quantize": reference_training,
     "masked_gradient": reference_training,
     "rnn": reference_rnn,
@@ -331,6 +319,10 @@ def _fake_masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(2), x.new_empty(2, dtype=torch.int64), x.new_empty(bins, dtype=torch.int64)
+
+
+def _fake_channel_sums(x: Tensor, axis: int) -> Tensor:
+    return x.new_empty(x.shape[axis])
 
 
 def _fake_changing_state(x: Tensor, *rest: Any) -> None:

@@ -177,6 +177,19 @@ def _group_norm(settings: Settings) -> None:
     channels = x.shape[1]
     expect(channels > 0 and channels % settings["groups"] == 0, "its groups do not fit")
     expect(x.numel() // settings["groups"] != 1, "its groups have one value each")
+    _per_channel(settings)
+
+
+def _instance_norm(settings: Settings) -> None:
+    x = settings["x"]
+    expect(x.dim() >= 3, "its input has no pixels")
+    expect(x.shape[1] > 0, "its groups do not fit")
+    expect(math.prod(x.shape[2:]) != 1, "its groups have one value each")
+    _per_channel(settings)
+
+
+def _per_channel(settings: Settings) -> None:
+    channels = settings["x"].shape[1]
     for name in ("weight", "bias"):
         values = settings[name]
         expect(values is None or tuple(values.shape) == (channels,), f"{name} has not {channels} values")
@@ -313,6 +326,7 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "chunk": _dimensions("dim"),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "instance_norm": _instance_norm,
     "group_norm": _group_norm,
     "attention": _attention,
     "softmax": _softmax,

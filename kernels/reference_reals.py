@@ -27,6 +27,16 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the pixels of each channel (Ulyanov et al. 2016, arXiv 1607.08022, equation 4).
+
+    Args:
+        x: (N, C, ...), with more than one pixel.
+        weight, bias: (C,).
+    """
+    return F.group_norm(x, x.shape[1], weight, bias, eps)  # torch's instance norm takes no empty batch
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, size: int) -> Tensor:
     """x / sqrt(mean of x**2 + eps) * weight, over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467, 4).
 
@@ -125,6 +135,7 @@ def softmax(x: Tensor, logarithm: bool) -> Tensor:
 REALS: dict[str, Callable[..., Tensor]] = {
     "add_f32": add_f32,
     "layer_norm": layer_norm,
+    "instance_norm": instance_norm,
     "rms_norm": rms_norm,
     "group_norm": group_norm,
     "attention": attention,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as everybody
 
 
 class Stateful(nn.Module):
@@ -27,6 +28,16 @@ class Stateful(nn.Module):
         """How messages begin: the class, and the layer when its name is known."""
         kind = type(self).__name__
         return f"{kind} of layer {self.name!r}" if self.name else kind
+
+    def is_untouched(self) -> bool:
+        """Whether a call of it is its class's forward alone: no hooks, its own or everybody's, and no other forward."""
+        return not (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or "forward" in self.__dict__
+            or everybody._global_forward_hooks
+            or everybody._global_forward_pre_hooks
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
         dtypes = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
@@ -62,3 +73,9 @@ def fresh(like: Tensor, shape: tuple[int, ...], fill: float | int, device: torch
         return torch.full(shape, fill, dtype=like.dtype, device=device)
     with torch.inference_mode(False):
         return torch.full(shape, fill, dtype=like.dtype, device=device)
+
+
+def buffers_of(module: nn.Module, *names: str) -> list[Tensor]:
+    """Buffers by their names: an attribute of a module takes ten times as long, which a small layer notices."""
+    known = module._buffers
+    return [known[name] for name in names]  # type: ignore[misc]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from quant.kernels import ACTIVATION_U8
-from quant.observers._state import fresh
-from quant.observers.base import FiniteRange, Observer, to_rows
+from quant.kernels import ACTIVATION_U8, channel_sums
+from quant.kernels.reference_activation import add_sums
+from quant.observers._state import buffers_of, fresh
+from quant.observers.base import Observer
 from torch import Tensor
 
 
@@ -20,8 +19,9 @@ class ChannelMean(Observer):
     that data was seen. NaN and inf count as 0; the observer of the same value's range counts and reports them.
 
     Buffers:
-        total: float64, (channels,). Sums of each tensor are rounded to float32 before they are added, so that adding
-            is exact where they differ by less than 2**29: then merged shards equal one pass to the bit.
+        total: float64, (channels,). Sums of each tensor, formed in double, are rounded to float32 before they are
+            added, so that adding is exact where they differ by less than 2**29: then merged shards equal one pass to
+            the bit.
         count: int64 (), values per channel.
 
     Args:
@@ -52,36 +52,33 @@ class ChannelMean(Observer):
     def _rows_may_change(self) -> bool:
         return True
 
+    def state_for(self, channels: int, device: torch.device) -> list[Tensor]:
+        """The buffers that the sums of a tensor's channels are added to: total, count, low, high.
+
+        Raises:
+            ValueError: there were tensors with another number of channels.
+        """
+        if not self.total.numel():
+            self.total = fresh(self.total, (channels,), 0.0, device)
+        state = buffers_of(self, "total", "count", "low", "high")
+        if state[0].numel() != channels:
+            raise ValueError(f"{self._where()}: {channels} channels, expected {state[0].numel()} as before")
+        return state
+
     def _observe(self, x: Tensor) -> None:
         if x.numel() == 0:
             return
-        others = [dim for dim in range(x.dim()) if dim != x.dim() + self.axis]
-        sums = x.sum(others, dtype=torch.float32) if others else x.to(torch.float32)
-        low, high = torch.aminmax(sums)
-        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
-            sums = to_rows(x, self.axis).nan_to_num(0.0, 0.0, 0.0).sum(1)
-            low, high = torch.aminmax(sums)
-        self._take(sums, x.numel() // sums.numel())
-        self._update(sums, FiniteRange(low, high, 0, 0, True))
-
-    def _take(self, sums: Tensor, count: Tensor | int) -> None:
-        if not self.total.numel():
-            self.total = fresh(self.total, (sums.numel(),), 0.0, sums.device)
-        if self.total.shape != sums.shape:
-            raise ValueError(f"{self._where()}: {sums.numel()} channels, expected {self.total.numel()} as before")
-        self.total.add_(sums)
-        self.count.add_(count)
-
-    def _update(self, rows: Tensor, seen: FiniteRange) -> None:
-        torch.minimum(self.low, seen.low, out=self.low)
-        torch.maximum(self.high, seen.high, out=self.high)
+        state = self.state_for(x.shape[self.axis], x.device)
+        add_sums(channel_sums(x.to(torch.float32), self.axis), x.numel() // x.shape[self.axis], state)
 
     def _merge(self, other: Observer) -> None:
         assert isinstance(other, ChannelMean)
         self.low.copy_(torch.minimum(self.low, other.low.to(self.low.device)))
         self.high.copy_(torch.maximum(self.high, other.high.to(self.high.device)))
         if int(other.count):
-            self._take(other.total.to(self.low.device), other.count.to(self.count.device))
+            total, count, *_ = self.state_for(other.total.numel(), self.low.device)
+            total += other.total.to(total.device)
+            count += other.count.to(count.device)
 
     def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "axis": self.axis}

@@ -217,6 +217,7 @@ class FakeQuantize(FakeQuantizeBase):
         observer = self.observer
         if (
             type(observer) is MovingAverageObserver
+            and observer.is_untouched()
             and x.dtype == torch.float32
             and observer.follow(x, clamp, self.scale, self.zero_point)
         ):

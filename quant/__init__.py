@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quant.dynamic import quantize_dynamic
     from quant.dynamic_decisions import NothingQuantized
     from quant.equalize import equalize
+    from quant.export.executorch import export_executorch
+    from quant.export.qdq import to_qdq
     from quant.leaves import register_leaf
     from quant.migrate import from_torch_ao
     from quant.onnx import export_onnx, load_onnx
@@ -48,6 +50,7 @@ __all__ = [
     "convert",
     "distill_loss",
     "equalize",
+    "export_executorch",
     "export_onnx",
     "from_torch_ao",
     "kernels",
@@ -63,6 +66,7 @@ __all__ = [
     "report_html",
     "save",
     "summary",
+    "to_qdq",
     "types",
 ]
 
@@ -75,6 +79,8 @@ _MODULES = {
     "dynamic": ("quantize_dynamic",),
     "dynamic_decisions": ("NothingQuantized",),
     "equalize": ("equalize",),
+    "export.executorch": ("export_executorch",),
+    "export.qdq": ("to_qdq",),
     "leaves": ("register_leaf",),
     "migrate": ("from_torch_ao",),
     "onnx": ("export_onnx", "load_onnx"),

@@ -32,7 +32,7 @@ class CalledAlone(WaitingForward):
         self.path, self.runner, self.make = path, runner, make
         self._refused = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The part's forward."""
         if self.runner.simulate and not is_falling_back():
             return self._simulated(args, kwargs)

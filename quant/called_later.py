@@ -60,7 +60,7 @@ class CalledLater(WaitingForward):
         super().__init__(module)
         self.path, self.later = path, later
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward, noted where an island calls it."""
         if self.later.islands and not _is_fixed():
             self.later.calls.append((self, copied((args, kwargs))))
@@ -81,7 +81,7 @@ class IslandOfWaiting(WaitingForward):
         self.path, self.later = path, later
         self._last: Snapshot | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The island's forward; what it calls that waits gets a program afterwards."""
         if self.later.islands or _is_fixed() or read_once((args, kwargs)):
             return self.as_it_is(args, kwargs)

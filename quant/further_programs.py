@@ -71,7 +71,8 @@ class Extender:
             return None  # a program's arguments do not share memory
         with _own_forwards(root):
             self._refuse_another_way(root, path, (args, kwargs))
-            captured = capture_call(root, path, copied_together((args, kwargs)), self.islands, training=self.training)
+            call, by_user = copied_together((args, kwargs)), not path or first.alone
+            captured = capture_call(root, path, call, self.islands, training=self.training, called_by_user=by_user)
         self.called |= captured.called
         new = [name for name in captured.islands if name not in self.islands]
         forward_state.note(self.state, root, path, {*captured.state, *forward_state.kept_by_islands(root, path, new)})
@@ -128,7 +129,8 @@ class Extender:
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
         with _own_forwards(module):
             self._refuse_another_way(module, path, (args, kwargs))
-            captured = capture_call(module, path, copied((args, kwargs)), self.islands, training=False)
+            call = copied((args, kwargs))
+            captured = capture_call(module, path, call, self.islands, training=False, called_by_user=True)
         if path not in captured.graphs:
             return None
         self.called |= captured.called

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.matching import check_guard, check_tensor
-from quant.runtime.names import attribute, full_name
+from quant.runtime.names import attribute, full_name, submodule
 from quant.runtime.trees import Attr, Ref, leaves, map_leaves, settle
 
 
@@ -228,7 +228,7 @@ def arguments_of(node: Node, root: nn.Module, value: Callable[[int], Any]) -> tu
 def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a submodule as its parent would, or, for root itself, its class's forward (root's own is the graph)."""
     if path:
-        return attribute(root, path)(*args, **kwargs)
+        return submodule(root, path)(*args, **kwargs)
     return type(root).forward(root, *args, **kwargs)
 
 

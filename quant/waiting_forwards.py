@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -28,7 +29,14 @@ class WaitingForward:
         self.own_forward = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
+        """The module's forward, or that of a shallow copy of it, whose attributes are its own."""
+        caller = sys._getframe(1).f_locals.get("self")  # of nn.Module's call
+        if isinstance(caller, nn.Module) and caller is not self.watches and vars(caller).get("forward") is self:
+            return self.as_it_is(args, kwargs, of=caller)
+        return self.called(args, kwargs)
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's forward, where the module itself is called."""
         raise NotImplementedError
 
     @property
@@ -39,11 +47,12 @@ class WaitingForward:
         whole = signature_of(self.watches)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
-    def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the user's forward."""
+    def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, of: nn.Module | None = None) -> Any:
+        """Run the user's forward, of the module or `of` a copy."""
         if self.own_forward is not None:
             return self.own_forward(*args, **kwargs)
-        return type(self.watches).forward(self.watches, *args, **kwargs)
+        module = self.watches if of is None else of
+        return type(module).forward(module, *args, **kwargs)
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Capture a call; afterwards the program runs in place of this forward, unless there can be none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import sys
@@ -15,6 +16,17 @@ from quant.observers import registry as observers
 
 from quant import int8_classes, leaves, recurrent_layers
 from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
+
+
+def pytest_configure() -> None:
+    gc.disable()  # until all tests are there, nothing becomes garbage
+
+
+def pytest_collection_finish() -> None:
+    """The tests and the modules of torch are a million objects, which each run of the garbage collector would visit."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """Capture: run a model on example inputs, record its calls as a graph, and prove the graph against the model.
 
 A module whose forward cannot be a graph (it branches on a tensor's values, leaves torch and comes back, ...) becomes an
-island: one opaque call in its parent's graph, and each module that it calls is captured by itself. A branch on a size
-is recorded with a guard that checks the size at every run. The user's hooks do not run during capture.
+island: one opaque call in its parent's graph, and each module that it calls is captured by itself. A branch on a size,
+or on a mask of the caller's, is recorded with a guard that checks it at every run. The user's hooks do not run during
+capture.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def capture_call(
     *,
     training: bool,
     known: Collection[str] = (),
+    called_by_user: bool = False,
 ) -> Capture:
     """Capture another call of a module of a model that was captured before.
 
@@ -85,10 +87,11 @@ def capture_call(
         islands: dotted name of a known island -> the reason.
         training: as for `capture`.
         known: dotted names of modules in it that are captured already, as which an island may call them.
+        called_by_user: whether the user made the call, and not a module around it.
     """
     captured = Capture(islands=dict(islands), known=known)
     refuse_read_once(module, path, bind(module, *call))
-    with watching(module) as watched, torch.no_grad():
+    with watching(module, called_by_user=called_by_user) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, captured, training)
     captured.state, captured.unlike_in_training = watched.changed, watched.unlike_in_training
     return captured

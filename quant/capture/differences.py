@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quant.capture.recorder import Recorder
+from quant.capture.tape import GIVEN
 from quant.capture.trained_norms import graph_of
 from quant.dead_calls import needed_places
 from quant.graph import Kind
@@ -27,13 +28,19 @@ def problem_of(one: Recorder, other: Recorder) -> tuple[str, str] | None:
     return None
 
 
-def decides_otherwise(one: Recorder, other: Recorder) -> bool:
-    """Whether the first difference is a branch on a size, which a guard of the graph checks."""
+def decides_otherwise(one: Recorder, other: Recorder, *, sizes_differ: bool) -> bool:
+    """Whether the first difference is a branch on a size, or on values of a mask, which a guard of the graph checks.
+
+    Args:
+        sizes_differ: whether the second call was given other sizes or numbers; else a guard on them shows a fault.
+    """
     place = _first_other_call(one, other)
     if place is None or place >= min(len(one.nodes), len(other.nodes)):
         return False
     a, b = one.nodes[place], other.nodes[place]
-    return a.kind == b.kind is Kind.GUARD and _alike(a.args[0], b.args[0])
+    if not (a.kind == b.kind is Kind.GUARD and _alike(a.args[0], b.args[0])):
+        return False
+    return sizes_differ or (type(a.args[1]) is bool and one.follows_from(a.args[0]) == GIVEN)
 
 
 def difference(one: Recorder, other: Recorder) -> tuple[str, str] | None:

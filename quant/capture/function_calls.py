@@ -31,6 +31,7 @@ from quant.capture.calls import (
     is_sized_by_values,
     says_it_writes,
 )
+from quant.capture.flags import decided_by_flags
 from quant.capture.numbers import recorded
 from quant.capture.tape import CONSTANT, GIVEN, STORED, Tape
 from quant.capture.writes import Writes, version_of
@@ -122,7 +123,9 @@ class FunctionCalls:
             return value
         stored = [leaf for leaf in leaves(places) if isinstance(leaf, Attr)]
         buffers = not any(isinstance(attribute(self.tape.root, one.path), nn.Parameter) for one in stored)
-        if follows == STORED and buffers and isinstance(value, (bool, int, float)) and math.isfinite(value):
+        stays = follows == STORED and buffers and isinstance(value, (bool, int, float)) and math.isfinite(value)
+        asks = type(value) is bool and buffers and self.tape.holds_flags
+        if stays or (asks and decided_by_flags(self.tape.nodes, places)):
             node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
             self.tape.guard(Ref(self.tape.append(node, value, follows)), value)
             return value

@@ -141,7 +141,7 @@ class Proof:
             before.put_back()
             return None
         after = self.watched.snapshot()
-        if limits and decides_otherwise(self.recorder, other):
+        if decides_otherwise(self.recorder, other, sizes_differ=bool(limits)):
             self._decided = True
             return None
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
@@ -164,6 +164,7 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
     is_island = recorder.path in recorder.islands
     args, kwargs = copied_together(call) if is_island else copied(call)
     recorder.tensors = tensors_in((args, kwargs))
+    recorder.holds_flags = watched.called_by_user and recorder.root is watched.model
     with watched.telling(recorder):
         if is_island:
             forward: Any = recorder.root.__dict__["forward"]

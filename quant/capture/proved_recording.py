@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 
 from torch import nn
 
+from quant.capture.first_call import let_register_hooks
 from quant.capture.proof import Proof, run
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
@@ -77,6 +78,7 @@ def record(
         if new and not watched.has_run:
             # The first call fills caches, torch's too (jagged tensors), so only the second one is representative.
             watched.has_run, limits = True, ()
+            let_register_hooks(watched, module, call)
             continue
         islands.update(new)
     raise CaptureError(

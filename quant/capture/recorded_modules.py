@@ -37,13 +37,14 @@ class Watched:
     Attributes:
         recorder: gets every call; None while nothing is recorded.
         changed: dotted names of the attributes, buffers and submodules that some forward changed.
+        called_by_user: whether the user calls the model, and not a module around it.
         has_run: whether the model has run before in this capture.
         outside: the places outside of the model that forwards reach.
         unlike_in_training: dotted name of a layer -> the reason that ranges from training do not fit it in eval mode.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, *, called_by_user: bool = True) -> None:
+        self.model, self.called_by_user = model, called_by_user
         self.recorder: Recorder | Listener | None = None
         self.changed: set[str] = set()
         self.unlike_in_training: dict[str, str] = {}
@@ -113,9 +114,9 @@ class WatchedForward:
 
 
 @contextlib.contextmanager
-def watching(model: nn.Module) -> Iterator[Watched]:
+def watching(model: nn.Module, *, called_by_user: bool = True) -> Iterator[Watched]:
     """Watch the modules of a model, in eval mode and without the user's hooks; everything is restored at the end."""
-    watched = Watched(model)
+    watched = Watched(model, called_by_user=called_by_user)
     with evaluating(model), _keeping(model):
         modules = [module for _, module in users_modules(model)]
         for module in modules:

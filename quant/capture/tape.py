@@ -66,6 +66,7 @@ class Tape:
         overwritten: nodes whose tensors were changed through other tensors.
         owners: the running modules, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
+        holds_flags: whether what integers and booleans of the caller's decide is guarded (`flags.py`).
         is_threaded: whether modules were called in threads other than the one that records.
     """
 
@@ -105,7 +106,7 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
-        self.is_threaded = False
+        self.is_threaded = self.holds_flags = False
         self.typed = self.ranked = self.contiguous = False
         self._values: list[Any] = []
         self._held: list[Any] = []

@@ -1,4 +1,8 @@
-"""Converted models for other programs: `whole_plan.py` reads a model as one native call, or says which step is none."""
+"""Converted models for other programs.
+
+`whole_plan.py` reads a model as one native call, or says which step is none. `qdq.py` writes it in torch's own
+operators, and `executorch.py` lowers that; loading a file needs neither, so they are imported by their own names.
+"""
 
 from quant.export.whole_plan import ExportError, WholePlan, whole_plan
 

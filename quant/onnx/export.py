@@ -21,6 +21,7 @@ from quant.onnx.graph_writer import OPSET, GraphWriter, NotWritten
 from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
+from quant.onnx.recurrent_layers import DOMAINS, first_output, write_recurrent
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
 from quant.onnx.verify import verified
 from quant.runtime.instructions import (
@@ -32,6 +33,7 @@ from quant.runtime.instructions import (
     KernelCall,
     LayerCall,
     RecurrentCall,
+    TakeSequence,
 )
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.objects import Instance, Result
@@ -89,7 +91,8 @@ def export_onnx(
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
     file, writer = file_of(model, runtime, target)
-    write_onnx(file, path, {"": OPSET})
+    further = {node.domain for node in file.nodes} - {""}
+    write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
         path=str(path), runtime=writer.runtime.title, target=target, opset=OPSET, bytes=Path(path).stat().st_size,
         steps=tuple(writer.forms), overflowing=_overflowing(writer.runner), notes=_notes(writer.program),
@@ -299,6 +302,10 @@ def _write(writer: GraphWriter, instruction: Instruction) -> None:
         _write_call(writer, instruction)
     elif isinstance(instruction, Guard):
         writer.held[instruction.out] = instruction.expected
+    elif isinstance(instruction, RecurrentCall):
+        write_recurrent(writer, instruction)
+    elif isinstance(instruction, TakeSequence):
+        first_output(writer, instruction)
     else:
         raise NotWritten(f"is of the kind '{instruction.kind}', which has no form in ONNX")
 

@@ -1,8 +1,10 @@
-"""Layer norms, group norms and norms by the root mean square, which stay float32; their kernels sum in another order
-than torch, so that the last bits differ."""
+"""Norms over rows, groups and channels, which stay float32; their kernels sum in another order than torch, so that the
+last bits differ."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,10 +13,18 @@ from torch import nn
 
 from quant.ops.planning import Lines, PlanCall, Unplanned, integer
 from quant.ops.registry import plans_reals
-from quant.runtime.module_calls import EPSILON, GroupNormCall, NormCall, RmsNormCall
+from quant.runtime.module_call import ModuleCall
+from quant.runtime.module_calls import (
+    EPSILON,
+    INSTANCE_NORMS,
+    GroupNormCall,
+    InstanceNormCall,
+    NormCall,
+    RmsNormCall,
+)
 from quant.runtime.trees import Attr
 
-N = TypeVar("N", NormCall, RmsNormCall)
+N = TypeVar("N", bound=ModuleCall)
 
 
 @plans_reals(F.layer_norm, exact=False)
@@ -71,13 +81,19 @@ def group_norm(call: PlanCall) -> NormCall:
     return _of_module(call, GroupNormCall)
 
 
+@plans_reals(*INSTANCE_NORMS, exact=False)
+def instance_norm(call: PlanCall) -> InstanceNormCall:
+    """An instance norm of a batch, without running statistics, whose parameters are float32."""
+    return _of_module(call, partial(InstanceNormCall, rank=len(call.values.shape(call.tensor()))))
+
+
 @plans_reals(nn.RMSNorm, exact=False)
 def rms_norm(call: PlanCall) -> RmsNormCall:
     """A norm by the root mean square whose weight is float32."""
     return _of_module(call, RmsNormCall)
 
 
-def _of_module(call: PlanCall, kind: type[N]) -> N:
+def _of_module(call: PlanCall, kind: Callable[[int, tuple[int, ...], str], N]) -> N:
     module = call.module
     planned = kind(call.out, (call.tensor().index,), call.node.target)
     if module is None or len(call.args) != 1 or call.kwargs or not planned.holds(module):

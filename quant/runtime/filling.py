@@ -41,7 +41,7 @@ def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
     if kind is dict:
         pairs = [(key, filler(item, attribute)) for key, item in tree.items()]
         return lambda registers: {key: part(registers) for key, part in pairs}
-    if _is_constant(tree):
+    if is_constant(tree):
         return lambda registers: tree
     if kind is slice:
         start, stop, step = (filler(end, attribute) for end in (tree.start, tree.stop, tree.step))
@@ -50,7 +50,7 @@ def filler(tree: Any, attribute: Callable[[str], Any] | None = None) -> Fill:
 
 
 def _tuple(tree: tuple[Any, ...], attribute: Callable[[str], Any] | None) -> Fill:
-    if all(map(_is_constant, tree)):
+    if all(map(is_constant, tree)):
         return lambda registers: tree
     if all(type(item) is Ref for item in tree) and len(tree) > 1:
         return operator.itemgetter(*(item.index for item in tree))
@@ -61,10 +61,10 @@ def _tuple(tree: tuple[Any, ...], attribute: Callable[[str], Any] | None) -> Fil
     return lambda registers: tuple([part(registers) for part in parts])
 
 
-def _is_constant(tree: Any) -> bool:
+def is_constant(tree: Any) -> bool:
     """Whether a tree is one value for all calls, which nobody can change."""
     if type(tree) is slice:
-        return _is_constant(tree.start) and _is_constant(tree.stop) and _is_constant(tree.step)
+        return is_constant(tree.start) and is_constant(tree.stop) and is_constant(tree.step)
     return type(tree) in _CONSTANTS or is_plain(tree)
 
 

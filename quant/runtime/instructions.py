@@ -23,6 +23,10 @@ One = TypeVar("One", bound="_OfOne")
 Several = TypeVar("Several", bound="_OfSeveral")
 
 
+NAMED = (TypeError, ValueError, RuntimeError)
+"""Errors of torch and the kernels about sizes and types; the step's name is put in front of their message."""
+
+
 def registers_in(tree: Any) -> set[int]:
     """The ids of the values that nested arguments name."""
     return {leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)}

@@ -139,10 +139,11 @@ def check_guard(given: Any, expected: Any, owner: str, root: nn.Module, place: i
         place: the node of the value.
     """
     if given != expected:
-        is_form = isinstance(expected, str)  # `forms.form_of`
-        what, like = (
-            ("what a part gives that runs as it is", "like this call") if is_form else ("a size", "of this size")
-        )
+        what, like = "a size", "of this size"
+        if isinstance(expected, bool):
+            what, like = "a condition", "like this call"
+        elif isinstance(expected, str):  # `forms.form_of`
+            what, like = "what a part gives that runs as it is", "like this call"
         raise CaptureMismatch(
             f"{type(root).__name__}{'.' + owner if owner else ''} decides by {what}: it was {expected!r} for "
             f"example_inputs and is {given!r} now, so the captured graph does not stand for this call; prepare the "

@@ -65,6 +65,36 @@ class NormCall(ModuleCall):
         return [(parameters, "weight"), (parameters, "bias"), (own, "eps"), (own, "normalized_shape")]
 
 
+INSTANCE_NORMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+"""Class -> the dimensions of a batch."""
+
+
+@dataclass(frozen=True)
+class InstanceNormCall(NormCall):
+    """An instance norm of a batch by its own statistics.
+
+    Attributes:
+        rank: of its input.
+    """
+
+    kind: ClassVar[str] = "instance_norm"
+    rank: int
+
+    def holds(self, module: nn.Module) -> bool:
+        own: Any = module
+        batch = is_untouched(module) and INSTANCE_NORMS.get(type(own)) == self.rank
+        return batch and own.running_mean is None
+
+    def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
+        norm: Any = module
+        settings = {"x": Register(self.reads[0]), **affine(norm, constant), "eps": norm.eps}
+        return Line(self.out, "instance_norm", settings)
+
+    def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+        parameters: dict[str, Any] = module._parameters
+        return [(parameters, "weight"), (parameters, "bias"), (module.__dict__, "eps")]
+
+
 @dataclass(frozen=True)
 class RmsNormCall(ModuleCall):
     """An `nn.RMSNorm` over the last dimension."""

@@ -127,19 +127,28 @@ def _place(lost: Lost, leaf: Tensor, counts: list[int]) -> Tensor:
     """A mask of the lost samples that broadcasts to an output."""
     if lost.across:
         samples = lost.columns
-        if samples is not None and leaf.dim() > 1 and leaf.shape[1] == samples.numel():
+        if samples is not None and leaf.dim() > 1 and _sure(leaf.shape[1] == samples.numel()):
             return _shaped(samples, leaf, 1)
-        if samples is not None and leaf.dim() and leaf.shape[0] == samples.numel():
+        if samples is not None and leaf.dim() and _sure(leaf.shape[0] == samples.numel()):
             return _shaped(samples, leaf, 0)
         return lost.rows.any()
     if leaf.dim():
         rows, count = leaf.shape[0], lost.rows.numel()
-        if rows == count:
+        if _sure(rows == count):
             return _shaped(lost.rows, leaf, 0)
         # Windows or steps that were folded into dimension 0: a whole number for each row of another tensor of the call.
-        if any(rows == other for other in counts) and count % rows == 0:
+        if any(_sure(rows == other) for other in counts) and _sure(count % rows == 0):
             return _shaped(lost.rows.reshape(rows, -1).any(1), leaf, 0)
     return lost.rows.any()
+
+
+def _sure(holds: bool | torch.SymBool) -> bool:
+    """A comparison of sizes; of sizes that may vary in a graph of torch.export, whether it holds for all of them."""
+    if isinstance(holds, bool):
+        return holds
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(holds)
 
 
 def _shaped(samples: Tensor, leaf: Tensor, dim: int) -> Tensor:

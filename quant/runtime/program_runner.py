@@ -19,6 +19,7 @@ from quant.runtime.binding import QuickBinding, bound_values, refuse_other_devic
 from quant.runtime.callee import Submodule
 from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import (
+    NAMED,
     Conversion,
     FloatCall,
     Guard,
@@ -58,8 +59,6 @@ def names_more_than_registers(output: Any) -> bool:
 
 
 HALVES = (torch.bfloat16, torch.float16)
-NAMED = (TypeError, ValueError, RuntimeError)
-"""Errors of torch and the kernels about sizes and types; the step's name is put in front of their message."""
 
 
 class ProgramRunner(Programs):
@@ -223,7 +222,7 @@ class ProgramRunner(Programs):
             def single(instruction: Instruction) -> SingleStep:
                 return known.get(id(instruction)) or self._known_step(program, instruction, known)
 
-            ready = self._joined[id(planned)] = planned, joined(planned.steps, planned.drops, single)
+            ready = self._joined[id(planned)] = planned, joined(self.root, planned.steps, planned.drops, single)
         return ready[1]
 
     def _steps(

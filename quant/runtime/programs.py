@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.scripting import refuse_scripting
 
 P = TypeVar("P", bound="Programs")
 
@@ -50,6 +51,14 @@ class Programs(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`; the module calls its runner by that name."""
         return self.run(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script asks every module for, before it compiles any.
+
+        Raises:
+            TypeError: a program is data, which TorchScript cannot compile.
+        """
+        refuse_scripting(type(self.root).__name__)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run this program.

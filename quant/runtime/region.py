@@ -99,7 +99,7 @@ class Region:
             if self._checks_sizes:
                 return False
             nonfinite.note_inputs(inputs, self._quantized(), registers)
-            outputs = torch.ops.octet.run_plan(inputs, text.constants, text.program, backend)
+            outputs = torch.ops.octet.run_plan(inputs, text.constants or [_NOTHING], text.program, backend)
         else:
             try:
                 outputs = _run_text()(inputs, text.number(backend))
@@ -266,6 +266,9 @@ def _unseen(operator: Any, *args: Any) -> Any:
     with _disable_current_modes():
         return operator(*args)
 
+
+_NOTHING = torch.zeros(1)
+"""The constant of a text in a graph that names none: AOTInductor takes an empty list for no list, and refuses it."""
 
 LAYERED = 1 << 20
 """Registers from here on hold what is between the operations of one layer."""

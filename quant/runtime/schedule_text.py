@@ -117,7 +117,7 @@ class _Reading:
         by_id: the program's instructions by the ids of their values.
         result: the schedule.
         there: ids of the values that exist after the last line.
-        order: ids of the instructions up to now.
+        order: ids of the instructions up to now, which are not always in the program's order.
     """
 
     def __init__(self, program: Program) -> None:
@@ -233,8 +233,8 @@ class _Reading:
 
     def schedule(self) -> Schedule:
         """The schedule that all lines together define."""
-        if self.order != [one.out for one in self.program.instructions]:
-            raise TextError("the schedule does not have all instructions of its program, each once and in order")
+        if sorted(self.order) != sorted(self.by_id):  # that each comes after what it reads was checked on the way
+            raise TextError("the schedule does not have all instructions of its program, each once")
         lost = registers_in(self.program.output) - self.there
         if lost:
             raise TextError(f"the schedule drops %{min(lost)}, which the program returns")

@@ -31,8 +31,8 @@ class SingleStep:
     Attributes:
         edges: the modules that it was converted from, as they were when this was prepared.
         args, kwargs: return its arguments for the registers of a call.
-        direct: returns its value for the registers of a call, where it is a call of the user's; None of other
-            instructions, and of calls that follow their owner's mode.
+        direct: returns its value for the registers of a call, where it is a call of the user's, be it of integers;
+            None of other instructions, and of calls that follow their owner's mode.
     """
 
     instruction: Instruction
@@ -63,7 +63,7 @@ def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None
 
 
 def _direct(instruction: Instruction, args: Fill, kwargs: Fill, root: nn.Module, value: Value) -> Fill | None:
-    """A float call or a guard as one function of the registers.
+    """A call of the user's, or a guard, as one function of the registers.
 
     Half of the steps of a language model take a size, an index or an attribute: what is asked about them at each run
     must not cost more than they do.
@@ -71,8 +71,12 @@ def _direct(instruction: Instruction, args: Fill, kwargs: Fill, root: nn.Module,
     if isinstance(instruction, Guard):
         source, expected, owner = instruction.source, instruction.expected, instruction.owner
         return lambda registers: check_guard(registers[source], expected, owner, root, value.node)
-    if not isinstance(instruction, FloatCall):
+    if not isinstance(instruction, (FloatCall, IntegerMove)):
         return None
+    if isinstance(instruction, IntegerMove) and (value.qparams is None or instruction.rescaled):
+        return None
+    if instruction.callee is None:
+        return lambda registers: move(instruction, root, args(registers), kwargs(registers))
     places, named = instruction.arguments
     if "training" in named:
         return None  # `call` replaces it
@@ -131,7 +135,7 @@ def call(instruction: FloatCall, root: nn.Module, args: tuple[Any, ...], kwargs:
     return instruction.callee.call(root, args, kwargs)
 
 
-def move(instruction: IntegerMove, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def move(instruction: FloatCall | IntegerMove, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a call that only moves integers."""
     if instruction.callee is None:
         return args[0] if args else kwargs["input"]

@@ -1,6 +1,7 @@
 """Runs of instructions that each run by themselves, such as a forward's sizes, views and sums of numbers.
 
-What a run of them costs is Python's work between them, so that the modules they come from are looked at once for all.
+What a run of them costs is Python's work between them: each run is one function of its own (`run_code.py`), which looks
+at the modules that they come from once for all.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from quant.runtime.filling import Fill
-from quant.runtime.instructions import Instruction
+from torch import nn
+
+from quant.runtime.instructions import NAMED, Instruction, said_of
 from quant.runtime.origin import Edge
 from quant.runtime.region import Region
+from quant.runtime.run_code import FIRST, Filled, run_function
 from quant.runtime.single_steps import SingleStep
 
 Joined: TypeAlias = "tuple[Sequence[Instruction | Region | StepRun], list[list[int]]]"
@@ -26,32 +29,44 @@ class StepRun:
     Attributes:
         instructions: in order. drops: for each, the registers that nobody reads after it.
         edges: the modules that they were converted from, each once.
-        calls: for each, the register of its value, what gives the value, and its drops.
+        fill: as `run`, without names in errors.
+        lines: the instruction of each of its lines.
     """
 
     instructions: list[Instruction]
     drops: list[list[int]]
     edges: list[Edge]
-    calls: list[tuple[int, Fill, list[int]]]
+    fill: Filled
+    lines: dict[int, Instruction]
 
     def run(self, registers: dict[int, Any]) -> bool:
         """Fill the registers; False, and nothing done, where a module is not in its place any more."""
-        for edge in self.edges:
-            if edge.children.get(edge.name) is not edge.module:
-                return False
-        for out, call, gone in self.calls:
-            registers[out] = call(registers)
-            for register in gone:
-                registers.pop(register, None)
-        return True
+        try:
+            return self.fill(registers)
+        except NAMED as error:
+            failed = self._failed(error)
+            if failed is None or failed.own or type(error) not in NAMED:
+                raise
+            raise type(error)(f"{said_of(failed)}: {error}") from error
+
+    def _failed(self, error: BaseException) -> Instruction | None:
+        """The instruction that raised an error."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not self.fill.__code__:
+            trace = trace.tb_next
+        return None if trace is None else self.lines.get(trace.tb_lineno - FIRST)
 
 
 def joined(
-    steps: Iterable[Instruction | Region], drops: Iterable[list[int]], single: Callable[[Instruction], SingleStep]
+    root: nn.Module,
+    steps: Iterable[Instruction | Region],
+    drops: Iterable[list[int]],
+    single: Callable[[Instruction], SingleStep],
 ) -> Joined:
     """A schedule's steps and drops with each run of instructions that are called directly as one step.
 
     Args:
+        root: the module of their program.
         single: prepares an instruction that runs by itself.
     """
     result: list[Instruction | Region | StepRun] = []
@@ -60,7 +75,7 @@ def joined(
 
     def close() -> None:
         if run:
-            result.append(_run_of(run))
+            result.append(_run_of(root, run))
             kept.append([])
             run.clear()
 
@@ -76,7 +91,8 @@ def joined(
     return result, kept
 
 
-def _run_of(parts: Sequence[tuple[SingleStep, list[int]]]) -> StepRun:
-    edges = {(id(edge.children), edge.name): edge for one, _ in parts for edge in one.edges}
-    calls = [(one.instruction.out, one.direct, gone) for one, gone in parts if one.direct is not None]
-    return StepRun([one.instruction for one, _ in parts], [gone for _, gone in parts], list(edges.values()), calls)
+def _run_of(root: nn.Module, parts: Sequence[tuple[SingleStep, list[int]]]) -> StepRun:
+    edges = list({(id(edge.children), edge.name): edge for one, _ in parts for edge in one.edges}.values())
+    steps = [(one.instruction, one.direct) for one, _ in parts if one.direct is not None]
+    drops = [gone for _, gone in parts]
+    return StepRun([one for one, _ in steps], drops, edges, *run_function(root, steps, drops, edges))

@@ -1,7 +1,8 @@
 """Which runs of a program's instructions one native call can compute, and the text of each (kernels/reference_plan.py).
 
 A region is a maximal run of neighbouring instructions that all have a plan. Instructions between regions run one by
-one, and `Schedule.reasons` says why. The schedule is plain data.
+one, and `Schedule.reasons` says why. One that reads nothing of the run before it, such as a lookup of indices or a
+mask, runs ahead of it, and the run goes on. The schedule is plain data.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from torch import Tensor
 from quant.kernels.plan_sizes import Arithmetic, dimensions_in
 from quant.kernels.reference_plan import Constant, Line, Register
 from quant.ops.planning import RankCheck, Unplanned
-from quant.runtime.callee import Function, Method, Submodule
-from quant.runtime.instructions import FloatCall, Instruction, LayerCall, Quantize, RecurrentCall, registers_in
+from quant.runtime.callee import Submodule
+from quant.runtime.instructions import (
+    FloatCall,
+    Guard,
+    Instruction,
+    IntegerMove,
+    LayerCall,
+    Quantize,
+    RecurrentCall,
+    registers_in,
+)
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
 from quant.runtime.region import Region
 from quant.runtime.schedule import Schedule
 from quant.runtime.trees import Ref
 from quant.runtime.values import Value
+from quant.static.changing_calls import changes_something, may_reshape
 from quant.static.native_forms import Piece, Planned, Planner
-
-SHORTEST = 2
-"""The number of instructions from which one native call pays off."""
 
 SMALL = 1 << 14
 """The number of float values up to which a native call copies them in less time than a step of its own takes."""
@@ -70,9 +78,10 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
         try:
             run.add(instruction, planner)
         except Unplanned as reason:
-            there |= run.close(grouped, later[index])
-            run = _Run(given, whole)
-            planner.keep_symbols_of(() if _works_in_place(instruction) else there)
+            if not run.comes_after(instruction, planner):
+                there |= run.close(grouped, later[index])
+                run = _Run(given, whole)
+                planner.keep_symbols_of(() if may_reshape(instruction) else there)
             there.add(instruction.out)
             grouped.steps.append(instruction)
             if not instruction.own:
@@ -85,12 +94,6 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
         if region.ranks is not None:
             region.ranks = [len(planner.captured_shape(index)) for index in region.inputs]
     return grouped
-
-
-def _works_in_place(instruction: Instruction) -> bool:
-    """Whether a call may change the shape of its argument, as `transpose_` does, by torch's way to name such."""
-    callee = instruction.callee if isinstance(instruction, FloatCall) else None
-    return isinstance(callee, (Function, Method)) and callee.name.endswith("_") and not callee.name.endswith("__")
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
@@ -150,6 +153,13 @@ class _Part:
     instruction: Instruction
     planned: Planned
 
+    @property
+    def costs_little(self) -> bool:
+        """Whether it is one call of torch by itself; a native call of one step costs less than other steps."""
+        if isinstance(self.instruction, IntegerMove):
+            return not self.instruction.rescaled
+        return self.instruction.own and not self.planned.int8
+
 
 class _Run:
     """A region while it grows.
@@ -176,17 +186,28 @@ class _Run:
             raise Unplanned("it depends on a number of dimensions that depends on a size")
         self.parts.append(_Part(instruction, planned))
 
+    def comes_after(self, instruction: Instruction, planner: Planner) -> bool:
+        """Whether the run so far may as well be computed after an instruction that runs by itself.
+
+        Not where that reads what the run gives, changes something, or might fail in a call that a guard of the run
+        finds out to be another one.
+        """
+        if not self.parts or any(isinstance(part.instruction, Guard) for part in self.parts):
+            return False
+        if not isinstance(instruction, (FloatCall, Guard)) or changes_something(instruction, planner.root):
+            return False
+        return instruction.reads.isdisjoint(part.instruction.out for part in self.parts)
+
     def close(self, schedule: Schedule, wanted: set[int]) -> set[int]:
-        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if short.
+        """Add the run to the schedule: as a region without costly float views at its ends, or one by one if none of it
+        is an integer step or a conversion.
 
         Returns:
             The registers that later steps can read.
         """
         begin, end = self._edges(wanted)
         inside, after = self.parts[begin:end], self.parts[end:]
-        lines = sum(len(part.planned.pieces) for part in inside)
-        own = all(part.instruction.own and not part.planned.int8 for part in inside)
-        if not self.whole and (lines < SHORTEST or own) and all(part.planned.exact for part in inside):
+        if not self.whole and all(part.planned.exact and part.costs_little for part in inside):
             inside, after = [], self.parts[begin:]
         before = self.parts[:begin]
         schedule.steps += [part.instruction for part in before]

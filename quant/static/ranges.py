@@ -29,6 +29,7 @@ class Ranges(nn.Module):
         root: the captured module.
         observers: an observer per slot, and those of `watch_columns`; keys are names with '/' for '.'.
         known: a cache of ranges, while they cannot change; None where they can.
+        columns: the keys in `observers` of the per-channel observers of `watch_columns`, by the value they see.
         means: of the inputs of `corrected` steps, with keys of the same form.
     """
 
@@ -43,7 +44,7 @@ class Ranges(nn.Module):
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
         self.known: dict[str, QParams] | None = None
-        self._columns: dict[int, str] = {}
+        self.columns: dict[int, str] = {}
         self._agreement = Agreement(fused.joined)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -70,17 +71,17 @@ class Ranges(nn.Module):
         """Take another fusion of the same graph, with an observer for each of its slots."""
         self.fused = fused
         self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
-        self._columns = {}
+        self.columns = {}
         self._agreement = Agreement(fused.joined)
 
     def watch_columns(self, value: int, observer: nn.Module) -> None:
         """Also observe a value per channel, for `input_peaks`."""
-        self._columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
-        self.observers[self._columns[value]] = observer
+        self.columns[value] = key_of(f"{self.graph.nodes[value].label} by channel")
+        self.observers[self.columns[value]] = observer
 
     def input_peaks(self, step: Step) -> Tensor | None:
         """The largest magnitude of each channel of a step's input; None where it was not observed."""
-        key = self._columns.get(step.inputs[0])
+        key = self.columns.get(step.inputs[0])
         observer = None if key is None else self.observers[key]
         if not isinstance(observer, Observer) or not observer.low.numel() or bool((observer.low > observer.high).all()):
             return None

@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quant.dead_calls import last_uses
 from quant.devices import device_of, relocate
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Graph, Kind, Node, Span, arguments_of, evaluate, expected_call
+from quant.graph import Graph, Kind, Span, evaluate, expected_call
 from quant.kernels import QParams
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
@@ -34,8 +33,8 @@ from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
-from quant.static.ranges import Ranges, key_of
-from quant.static.recurrent_float import observe
+from quant.static.observation import Observation
+from quant.static.ranges import Ranges
 from quant.static.step_simulation import simulated, simulated_recurrent
 
 
@@ -75,28 +74,20 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self.int8_weights: dict[str, QWeight] = {}
-        self._last = last_uses(fused.graph)
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
-        self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
-        self._shown, self._averaged = self._watched()
+        self._observation: Observation | None = None
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         """Run another fusion of the same graph, with an observer for each of its slots."""
         super().use(fused, observers)
         self.expected = expected_call(fused.graph, fused.slot_of)
-        self._recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
-        self._shown, self._averaged = self._watched()
+        self._observation = None
 
-    def _watched(self) -> tuple[dict[int, str], dict[int, list[str]]]:
-        """Which values which observers see: the key in `observers` by value, and the keys in `means`."""
-        slots = {value: key_of(slot.name) for slot in self.fused.slots.values() for value in slot.observed}
-        means: dict[int, list[str]] = {}
-        for step in self.corrected():
-            if key_of(step.name) in self.means:  # a later fusion may have fewer calls of a layer
-                means.setdefault(step.inputs[0], []).append(key_of(step.name))
-        return slots, means
+    def watch_columns(self, value: int, observer: nn.Module) -> None:
+        super().watch_columns(value, observer)
+        self._observation = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GraphRunner:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -161,27 +152,10 @@ class GraphRunner(Ranges, Programs):
         return output_of(self.graph, values)
 
     def _observe(self, values: dict[int, Any]) -> Any:
-        for node in self.graph.nodes:
-            if node.kind is not Kind.INPUT:
-                values[node.index] = evaluate(node, self.root, values.__getitem__)
-            if node.index in self._recurrent:
-                self._observe_states(node, values)
-            if node.index in self._shown:
-                values[node.index] = self.observers[self._shown[node.index]](values[node.index])
-            for key in self._averaged.get(node.index, ()):
-                self.means[key](values[node.index])
-            if node.index in self._columns:
-                self.observers[self._columns[node.index]](values[node.index])
-            for dead in self._last.get(node.index, ()):
-                del values[dead]
+        if self._observation is None:
+            self._observation = Observation(self)
+        self._observation.run(values)
         return output_of(self.graph, values)
-
-    def _observe_states(self, node: Node, values: dict[int, Any]) -> None:
-        slots = self.fused.inner_slots(self._recurrent[node.index])
-        args, kwargs = arguments_of(node, self.root, values.__getitem__)
-        module = attribute(self.root, node.target)
-        with torch.no_grad():
-            observe(module, args, kwargs, values[node.index], lambda name, x: self.observer(slots[name])(x))
 
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""

@@ -41,14 +41,6 @@ EXTRA = {
         [X[0]],
         text("%8 = constant value=$0", "%7 = unsqueeze x=%8 dim=0", "%9 = cat_f32 tensors=%0,%7 dim=0"),
     ),
-    "function": ([X], [], text("%9 = unary_f32 x=%0 by=rsqrt")),
-    "sum": ([X], [], text("%9 = reduce_f32 x=%0 by=mean dim=2,0 keepdim=False")),
-    "chosen": (
-        [integers(2, 1, 6), X, X[0]],
-        [],
-        text("%9 = where_f32 mask=%0 a=%1 b=%2", inputs=3),
-    ),
-    "rms_norm": ([X], [], text("%9 = rms_norm x=%0 weight=- eps=1e-05 size=6")),
     "linear_dynamic": (
         [X],
         [integers(5, 6).to(torch.int8), torch.full((5,), 0.01)],
@@ -79,14 +71,23 @@ EXTRA = {
             "m_zero_point=0 mode=gru reverse=False quantized=False"
         ),
     ),
+    "function": ([X], [], text("%9 = unary_f32 x=%0 by=rsqrt")),
+    "sum": ([X], [], text("%9 = reduce_f32 x=%0 by=mean dim=2,0 keepdim=False")),
+    "chosen": (
+        [integers(2, 1, 6), X, X[0]],
+        [],
+        text("%9 = where_f32 mask=%0 a=%1 b=%2", inputs=3),
+    ),
+    "instance_norm": ([X], [], text("%9 = instance_norm x=%0 weight=- bias=- eps=1e-05")),
+    "rms_norm": ([X], [], text("%9 = rms_norm x=%0 weight=- eps=1e-05 size=6")),
     "silu": ([X], [], text("%9 = silu x=%0")),
     "softmax": ([X], [], text("%9 = softmax x=%0 logarithm=False")),
     "attention": ([X], [], text(f"%9 = attention {REALS[2]}")),
     "masked": ([X, X[0, :, :5]], [], text(f"%9 = attention {REALS[2][:-4]}False mask=%1", inputs=2)),
 }
 INEXACT = (
-    *("layer_norm", "group_norm", "rms_norm", "attention", "softmax", "silu", "unary_f32", "reduce_f32"),
-    *("linear_dynamic", "embedding_table", "rnn_"),
+    *("layer_norm", "group_norm", "rms_norm", "instance_norm", "attention", "softmax", "silu", "unary_f32"),
+    *("reduce_f32", "linear_dynamic", "embedding_table", "rnn_"),
 )
 """Operations of reals that agree within rounding."""
 Case = tuple[list[Tensor], list[Tensor], str]

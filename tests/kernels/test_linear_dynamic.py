@@ -133,14 +133,13 @@ def test_a_row_does_not_depend_on_the_others(backend: Backend) -> None:
     assert torch.equal(together, torch.stack(alone))
 
 
+@pytest.mark.skipif(FAST, reason="OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(1, 700, 1024), (30, 515, 600), (300, 130, 513), (150, 1030, 600)], ids=str)
 @bits
 def test_bits_do_not_depend_on_the_number_of_threads(
     backend: Backend, shape: tuple[int, int, int], threads: int, activation_bits: int
 ) -> None:
-    if FAST:
-        pytest.skip("OCTET_FAST_TESTS=1: layers large enough for threads are slow under emulation")
     arguments = (*operands(shape), torch.ones(shape[1]), None, activation_bits, True, False)
     expected = reference.linear_dynamic(*arguments)
     torch.set_num_threads(threads)

@@ -359,8 +359,8 @@ def test_kept_plans_are_bounded(extension: None) -> None:
 def test_a_kept_plan_takes_no_other_dtypes(compiled: Backend) -> None:
     program, x = text("%9 = same x=%0"), integers(1, 7)
     torch.ops.octet.run_plan([x], [], program, compiled.name)
-    with pytest.raises(TypeError, match="an input is Long"):
-        torch.ops.octet.run_plan([x.long()], [], program, compiled.name)
+    with pytest.raises(TypeError, match="an input is Int"):
+        torch.ops.octet.run_plan([x.int()], [], program, compiled.name)
 
 
 def test_weights_that_were_written_to_are_seen(compiled: Backend) -> None:
@@ -387,8 +387,8 @@ def test_a_text_that_is_kept_gives_what_it_gives_in_full(compiled: Backend) -> N
         torch.ops.octet_native.run_text([x, *others], number), reference_plan.run_plan([x, *others], constants, program)
     )
     assert torch.ops.octet_native.run_text([x * torch.inf, *others], number) == []
-    with pytest.raises(TypeError, match="an input is Long"):
-        torch.ops.octet_native.run_text([x.long(), *others], number)
+    with pytest.raises(TypeError, match="an input is Int"):
+        torch.ops.octet_native.run_text([x.int(), *others], number)
 
 
 def test_a_text_that_was_dropped_is_gone(compiled: Backend) -> None:

@@ -161,3 +161,24 @@ def test_an_rms_norm_with_another_weight() -> None:
     for runs in (run, lambda *given: reference_plan.run_plan(*given[1:], given[0])):
         with pytest.raises(ValueError, match="weight"):
             runs(program, [reals(2, 6)], [reals(5)])
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 50), (3, 8, 7, 5), (1, 1, 2, 1), (0, 4, 3, 3), (2, 3, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize(("weight", "bias"), [("-", "-"), ("$0", "-"), ("$0", "$1")], ids=["plain", "weight", "both"])
+def test_instance_norm(shape: tuple[int, ...], weight: str, bias: str) -> None:
+    constants = [reals(shape[1], seed=1), reals(shape[1], seed=2)]
+    program = text(f"%9 = instance_norm x=%0 weight={weight} bias={bias} eps=1e-05", inputs=1)
+    check(program, [reals(*shape) * 3 + 5.0], constants)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((2, 6), "no pixels"), ((2, 6, 1), "one value each"), ((2, 0, 3), "groups do not fit"), ((2, 5, 4), "weight")],
+    ids=str,
+)
+def test_instance_norms_that_cannot_be(shape: tuple[int, ...], message: str) -> None:
+    weight = "$0" if message == "weight" else "-"
+    program = text(f"%9 = instance_norm x=%0 weight={weight} bias=- eps=1e-05", inputs=1)
+    for runs in (run, lambda *given: reference_plan.run_plan(*given[1:], given[0])):
+        with pytest.raises(ValueError, match=message):
+            runs(program, [reals(*shape)], [reals(6)])

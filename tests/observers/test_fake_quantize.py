@@ -405,3 +405,13 @@ def test_a_given_range_is_what_rounds(before: bool) -> None:
     x = torch.tensor([-3.0, 2.4, 300.0])
     assert module(x).tolist() == [0.0, 2.0, 255.0]
     assert float(module.eval().qparams().scale) == 1.0
+
+
+def test_hooks_of_the_observer_are_told_of_each_batch() -> None:
+    plain, hooked = FakeQuantize(), FakeQuantize()
+    seen: list[torch.Tensor] = []
+    hooked.observer.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    x = torch.randn(4, 5)
+    assert torch.equal(plain(x), hooked(x))
+    assert len(seen) == 1
+    assert torch.equal(seen[0], x)

@@ -230,3 +230,29 @@ def test_a_copy_of_a_prepared_model_waits_by_itself() -> None:
     other(-positive())
     assert "negative" in runners(other)
     assert "negative" not in runners(prepared)
+
+
+class Copies(ByValues):
+    """Calls a shallow copy, with another bias, of the block that its example does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.negative = nn.Linear(16, 16)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 0:
+            return super().forward(x)
+        other = copy.copy(self.negative)
+        other._parameters = dict(other._parameters, bias=nn.Parameter(torch.ones(16)))
+        out: Tensor = self.head(other(x))
+        return out
+
+
+@torch.no_grad()
+def test_a_shallow_copy_of_what_waits_runs_with_its_own_parameters() -> None:
+    model = Copies().eval()
+    prepared = quant.prepare(model, positive())
+    for x in (positive(), -positive()):
+        assert torch.equal(prepared(x), model(x))
+    for x in (positive(), -positive()):
+        assert relative(model(x), quant.convert(prepared)(x)) < 0.05

@@ -130,7 +130,7 @@ def test_sizes_stay_free_and_branches_on_them_are_guarded() -> None:
     graph = whole(model, torch.randn(2, 5, 4))
     x = torch.randn(7, 9, 4)
     assert equal(replay(graph, model, x), model(x))
-    with pytest.raises(CaptureMismatch, match=r"decides by a size: it was False .* and is True now"):
+    with pytest.raises(CaptureMismatch, match=r"decides by a condition: it was False .* and is True now"):
         replay(graph, model, torch.randn(101, 5, 4))
     with pytest.raises(CaptureMismatch, match="was of 3 dimensions in example_inputs and is of 2 now"):
         replay(graph, model, torch.randn(5, 4))

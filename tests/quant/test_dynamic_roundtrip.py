@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -263,6 +264,8 @@ def test_compile(case: Case, grad: bool) -> None:
 @SLOW
 @pytest.mark.parametrize("kind", ["Linear", "LSTM", "Tied"])
 def test_compile_with_inductor(kind: str) -> None:
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        pytest.skip("torch.compile's inductor needs a C++ compiler")
     case = CASES[kind]
     quantized = case.quantized()
     torch._dynamo.reset()

@@ -326,3 +326,53 @@ def test_without_onnx_the_error_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"writing ONNX files takes the package onnx, .*octet-quant\[onnx\]"):
         quant.export_onnx(quantized(network("relu"), images()), tmp_path / "model.onnx")
+
+
+class Tagger(nn.Module):
+    """A recurrent layer over embeddings, whose states are returned too."""
+
+    def __init__(self, layer: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 24)
+        self.layer = layer(24, 32, **settings)  # type: ignore[call-arg]
+        self.tags = nn.Linear(64 if self.layer.bidirectional else 32, 5)
+
+    def forward(self, words: Tensor) -> Any:
+        y, states = self.layer(self.words(words))
+        return self.tags(torch.relu(y)), states
+
+
+RECURRENT: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, {}),
+    "stacked lstm of two directions": (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+    "gru": (nn.GRU, {"batch_first": True, "bidirectional": True}),
+    "gru without biases": (nn.GRU, {"bias": False}),
+    "stacked rnn": (nn.RNN, {"num_layers": 2, "nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("which", RECURRENT)
+def test_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
+    layer, settings = RECURRENT[which]
+    model = Tagger(layer, **settings).eval()
+    q = quantized(model, [torch.randint(0, 30, (3, 11)) for _ in range(4)])
+    words = torch.randint(0, 30, (2, 17))
+    report = exported(q, tmp_path, [words])
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.03
+    assert report["layer"].integer == (layer is nn.LSTM)
+    expected = "DynamicQuantizeLSTM" if layer is nn.LSTM else layer.__name__
+    assert expected in report.verification.kernels
+
+
+def test_projections_are_refused_by_name() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(8, 8, proj_size=4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="layer 'layer' is a recurrent layer with projections, which ONNX has not"):
+        file_of(quantized(Projected().eval(), [torch.randn(5, 2, 8)]))

@@ -47,6 +47,8 @@ STEPS: dict[str, Callable[[], Any]] = {
     "group norm without parameters": lambda: nn.GroupNorm(6, 24, affine=False),
     "a group norm's function": lambda: Groups(4, 24),
     "layer norm over channels": lambda: ChannelNorm(24),
+    "instance norm": lambda: nn.InstanceNorm2d(24),
+    "instance norm with parameters": lambda: nn.InstanceNorm2d(24, affine=True),
     "group norm and SiLU": lambda: nn.Sequential(nn.GroupNorm(6, 24), nn.SiLU()),
     "group norm and SiLU's function": lambda: lambda y, x: F.silu(F.group_norm(y, 3)),
     "a norm of nobody's parameters": lambda: lambda y, x: F.group_norm(y, 3),
@@ -86,7 +88,9 @@ def test_one_region(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [nn.GroupNorm(6, 24), Groups(6, 24), ChannelNorm(24)], ids=lambda one: type(one).__name__
+    "step",
+    [nn.GroupNorm(6, 24), nn.InstanceNorm2d(24, affine=True), Groups(6, 24), ChannelNorm(24)],
+    ids=lambda one: type(one).__name__,
 )
 def test_parameters_are_read_at_every_call(step: nn.Module) -> None:
     """A write to the norm of the converted model is seen, and so is another parameter in its place."""
@@ -99,6 +103,13 @@ def test_parameters_are_read_at_every_call(step: nn.Module) -> None:
         norm.bias = nn.Parameter(norm.bias - 1.0)
         assert not torch.allclose(written, before)
         assert torch.equal(q(images()), before)
+
+
+def test_an_instance_norm_with_running_statistics_runs_as_it_is() -> None:
+    model, q, runner = converted(nn.InstanceNorm2d(24, track_running_stats=True))
+    assert len(runner.program.schedule.steps) > 1
+    with torch.no_grad():
+        assert (q(images()) - model(images())).square().sum() / model(images()).square().sum() < 5e-3
 
 
 def test_a_hooked_norm_runs_as_it_is() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import quant
 from quant.runtime.arguments import bind
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 
 
 class Between(nn.Module):
@@ -131,3 +132,23 @@ def test_an_infinite_bias_is_named_in_training() -> None:
         p[0].bias[0] = torch.inf
     with pytest.raises(ValueError, match="its bias holds NaN or inf"):
         p(torch.randn(4, 8))
+
+
+def test_sizes_are_known_after_a_write_that_keeps_them() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            batch, length = y.shape[0], y.shape[1]
+            weights = torch.arange(8).add_(1).float()  # integers, which no plan has
+            return self.last((y * weights).reshape(batch * length, 8) / 8).reshape(batch, length, 8)
+
+    model = Sizes().eval()
+    q = quant.quantize_static(model, [torch.randn(2, 3, 8), torch.randn(3, 4, 8)], progress=False)
+    [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
+    assert "its shape is computed at run time" not in runner.program.schedule.describe()
+    assert sum(isinstance(step, Region) for step in runner.program.schedule.steps) <= 2
+    assert likeness(model, q, torch.randn(5, 2, 8)) > 25

@@ -70,6 +70,10 @@ def test_a_direct_call_gives_what_the_callee_gives(
     assert step.direct is not None
     expected = call(instruction, root, step.args(registers), step.kwargs(registers))
     assert torch.equal(step.direct(registers), expected)
+    [run], _ = joined(root, [instruction], [[]], lambda _: step)
+    assert isinstance(run, StepRun)
+    assert run.run(registers)
+    assert torch.equal(registers[9], expected)
 
 
 def test_a_call_that_follows_its_owners_mode_is_no_direct_call() -> None:
@@ -136,7 +140,7 @@ def test_neighbouring_calls_are_one_step_that_drops_what_nobody_reads() -> None:
         FloatCall(out=4, args=(Ref(2),), callee=Method("neg")),
     ]
     drops = [[0], [1], [], [2, 7]]
-    made, after = joined(steps, drops, lambda one: single_step(one, nn.ReLU(), None, VALUE))
+    made, after = joined(nn.ReLU(), steps, drops, lambda one: single_step(one, nn.ReLU(), None, VALUE))
     [first, single, last] = made
     assert isinstance(first, StepRun)
     assert isinstance(last, StepRun)
@@ -153,7 +157,7 @@ def test_neighbouring_calls_are_one_step_that_drops_what_nobody_reads() -> None:
 @planned
 def test_a_run_gives_what_its_instructions_give_one_by_one() -> None:
     q, runner = converted()
-    assert max(len(run.calls) for run in runs(runner)) >= 6
+    assert max(len(run.instructions) for run in runs(runner)) >= 6
     x = torch.randn(2, 4, 4)
     with mock.patch.object(StepRun, "run", return_value=False):
         expected = q(x)
@@ -166,7 +170,7 @@ def test_a_guard_in_a_run_sends_other_calls_to_the_users_forward() -> None:
     assert any(isinstance(one, Guard) for run in runs(runner) for one in run.instructions)
     torch.manual_seed(0)
     model, x = Steps().eval(), torch.randn(2, 5, 4)
-    with pytest.warns(quant.types.UncapturedCall, match="decides by a size"):
+    with pytest.warns(quant.types.UncapturedCall, match="decides by a condition"):
         y = q(x)
     assert relative(y, model(x).detach()) < 0.05
 

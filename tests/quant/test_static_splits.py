@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -77,17 +78,32 @@ def check(model: nn.Module, least: float = 30.0) -> nn.Module:
     return q
 
 
-@pytest.mark.parametrize("second", ["float", "int8", "both", "none"])
-@pytest.mark.parametrize("first", ["float", "int8", "both", "none"])
-@pytest.mark.parametrize("split", SPLITS)
+READERS = ("float", "int8", "both", "none")
+PAIRS = [("chunk", *pair) for pair in itertools.product(READERS, repeat=2)]
+PAIRS += [
+    (split, *pair)
+    for split in SPLITS
+    if split != "chunk"
+    for pair in zip(READERS, READERS[1:] + READERS[:1], strict=True)
+]
+"""Each pair of readers for one way to split, and for the others each reader of either part."""
+
+
+@pytest.mark.parametrize(("split", "first", "second"), PAIRS)
 def test_parts_are_read_in_float_and_by_int8_layers(split: str, first: str, second: str) -> None:
     torch.manual_seed(0)
     check(Split(split, first, second))
 
 
-@pytest.mark.parametrize("whole", ["passed", "sliced", "returned"])
-@pytest.mark.parametrize("first", ["float", "int8", "none"])
-@pytest.mark.parametrize("split", SPLITS)
+WHOLES = ("passed", "sliced", "returned")
+FIRSTS = ("float", "int8", "none")
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "whole"),
+    [("chunk", *pair) for pair in itertools.product(FIRSTS, WHOLES)]
+    + [(split, *pair) for split in SPLITS if split != "chunk" for pair in zip(FIRSTS, WHOLES, strict=True)],
+)
 def test_the_tuple_itself_is_read_beside_an_int8_reader(split: str, first: str, whole: str) -> None:
     torch.manual_seed(0)
     check(Split(split, first, "int8", whole))

@@ -22,6 +22,7 @@ from quant.runtime.layers.products import Product, TransposedProduct
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 from quant.runtime.layers.sites import add_site, register_sites
 from quant.runtime.own_forward import is_falling_back
+from quant.runtime.scripting import refuse_scripting
 
 
 @dataclass
@@ -198,6 +199,10 @@ class StaticLayer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.derive()
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script asks for."""
+        refuse_scripting(f"an int8 {self.product.name} layer")
 
     def extra_repr(self) -> str:
         return f"{self.product.name}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"

@@ -322,6 +322,9 @@ const std::map<std::string, Read, std::less<>>& readers() {
          return op::LayerNorm{in.value("x"), in.constant("weight"), in.constant("bias"), in.real("eps"),
                               in.integer_or_none("size").value_or(0)};
        }},
+      {"instance_norm", [](LineReader& in) -> OperationKind {
+         return op::GroupNorm{in.value("x"), 0, in.constant("weight"), in.constant("bias"), in.real("eps")};
+       }},
       {"rms_norm", [](LineReader& in) -> OperationKind {
          return op::RmsNorm{in.value("x"), in.constant("weight"), in.real("eps"), in.integer("size")};
        }},

@@ -245,7 +245,7 @@ struct RmsNorm {
 };
 struct GroupNorm {
   Value x;
-  int64_t groups;
+  int64_t groups;  // 0: each channel is one, which has more than one pixel
   Constant weight, bias;
   float eps;
 };
@@ -314,7 +314,8 @@ using OperationKind =
                  op::Permute, op::Transpose, op::Unsqueeze, op::Squeeze, op::Slice, op::Select, op::Chunk, op::Same,
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
                  op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu, op::DynamicLinear,
-                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal, op::WhereReal, op::RmsNorm>;
+                 op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal,
+                 op::WhereReal, op::RmsNorm>;
 
 struct Operation {
   Value out;

@@ -49,12 +49,6 @@ constexpr std::string_view kNames<op::CatReal> = "cat_f32";
 template <>
 constexpr std::string_view kNames<op::Softmax> = "softmax";
 template <>
-constexpr std::string_view kNames<op::Matmul> = "matmul matmul_f32";
-template <>
-constexpr std::string_view kNames<op::DynamicLinear> = "linear_dynamic";
-template <>
-constexpr std::string_view kNames<op::Embedding> = "embedding embedding_table";
-template <>
 constexpr std::string_view kNames<op::UnaryReal> = "unary_f32";
 template <>
 constexpr std::string_view kNames<op::ReduceReal> = "reduce_f32";
@@ -62,6 +56,12 @@ template <>
 constexpr std::string_view kNames<op::WhereReal> = "where_f32";
 template <>
 constexpr std::string_view kNames<op::RmsNorm> = "rms_norm";
+template <>
+constexpr std::string_view kNames<op::Matmul> = "matmul matmul_f32";
+template <>
+constexpr std::string_view kNames<op::DynamicLinear> = "linear_dynamic";
+template <>
+constexpr std::string_view kNames<op::Embedding> = "embedding embedding_table";
 template <>
 constexpr std::string_view kNames<op::Recurrent> = "rnn_static rnn_dynamic";
 

@@ -83,12 +83,13 @@ struct GroupNorm {
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::GroupNorm& by) {
   const PlanView x = b.channels_last(b.input(by.x));
   expect_dtype(operation, x, true);
-  expect(operation, x.rank() >= 2, "its input has no channels");
-  const int64_t channels = x.sizes[1], batch = x.sizes[0];
-  expect(operation, channels > 0 && channels % by.groups == 0, "its groups do not fit");
+  const bool each = by.groups == 0;
+  expect(operation, x.rank() >= (each ? 3 : 2), each ? "its input has no pixels" : "its input has no channels");
+  const int64_t channels = x.sizes[1], batch = x.sizes[0], groups = each ? channels : by.groups;
+  expect(operation, channels > 0 && channels % groups == 0, "its groups do not fit");
   const int64_t pixels = product(Sizes(x.sizes.begin() + 2, x.sizes.end()));
-  expect(operation, batch * pixels * (channels / by.groups) != 1, "its groups have one value each");
-  const GroupNorm norm{pixels, channels, by.groups, b.reals(operation, by.weight, "weight", channels),
+  expect(operation, (each ? pixels : batch * pixels * (channels / groups)) != 1, "its groups have one value each");
+  const GroupNorm norm{pixels, channels, groups, b.reals(operation, by.weight, "weight", channels),
                        b.reals(operation, by.bias, "bias", channels), by.eps};
   const PlanView out = b.fresh(x.sizes, channels_last_strides(x.sizes), true);
   b.emit({&x}, out, [=, count = x.count()](const PlanFrame& frame) {

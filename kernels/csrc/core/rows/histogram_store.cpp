@@ -30,25 +30,29 @@ void widen(int64_t* counts, int64_t bins, int doublings) {
 
 }  // namespace
 
-Seen add_to_row(const float* x, int64_t n, const HistogramRow& row) {
+Seen add_to_row(const HistogramRow& row, const CountValues& first, const CountValues& again) {
   const bool seen_before = *row.low <= *row.high;
-  int exponent = seen_before ? exponent_for(*row.low, *row.high, row.bins) : kLeastExponent;
-  std::vector<int64_t> counts(row.bins, 0);
-  const auto count = [&] { return histogram(x, n, HistogramGrid(std::ldexp(1.0, exponent), row.bins), counts.data()); };
-  const Seen seen = count();
+  const int exponent = seen_before ? exponent_for(*row.low, *row.high, row.bins) : kLeastExponent;
+  const auto grid = [](int exponent, int64_t bins) { return HistogramGrid(std::ldexp(1.0, exponent), bins); };
+  const Seen seen = first(grid(exponent, row.bins), row.counts);
   if (seen.low > seen.high) return seen;  // nothing finite
   const int needed = exponent_for(seen.low, seen.high, row.bins);
   if (needed > exponent) {
-    // Seldom: the first call, and one that holds values of a size not seen before.
+    // Seldom: the first call, and one that holds values of a size not seen before. What was counted is taken back.
+    std::vector<int64_t> counted(row.bins, 0);
+    if (seen_before) again(grid(exponent, row.bins), counted.data());
+    for (int64_t bin = 0; bin < row.bins; ++bin) row.counts[bin] = seen_before ? row.counts[bin] - counted[bin] : 0;
     if (seen_before) widen(row.counts, row.bins, needed - exponent);
-    exponent = needed;
-    std::fill(counts.begin(), counts.end(), 0);
-    count();
+    again(grid(needed, row.bins), row.counts);
   }
-  for (int64_t bin = 0; bin < row.bins; ++bin) row.counts[bin] += counts[bin];
   *row.low = std::min(*row.low, seen.low);
   *row.high = std::max(*row.high, seen.high);
   return seen;
+}
+
+Seen add_to_row(const float* x, int64_t n, const HistogramRow& row) {
+  const CountValues count = [=](const HistogramGrid& grid, int64_t* counts) { return histogram(x, n, grid, counts); };
+  return add_to_row(row, count, count);
 }
 
 }  // namespace octet

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "core/rows/histogram.h"
 
@@ -14,7 +15,14 @@ struct HistogramRow {
   int64_t bins;     // a power of two from 64 to 32768
 };
 
-// Adds x (n,) to the row; returns what was seen of x.
+// Goes over values and adds them to counts on a grid.
+using CountValues = std::function<Seen(const HistogramGrid&, int64_t* counts)>;
+
+// Adds the values that `first` goes over to the row; returns what was seen of them. Where they need a wider grid than the row
+// had, `again` goes over the same values.
+Seen add_to_row(const HistogramRow& row, const CountValues& first, const CountValues& again);
+
+// Adds x (n,) to the row.
 Seen add_to_row(const float* x, int64_t n, const HistogramRow& row);
 
 }  // namespace octet

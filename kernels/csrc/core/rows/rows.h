@@ -46,6 +46,12 @@ struct CellKind {
   CellStep step;
 };
 
+struct Normalizer {
+  float scale, shift;
+  float low, high;  // infinite where there is no clamp
+  bool contracted;  // whether x * scale is rounded only with the sum
+};
+
 constexpr int64_t kIndexRoom = 16;
 
 struct RowKernels {
@@ -87,6 +93,10 @@ struct RowKernels {
   void (*fake_quantize)(const float* x, int64_t n, const FakeQuantizer& by, float* out, bool* inside);
   // grad where `inside`, else 0.
   void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
+  // x * scale + shift, clamped; NaN stays NaN. `out` may be x.
+  void (*normalize)(const float* x, int64_t n, const Normalizer& by, float* out);
+  // sums[c] += x[r * columns + c], a row after the other.
+  void (*add_columns)(const float* x, int64_t rows, int64_t columns, double* sums);
 };
 
 const RowKernels& row_kernels();

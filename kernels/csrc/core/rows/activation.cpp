@@ -1,0 +1,202 @@
+#include "core/rows/activation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "core/cpu/threads.h"
+#include "core/rows/rows.h"
+
+namespace octet {
+namespace {
+
+constexpr int64_t kBlock = BinCounter::kBlock;
+// Rows of channels whose sums are added up before those of others: fixed, so that threads change no sum.
+constexpr int64_t kValuesPerGroup = 1 << 15;
+
+int64_t divided_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// The values of a block of which some are not finite, with 0 in place of those.
+class Zeroed {
+ public:
+  const float* operator()(const float* x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) values_[i] = std::isfinite(x[i]) ? x[i] : 0.0f;
+    return values_;
+  }
+
+ private:
+  float values_[kBlock];
+};
+
+// What looks at each block of values, for one thread: `bool add(x, n)` says whether all were finite.
+struct LooksAtNone {
+  bool add(const float* x, int64_t n) const { return row_kernels().all_finite(x, n); }
+};
+
+// Blocks of values (planes, inner), which are whole planes or parts of one, and the sum of each plane's part.
+struct Planes {
+  const ChannelLayout& layout;
+  int64_t parts = divided_up(layout.inner, kBlock);                  // of a plane
+  int64_t together = std::max<int64_t>(1, kBlock / layout.inner);    // planes of a block, where parts is 1
+  int64_t pieces = layout.outer * layout.channels * parts;
+
+  int64_t units() const { return divided_up(pieces, together); }
+  int64_t unit_size() const { return std::min(kBlock, together * layout.inner); }
+
+  // fn(piece, channel, offset, length) for each piece of a block.
+  template <class Fn>
+  void each_piece(int64_t unit, const Fn& fn) const {
+    const int64_t first = unit * together, last = std::min(pieces, first + together);
+    int64_t channel = first / parts % layout.channels;
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t begin = piece % parts * kBlock;
+      fn(piece, channel, piece / parts * layout.inner + begin, std::min(kBlock, layout.inner - begin));
+      if (++channel == layout.channels) channel = 0;  // with several parts a block is one piece
+    }
+  }
+
+  template <class Prepare, class Look>
+  void pass(const float* x, int64_t begin, int64_t end, const Prepare& prepare, Look& look, double* piece_sums) const {
+    Zeroed zeroed;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      int64_t start = -1, n = 0;
+      each_piece(unit, [&](int64_t, int64_t channel, int64_t offset, int64_t length) {
+        if (start < 0) start = offset;
+        prepare(channel, offset, length);
+        n += length;
+      });
+      const bool finite = look.add(x + start, n);
+      if (!piece_sums) continue;
+      const float* values = finite ? x + start : zeroed(x + start, n);
+      each_piece(unit, [&](int64_t piece, int64_t, int64_t offset, int64_t length) {
+        piece_sums[piece] = row_kernels().sum(values + (offset - start), length);
+      });
+    }
+  }
+
+  void add_up(const std::vector<double>& piece_sums, double* sums) const {
+    const double* next = piece_sums.data();
+    for (int64_t outer = 0; outer < layout.outer; ++outer)
+      for (int64_t channel = 0; channel < layout.channels; ++channel)
+        for (int64_t part = 0; part < parts; ++part) sums[channel] += *next++;
+  }
+};
+
+// Blocks of values (rows, channels), and the sums of the channels over groups of rows.
+struct Columns {
+  const ChannelLayout& layout;
+  int64_t rows = std::max<int64_t>(1, kValuesPerGroup / layout.channels);  // of a group
+  int64_t groups = divided_up(layout.outer, rows);
+
+  template <class Look>
+  void pass(const float* x, int64_t begin, int64_t end, Look& look, double* group_sums) const {
+    Zeroed zeroed;
+    const int64_t channels = layout.channels, together = std::max<int64_t>(1, kBlock / channels);
+    const auto block = [&](int64_t row, int64_t count, int64_t column, int64_t width, double* sums) {
+      const float* values = x + row * channels + column;
+      if (!look.add(values, count * width)) values = zeroed(values, count * width);
+      if (sums) row_kernels().add_columns(values, count, width, sums + column);
+    };
+    for (int64_t group = begin; group < end; ++group) {
+      double* const sums = group_sums ? group_sums + group * channels : nullptr;
+      const int64_t last = std::min(layout.outer, (group + 1) * rows);
+      for (int64_t row = group * rows; row < last; row += together)
+        for (int64_t column = 0; column < channels; column += kBlock)
+          block(row, std::min(together, last - row), column, std::min(kBlock, channels - column), sums);
+    }
+  }
+
+  void add_up(const std::vector<double>& group_sums, double* sums) const {
+    const double* next = group_sums.data();
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t channel = 0; channel < layout.channels; ++channel) sums[channel] += *next++;
+  }
+};
+
+// Goes over x with a `Look` of each thread's own; adds the channels to sums, which may be null.
+template <class Prepare, class ForThread>
+void go_over(const float* x, const ChannelLayout& layout, const Prepare& prepare, bool normalizes, const ForThread& for_thread,
+             float* sums) {
+  if (layout.size() == 0) {
+    if (sums) std::fill_n(sums, layout.channels, 0.0f);
+    return;
+  }
+  std::vector<double> parts, totals(sums ? layout.channels : 0, 0.0);
+  if (layout.inner == 1 && !normalizes) {
+    const Columns columns{layout};
+    if (sums) parts.assign(columns.groups * layout.channels, 0.0);
+    const int64_t grain = std::max<int64_t>(1, kObservedPerThread / (columns.rows * layout.channels));
+    each_range(columns.groups, grain, [&](int64_t begin, int64_t end) {
+      for_thread([&](auto& look) { columns.pass(x, begin, end, look, sums ? parts.data() : nullptr); });
+    });
+    if (sums) columns.add_up(parts, totals.data());
+  } else {
+    const Planes planes{layout};
+    if (sums) parts.assign(planes.pieces, 0.0);
+    each_range(planes.units(), std::max<int64_t>(1, kObservedPerThread / planes.unit_size()), [&](int64_t begin, int64_t end) {
+      for_thread([&](auto& look) { planes.pass(x, begin, end, prepare, look, sums ? parts.data() : nullptr); });
+    });
+    if (sums) planes.add_up(parts, totals.data());
+  }
+  std::transform(totals.begin(), totals.end(), sums, [](double sum) { return static_cast<float>(sum); });
+}
+
+template <class Prepare>
+Seen count_values(const float* x, const ChannelLayout& layout, const Prepare& prepare, bool normalizes, const HistogramGrid& grid,
+                  int64_t* counts, float* sums) {
+  struct Counts {
+    BinCounter counter;
+    Seen seen;
+    bool add(const float* x, int64_t n) { return counter.add(x, n, seen); }
+  };
+  Seen seen;
+  std::mutex merging;
+  go_over(
+      x, layout, prepare, normalizes,
+      [&](auto&& pass) {
+        Seen mine;
+        {
+          Counts look{{grid, counts, merging}, {}};
+          pass(look);
+          mine = look.seen;
+        }
+        const std::lock_guard lock(merging);
+        seen.add(mine);
+      },
+      sums);
+  return seen;
+}
+
+constexpr auto kAsItIs = [](int64_t, int64_t, int64_t) {};
+
+template <class Prepare>
+Seen observe(const float* x, const ChannelLayout& layout, const Prepare& prepare, bool normalizes, const HistogramRow& row,
+             float* sums) {
+  return add_to_row(
+      row,
+      [&](const HistogramGrid& grid, int64_t* counts) {
+        return count_values(x, layout, prepare, normalizes, grid, counts, sums);
+      },
+      [&](const HistogramGrid& grid, int64_t* counts) { return histogram(x, layout.size(), grid, counts); });
+}
+
+}  // namespace
+
+void channel_sums(const float* x, const ChannelLayout& layout, float* sums) {
+  LooksAtNone look;
+  go_over(x, layout, kAsItIs, false, [&](auto&& pass) { pass(look); }, sums);
+}
+
+Seen observe_activation(const float* x, const ChannelLayout& layout, const HistogramRow& row, float* sums) {
+  return observe(x, layout, kAsItIs, false, row, sums);
+}
+
+Seen observe_normalized(float* x, const ChannelLayout& layout, const Normalization& by, const HistogramRow& row, float* sums) {
+  const auto normalize = [&](int64_t channel, int64_t offset, int64_t length) {
+    row_kernels().normalize(x + offset, length, {by.scale[channel], by.shift[channel], by.low, by.high, by.contracted}, x + offset);
+  };
+  return observe(x, layout, normalize, true, row, sums);
+}
+
+}  // namespace octet
