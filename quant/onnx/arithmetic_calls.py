@@ -257,6 +257,13 @@ def _gelu(call: WrittenCall) -> str:
     return function_of(call.writer, x, (*inner, *outer))
 
 
+@writes_call("glu")
+def _glu(call: WrittenCall) -> str:
+    writer, dim = call.writer, call.get(1, "dim", -1) % call.rank()
+    one, other = writer.several("Split", call.get(0, "input"), outputs=2, axis=dim)
+    return writer.node("Mul", one, writer.node("Sigmoid", other))
+
+
 @writes_call("leaky_relu", "elu")
 def _with_slope(call: WrittenCall) -> str:
     name, default = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}[call.name]

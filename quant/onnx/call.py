@@ -98,6 +98,26 @@ WriteCall: TypeAlias = Callable[[WrittenCall], Any]
 """Gives the name of the result in the file, a tuple of names, or what is held instead (`sizes.Number` and others)."""
 
 MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    nn.Linear: ("linear", ("weight", "bias")),
+    **dict.fromkeys(
+        (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        ("convolution", ("weight", "bias", "stride", "padding", "dilation", "groups", "padding_mode")),
+    ),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+        ("batch_norm", ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")),
+    ),
+    **dict.fromkeys(
+        (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+        ("max_pool", ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")),
+    ),
+    **dict.fromkeys(
+        (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        ("avg_pool", ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")),
+    ),
+    **dict.fromkeys(
+        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), ("adaptive_avg_pool", ("output_size",))
+    ),
     nn.Flatten: ("flatten", ("start_dim", "end_dim")),
     nn.Unflatten: ("unflatten", ("dim", "unflattened_size")),
     nn.Softmax: ("softmax", ("dim",)),
@@ -119,6 +139,8 @@ MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.ELU: ("elu", ("alpha",)),
     nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
     nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
+    nn.GLU: ("glu", ("dim",)),
+    nn.PixelShuffle: ("pixel_shuffle", ("upscale_factor",)),
     nn.Upsample: ("interpolate", ("size", "scale_factor", "mode", "align_corners")),
     nn.Identity: ("identity", ()),
     nn.Dropout: ("dropout", ()),
@@ -152,8 +174,9 @@ def call_of(writer: GraphWriter, instruction: FloatCall | IntegerMove) -> Writte
 
 
 def _setting(module: nn.Module, path: str, name: str) -> Any:
-    if name in module._parameters:
-        return None if module._parameters[name] is None else Attr(f"{path}.{name}" if path else name)
+    for kept in (module._parameters, module._buffers):
+        if name in kept:
+            return None if kept[name] is None else Attr(f"{path}.{name}" if path else name)
     return getattr(module, name)
 
 
@@ -181,6 +204,8 @@ SPELLINGS = {
     "subtract": "sub", "clip": "clamp", "negative": "neg", "bmm": "matmul", "mm": "matmul", "and": "bitwise_and",
     "or": "bitwise_or", "invert": "logical_not", "bitwise_not": "logical_not", "not": "logical_not",
     "floor_divide": "floordiv", "radd": "add", "rmul": "mul", "alpha_dropout": "dropout", "dropout1d": "dropout",
+    **{f"{name}{dims}d": name for name in ("max_pool", "avg_pool", "adaptive_avg_pool") for dims in (1, 2, 3)},
+    **{f"conv{dims}d": "convolution" for dims in (1, 2, 3)},
     "dropout2d": "dropout", "dropout3d": "dropout", "feature_dropout": "dropout", "unsafe_chunk": "chunk",
 }  # fmt: skip
 """Other names of the same functions."""

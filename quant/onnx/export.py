@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.export.whole_plan import ExportError, only_runner
-from quant.onnx import arithmetic_calls, layer_calls  # noqa: F401  # they register the calls that they write
+from quant.onnx import arithmetic_calls, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
 from quant.onnx.export_report import ExportReport
@@ -58,7 +58,7 @@ def export_onnx(
     *,
     runtime: str = "ort",
     target: str = "vnni",
-    verify: bool | Sequence[Tensor] = False,
+    verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
     """Write a converted model as an ONNX file that runtimes compute in integers.
 
@@ -76,7 +76,8 @@ def export_onnx(
             "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: it
             refuses weights that can, so the model has to be made with `QConfig(weight_bits=7)`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
-            model's; on random inputs, or on these. TensorRT's files run in ONNX Runtime.
+            model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
+            arguments by place, or by name). TensorRT's files run in ONNX Runtime.
 
     Returns:
         a report that prints as text: for each step whether it is integers or floats, and why; which layers overflow
@@ -99,8 +100,7 @@ def export_onnx(
     )  # fmt: skip
     if verify is False:
         return report
-    inputs = None if verify is True else tuple(verify)
-    return dataclasses.replace(report, verification=verified(path, writer, file, inputs))
+    return dataclasses.replace(report, verification=verified(path, writer, file, None if verify is True else verify))
 
 
 def file_of(model: nn.Module, runtime: str = "ort", target: str = "vnni") -> tuple[OnnxFile, GraphWriter]:
@@ -339,13 +339,13 @@ def _write_call(writer: GraphWriter, instruction: FloatCall) -> None:
     call = call_of(writer, instruction)
     if instruction.writes:
         raise NotWritten(f"writes to a buffer or an argument ('{call.name}'), which a file cannot")
-    first = len(writer.nodes)
+    first, told = len(writer.nodes), len(writer.forms)
     write = MOVES.get(call.name) or CALLS.get(call.name)
     if write is None:
         raise NotWritten(f"calls '{call.name}', which has no form in ONNX")
     _keep(writer, instruction.out, write(call))
     used = list(dict.fromkeys(node.op for node in writer.nodes[first:] if node.op not in ("Shape", "Cast")))
-    if writer.program.values[instruction.out].dtype is torch.float32 and used:
+    if writer.program.values[instruction.out].dtype is torch.float32 and used and len(writer.forms) == told:
         writer.tell(False, ", ".join(used), instruction.kind, moves=call.name in MOVES)
 
 

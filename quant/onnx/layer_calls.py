@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quant.kernels.tables import unpack_rows
 from quant.nn.embedding import Embedding, TiedEmbedding
+from quant.nn.linear import Linear
 from quant.onnx.arithmetic_calls import cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
@@ -25,6 +26,14 @@ def _matmul(call: WrittenCall) -> str:
     return done
 
 
+@writes_call("einsum")
+def _einsum(call: WrittenCall) -> str:
+    equation, operands = call.args[0], call.rest(1, "operands")
+    if not isinstance(equation, str):
+        raise NotWritten("is an einsum over lists of dimensions")
+    return call.writer.node("Einsum", *operands, equation=equation)
+
+
 @writes_call("linear")
 def _linear(call: WrittenCall) -> str:
     writer, x, weight, bias = call.writer, call.get(0, "input"), call.get(1, "weight"), call.get(2, "bias")
@@ -32,6 +41,31 @@ def _linear(call: WrittenCall) -> str:
         raise NotWritten("linear with a weight that is no tensor")
     done = writer.node("MatMul", x, writer.node("Transpose", weight, perm=[1, 0]))
     done = done if bias is None else writer.node("Add", done, bias)
+    return writer.same_sizes(done, x, count=call.rank() - 1)
+
+
+@writes_call("Linear", "Conv1D")
+def _dynamic_linear(call: WrittenCall) -> str:
+    """An int8 layer whose input is quantised at each call, by one range for all rows: ONNX has none for each row."""
+    writer, module, x = call.writer, call.module, call.get(0, "input")
+    if not isinstance(module, Linear):
+        raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
+    if module.columns is not None:
+        x = writer.node("Mul", x, writer.constant(module.columns, "columns"))
+    weight = writer.constant(module.q_weight.t().contiguous(), "weight")
+    zeros = torch.zeros(len(module.scale), dtype=torch.int8)
+    if writer.runtime.joins_dynamic and module.activation_bits == 8:
+        q, scale, zero_point = writer.several("DynamicQuantizeLinear", x, outputs=3)
+        sums = writer.node("MatMulInteger", q, weight, zero_point, writer.constant(zeros, "weight_zero_point"))
+        scales = writer.node("Mul", scale, writer.constant(module.scale, "weight_scale"))
+        done = writer.node("Mul", writer.node("Cast", sums, to=1), scales)
+        integer, why = True, "DynamicQuantizeMatMul: one range for all rows of a call"
+    else:
+        scales = writer.constant(module.scale, "weight_scale")
+        real = writer.node("DequantizeLinear", weight, scales, writer.constant(zeros, "weight_zero_point"), axis=1)
+        done, integer, why = writer.node("MatMul", x, real), False, "MatMul of reals with an int8 weight"
+    done = done if module.bias is None else writer.node("Add", done, writer.constant(module.bias, "bias"))
+    writer.tell(integer, why, "dynamic")
     return writer.same_sizes(done, x, count=call.rank() - 1)
 
 
@@ -196,14 +230,6 @@ def _interpolate(call: WrittenCall) -> str:
     names = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
     options = {name: call.get(place, name) for place, name in enumerate(names, 1)}
     return resize(call.writer, call.get(0, "input"), call.source(), call.out, options)
-
-
-@writes_call("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _global_mean(call: WrittenCall) -> str:
-    size = call.get(1, "output_size")
-    if set([size] if isinstance(size, int) else size) != {1}:
-        raise NotWritten("pools reals to a size other than 1")
-    return call.writer.node("GlobalAveragePool", call.get(0, "input"))
 
 
 @writes_call("normalize")

@@ -88,6 +88,19 @@ def _transpose(plan: PlanWriter, node: Node) -> Value:
     return plan.move(plan.value(node, 0), node, "permute", dims=tuple(node.attributes["perm"]))
 
 
+@translates("DepthToSpace")
+def _depth_to_space(plan: PlanWriter, node: Node) -> Value:
+    """Torch's pixel_shuffle: (N, C r r, H, W) to (N, C, H r, W r)."""
+    factor = int(node.attributes["blocksize"])
+    if node.attributes.get("mode", b"DCR") != b"CRD":
+        raise NotTranslated(f"{node}: has its blocks before its channels, expected the mode CRD")
+    shape = (Register(OWN, 0), -1, factor, factor, Register(OWN, 2), Register(OWN, 3))
+    value = plan.move(plan.value(node, 0), node, "reshape", shape=shape)
+    value = plan.move(value, node, "permute", dims=(0, 1, 4, 2, 5, 3))
+    value = plan.move(value, node, "flatten", start=2, end=3)
+    return plan.move(value, node, "flatten", start=3, end=4)
+
+
 @translates("Squeeze", "Unsqueeze")
 def _squeeze(plan: PlanWriter, node: Node) -> Value:
     axes = sizes(plan, node, 1) or tuple(node.attributes.get("axes", ()))

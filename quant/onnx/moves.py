@@ -300,6 +300,21 @@ def _indexed(writer: GraphWriter, x: str, keys: Sequence[Any]) -> str:
     return x
 
 
+@moves("pixel_shuffle")
+def _pixel_shuffle(call: WrittenCall) -> str:
+    x, factor = call.get(0, "input"), call.get(1, "upscale_factor")
+    if call.rank() != 4:
+        raise NotWritten("shuffles pixels of what is no batch of images")
+    done = like(call, call.writer.node("DepthToSpace", x, blocksize=factor, mode="CRD"), x)
+    return call.writer.same_sizes(done, x, count=1)
+
+
+@moves("index_select")
+def _index_select(call: WrittenCall) -> str:
+    x, dim = call.get(0, "input"), call.get(1, "dim") % call.rank()
+    return like(call, call.writer.node("Gather", x, call.get(2, "index"), axis=dim), x)
+
+
 @moves("chunk")
 def _chunk(call: WrittenCall) -> tuple[str, ...]:
     dim, count = call.get(2, "dim", 0) % call.rank(), call.get(1, "chunks")

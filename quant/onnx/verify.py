@@ -17,29 +17,31 @@ from quant.onnx import file as onnx_file
 from quant.onnx.export_report import StepDifference, Verification
 from quant.onnx.file import OnnxFile
 from quant.onnx.graph_writer import GraphWriter
+from quant.runtime.binding import bound_values
+from quant.runtime.matching import CaptureMismatch
 from quant.runtime.trees import Ref, leaves, map_leaves
 
 Values = Mapping[str, Tensor]
 
 
 def verified(
-    path: str | PathLike[str], writer: GraphWriter, file: OnnxFile, inputs: Sequence[Tensor] | None
+    path: str | PathLike[str],
+    writer: GraphWriter,
+    file: OnnxFile,
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any] | None,
 ) -> Verification:
     """Run a file and its model.
 
     Args:
         path: of the file.
         writer: with which it was written.
-        inputs: in the order of the file's; random ones for None.
+        inputs: a call of the model: a tensor, its arguments by place, or by name; random ones for None.
 
     Raises:
         ImportError: the runtime is not installed.
-        ExportError: another number of inputs than the file has.
+        ExportError: the model's program does not stand for such a call.
     """
-    given = _drawn(writer) if inputs is None else list(inputs)
-    if len(given) != len(file.inputs):
-        names = ", ".join(file.inputs)
-        raise ExportError(f"quant.export_onnx: verify has {len(given)} tensors, expected {len(file.inputs)} ({names})")
+    given = _drawn(writer) if inputs is None else _bound(writer, inputs)
     fed = dict(zip(file.inputs, given, strict=True))
     values = writer.program.values
     rounded = {writer.names[one]: one for one in writer.names if values[one].qparams is not None}
@@ -71,6 +73,18 @@ def _ours(writer: GraphWriter, given: Sequence[Tensor]) -> tuple[list[Tensor], d
                   if isinstance(leaf, Ref)]  # fmt: skip
     values = writer.program.values
     return output, {one.id: held.integers[one.node] for one in values if one.qparams is not None}
+
+
+def _bound(writer: GraphWriter, inputs: Tensor | Sequence[Any] | Mapping[str, Any]) -> list[Tensor]:
+    """The tensors of a call in the order of the program's inputs."""
+    runner = writer.runner
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    placed = () if named else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    try:
+        values = bound_values(runner.expected, runner.root, placed, named)
+    except (CaptureMismatch, TypeError) as error:
+        raise ExportError(f"quant.export_onnx: verify is no call that was captured: {error}") from error
+    return [values[register] for register in writer.program.inputs]
 
 
 def _drawn(writer: GraphWriter) -> list[Tensor]:

@@ -35,7 +35,17 @@ class ConstantsCall(ModuleCall):
         )
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
-        return self.whole.format(**{name: constant(_store(module, name)[name]) for name in self.names})
+        return self._with({name: constant(_store(module, name)[name]) for name in self.names})
+
+    def lines(self) -> list[str]:
+        return [self._with(dict.fromkeys(self.names, Constant(0)))]
+
+    def _with(self, constants: dict[str, Constant]) -> str:
+        """The line; other braces stay, and make no line of it."""
+        line = self.whole
+        for name, value in constants.items():
+            line = line.replace(f"{{{name}}}", str(value))
+        return line
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
         return [(_store(module, name), name) for name in self.names]

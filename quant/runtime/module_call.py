@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ class ModuleCall:
     A region keeps a copy of the parameters until their versions change, so it does not see a write that torch does not
     count, such as one through `weight.data`.
 
-    Further fields of a subclass are lines of a plan, as text, or numbers and booleans.
+    Further fields of a subclass are lines of a plan, as text, or numbers, booleans and names.
 
     Attributes:
         kind: its name in the text of a schedule (`schedule_text.py`).
@@ -48,6 +48,10 @@ class ModuleCall:
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line | str:
         """The line, or the text of one or more; `constant` names a tensor in it."""
         raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """The further fields that are lines of a plan, as a file's reader checks them."""
+        return [getattr(self, item.name) for item in fields(self)[3:] if item.type == str.__name__]
 
     def numbers(self, module: nn.Module) -> list[tuple[dict[str, Any], str]]:
         """The sources of the line's numbers: dictionaries of the module, each with a key."""

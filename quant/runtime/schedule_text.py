@@ -26,7 +26,7 @@ from quant.runtime import constant_calls, int8_module_calls, module_calls  # noq
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program
-from quant.runtime.region import Region
+from quant.runtime.region import LAYERED, Region
 from quant.runtime.schedule import Schedule
 from quant.runtime.text_scanner import NAME, TextError
 from quant.runtime.tree_reader import Reader
@@ -218,11 +218,14 @@ class _Reading:
         if kind is None:
             reader.fail("is not a plan's line, nor a layer or module that a region can hold")
         out, reads, path, *rest = _given(reader, len(fields(kind)))
-        if not isinstance(out, Ref) or out.index not in defined:
+        if not isinstance(out, Ref) or (out.index not in defined and out.index < LAYERED):
             reader.fail("is not a module of this region")
         types = [item.type for item in fields(kind)[3:]]
         more = [_field(reader, value, str(kind)) for value, kind in zip(rest, types, strict=True)]
-        return kind(out.index, tuple(_ids(reader, reads)), _string(reader, path), *more)
+        read = kind(out.index, tuple(_ids(reader, reads)), _string(reader, path), *more)
+        for line in read.lines():
+            _plan_line(reader, line)
+        return read
 
     def _instructions(self, reader: Reader, outs: Any) -> list[Instruction]:
         ids = _ids(reader, outs)
@@ -274,11 +277,21 @@ def _string(reader: Reader, value: Any) -> str:
 
 def _field(reader: Reader, value: Any, kind: str) -> Any:
     """A further field of a call of a module, by the name of its type."""
-    if kind not in ("int", "bool"):
-        return _plan_line(reader, _string(reader, value))
-    if type(value).__name__ != kind:
-        reader.fail(f"expected {'a number' if kind == 'int' else 'True or False'}")
+    if kind not in _FIELDS:
+        return _string(reader, value)
+    expected, words = _FIELDS[kind]
+    named = not isinstance(value, tuple) or all(isinstance(one, str) for one in value)
+    if type(value) is not expected or not named:
+        reader.fail(f"expected {words}")
     return value
+
+
+_FIELDS: dict[str, tuple[type, str]] = {
+    "int": (int, "a number"),
+    "bool": (bool, "True or False"),
+    "tuple[str, ...]": (tuple, "a tuple of names"),
+}
+"""Type of a field, by its name -> the class of its values, and what it is; others are texts."""
 
 
 def _plan_line(reader: Reader, line: str) -> str:

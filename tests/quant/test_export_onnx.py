@@ -88,6 +88,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "chunk": lambda y: torch.cat(y.chunk(2, 1)[::-1], 1),
     "split": lambda y: torch.cat(y.split([4, 12], 1)[::-1], 1),
     "unbind and stack": lambda y: torch.stack(y.unbind(1)[::-1], 1),
+    "pixel shuffle": lambda y: torch.cat([F.pixel_shuffle(y, 2)] * 4, 1),
     "channel shuffle": lambda y: y.view(y.shape[0], 2, 8, *y.shape[2:]).transpose(1, 2).reshape(y.shape),
 }
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -129,7 +130,7 @@ def quantized(model: nn.Module, data: Sequence[Any], **settings: Any) -> nn.Modu
     return quant.quantize_static(model, data, recipe, progress=False)
 
 
-def exported(q: nn.Module, folder: Path, inputs: Sequence[Tensor] | bool, **options: Any) -> ExportReport:
+def exported(q: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportReport:
     pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     return quant.export_onnx(q, folder / "model.onnx", verify=inputs, **options)
@@ -148,7 +149,7 @@ def test_a_file_read_again_has_the_same_bits(case: str) -> None:
 def test_the_bits_in_onnxruntime(case: str, tmp_path: Path) -> None:
     q = converted(case)
     for x in (images()[0], torch.randn(2, 3, 24, 28)):
-        report = exported(q, tmp_path, [x])
+        report = exported(q, tmp_path, x)
         assert report.verification is not None
         assert report.verification.same_bits, report
         assert not any(step.differing for step in report.verification.steps), report
@@ -376,3 +377,50 @@ def test_projections_are_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match="layer 'layer' is a recurrent layer with projections, which ONNX has not"):
         file_of(quantized(Projected().eval(), [torch.randn(5, 2, 8)]))
+
+
+def test_a_call_to_verify_with_that_was_not_captured(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"verify is no call that was captured: .* was torch\.float32"):
+        exported(converted("relu"), tmp_path, {"x": images()[0].double()})
+
+
+class Mixed(nn.Module):
+    """Layers that a recipe leaves float, between int8 ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.wide, self.head = nn.Conv2d(16, 16, 3), nn.Linear(16, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.avg_pool2d(F.max_pool2d(self.norm(torch.softmax(self.first(x), 1)), 2), 2)
+        y = torch.relu(self.second(y)).mean((2, 3))
+        return self.head(torch.softmax(self.wide(y), -1))  # type: ignore[no-any-return]
+
+
+def test_float_layers_in_onnxruntime(tmp_path: Path) -> None:
+    recipe = quant.Recipe(rules=[("first", None), ("head", None)])
+    q = quant.quantize_static(Mixed().eval(), images(), recipe, progress=False)
+    report = exported(q, tmp_path, images()[0])
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 1e-5
+    assert [one.step for one in report.floats][:1] == ["first"]
+    assert report["second"].integer
+
+
+def test_float_functions_in_onnxruntime(tmp_path: Path) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 32), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.glu(self.first(x), -1)
+            y = torch.einsum("bi,bj->bij", y, y).flatten(1)[:, :16]
+            y = torch.where(y > 0, y, y.abs().sqrt()) - F.normalize(y, dim=1) + y.clamp(min=-0.1).cumsum(1)
+            return self.second(y / (1 + y.amax(1, keepdim=True)).pow(2))  # type: ignore[no-any-return]
+
+    rows = [torch.randn(8, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    verification = exported(quantized(Gated().eval(), rows), tmp_path, rows[0]).verification
+    assert verification is not None
+    assert max(verification.outputs.values()) < 0.01

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
+from quant.artefact.file import read
 from quant.runtime.program_runner import ProgramRunner
 
 WIDTH, HEADS, SHARED = 32, 4, 2
@@ -242,10 +243,12 @@ def test_norms_that_are_hooked_or_exchanged(norm: str) -> None:
         assert not torch.allclose(q(*batch()), before)
 
 
-def test_a_file_keeps_a_decoder(tmp_path: Any) -> None:
-    model = decoder(HandNorm, repeats=False)
+@pytest.mark.parametrize("norm", ["by hand", "torch's", "layer norm without parameters"])
+def test_a_file_keeps_a_decoder(norm: str, tmp_path: Any) -> None:
+    model = decoder(NORMS[norm], repeats=False)
     q, _ = converted(model, batch(masked=True))
     quant.save(q, tmp_path / "decoder.q8")
+    assert "why_none" not in read(tmp_path / "decoder.q8")[0]["programs"][""]  # so that nothing is captured again
     loaded = quant.load(tmp_path / "decoder.q8", model=model)
     with torch.no_grad():
         assert torch.equal(loaded(*batch(masked=True)), q(*batch(masked=True)))

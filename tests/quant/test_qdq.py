@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +150,20 @@ def test_sizes_may_vary_and_inputs_keep_their_names() -> None:
         more = torch.cat([x, x, x])
         assert error(exported.module()(more), q(more)) < 0.01
     assert exported.graph_signature.user_inputs == ("image",)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_onnx_takes_the_program(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed, which torch.onnx writes files with")
+    runtime: Any = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    x = images()
+    q = static(Residual(), x)
+    written: Any = torch.onnx.export(quant.to_qdq(q), (x,), dynamo=True, verbose=False)
+    written.save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    [y] = session.run(None, {"image": x.numpy()})
+    with torch.no_grad():
+        assert error(torch.from_numpy(y), q(x)) < 0.01
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -20,6 +20,21 @@ from quant.runtime.tree_text import Writer
 from quant.static.description import captured_runners
 
 
+class Weighted(nn.Module):
+    """Parameters among float steps, some of them between the operations of one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.weight, self.head = nn.Linear(8, 8), nn.Parameter(torch.linspace(0.5, 1.5, 8)), nn.Linear(8, 4)
+        self.softmax, self.norm = nn.Softmax(-1), nn.InstanceNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        y = self.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6))
+        out: Tensor = self.head(self.softmax(self.norm(y)))
+        return out
+
+
 class Residual(nn.Module):
     """An attention between linear layers, a norm, a table, a branch by a size, and a float call between regions."""
 
@@ -42,6 +57,7 @@ def convolutional() -> nn.Module:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "attention": (Residual, (torch.randn(2, 5, 8), torch.tensor(0.5))),
+    "parameters": (Weighted, (torch.randn(2, 5, 8),)),
     "images": (convolutional, (torch.randn(2, 8, 10, 10),)),
 }
 
@@ -126,6 +142,11 @@ single(%3, drops=[%2])"""
         (ONE_CALL, "layer %2", "layer_norm(%2, [%1])", "expected 3 values"),
         (ONE_CALL, "layer %2", "system(%2, [%1], 'a')", "is not a plan's line, nor a layer or module"),
         (ONE_CALL, "layer %2", "attention(%2, [%1], 'a', 'rm')", "expected '%register = operation"),
+        (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ['w'], '%2 = same x=%1')", "expected a tuple of names"),
+        (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w', 1), '%2 = same x=%1')", "expected a tuple of names"),
+        (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w',), '%2 = constant value={v}')", "value"),
+        (ONE_CALL, "layer %2", "constants(%2, [%1], 'a', ('w',), '%2 = constant value={w.__class__}')", "value"),
+        (ONE_CALL, "layer %2", "constants(%7, [%1], 'a', ('w',), '%7 = constant value={w}')", "is not a module of"),
         (STEPS, "single(%2, drops=[%1])\n", "", "%3 reads %2, which does not exist at this point"),
         (STEPS, "drops=[%0]", "drops=[%0, %1]", "%2 reads %1, which does not exist at this point"),
         (STEPS, "drops=[%2]", "drops=[%2, %3]", "drops %3, which the program returns"),

@@ -1,4 +1,4 @@
-// The depthwise convolution, written once over vectors of 32 and 64 bytes.
+// The depthwise convolution, written once over vectors of 16, 32 and 64 bytes.
 //
 // The products of a channel are summed over taps, and a dot product sums neighbouring bytes: so the four rows above each
 // other in a column of the kernel are interleaved, channel by channel, into one 32-bit lane. Interleaving works within 128
@@ -13,7 +13,7 @@
 // load, gather (the parts of a vector from pixels that lie apart), constant (int32 of each lane), low and high interleaving
 // of 8 and 16 bits, dots (what a lane of bytes is turned into before it is multiplied), Weight, weight, kHeldWeights (that
 // there are registers for), dot, pack_weight, Rounding, finish (four registers to kWidth bytes), and store, or
-// store_part where the instruction set has masks.
+// store_part where the instruction set has masks; and kCentred where `dots` takes 128 from every byte.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ inline void each_block(int64_t channels, Fn fn) {
     if (rest <= 16) return fn(std::integral_constant<int, 4>{}, c, rest);
     if (rest <= 32) return fn(std::integral_constant<int, 2>{}, c, rest);
   } else {
-    if (rest <= 16) return fn(std::integral_constant<int, 2>{}, c, rest);
+    if (rest <= kWidth / 2) return fn(std::integral_constant<int, 2>{}, c, rest);
   }
   fn(std::integral_constant<int, 1>{}, c, rest);
 }
@@ -273,6 +273,24 @@ void block(const Block<Vec>& by) {
   row_any<Vec, Parts>(by);
 }
 
+// Where the sums of a block begin: at the offset, and where bytes are centred, at what makes up for it, 128 times the weights' sum.
+// That is exact: both fit int32 (packed_gemm.h).
+template <class Vec>
+struct Beginning {
+  using Acc = typename Vec::Acc;
+  static constexpr int kLanes = Vec::kWidth / 4;
+  alignas(64) int32_t sums[Vec::kWidth];
+  Beginning(const int32_t* offset, const int8_t* packed, int64_t columns) {
+    for (int b = 0; b < 4; ++b) {
+      Acc of_zeros{};
+      for (int64_t i = b; i < columns * 4; i += 4)
+        of_zeros = Vec::dot(of_zeros, Vec::dots(Acc{}), Vec::weight(packed + i * Vec::kDotBytes));
+      const Acc sum = Vec::constant(offset + b * kLanes) - of_zeros;
+      std::memcpy(sums + b * kLanes, &sum, sizeof sum);
+    }
+  }
+};
+
 template <class Vec>
 void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
          int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out) {
@@ -282,8 +300,15 @@ void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t ch
   const int32_t* offset = by.offset;
   const float* multiplier = by.multiplier;
   each_block<Vec>(channels, [&](auto parts, int64_t c, int64_t valid) {
-    block<Vec, parts>({begins, height, width, stride, packed, offset, multiplier, rounding, out + c, pixels, channels, valid});
-    packed += quads_of(height) * width * 4 * Vec::kDotBytes;
+    const auto from = [&](const int32_t* start) {
+      block<Vec, parts>({begins, height, width, stride, packed, start, multiplier, rounding, out + c, pixels, channels, valid});
+    };
+    const int64_t dots = quads_of(height) * width;
+    if constexpr (requires { Vec::kCentred; })
+      from(Beginning<Vec>(offset, packed, dots).sums);
+    else
+      from(offset);
+    packed += dots * 4 * Vec::kDotBytes;
     offset += Vec::kWidth, multiplier += Vec::kWidth;
     for (int64_t r = 0; r < height; ++r) begins[r] += columns * (Vec::kWidth / parts);
   });

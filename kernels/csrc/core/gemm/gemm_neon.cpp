@@ -1,68 +1,7 @@
-// NEON of every 64-bit ARM: both operands as int16, each product added to its own int32, exact for every weight.
-#include "core/gemm/neon.h"
+#include "core/gemm/neon_wide.h"
 
 namespace octet {
-namespace {
 
-struct Neon {
-  using X = uint16_t;
-  using Rounding = RoundingNeon;
-  static constexpr int kLanes = 8, kStep = 1, kBlocks = 2, kRows = 4;
-
-  template <int Blocks>
-  static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Rounding& rounding,
-                         uint8_t* out) {
-    requantize_neon<2 * Blocks>(sums, offset, multiplier, rounding, out);
-  }
-
-#define OCTET_UNROLL _Pragma("GCC unroll 16")
-
-  // smlal takes its activation from a lane, so eight of a row are loaded at once.
-  template <int M, int B>
-  static void tile(const uint16_t* x, int64_t ldx, const int8_t* w, int64_t steps, int32_t* acc, int64_t ldacc) {
-    int32x4_t sums[M][B][2];
-    OCTET_UNROLL
-    for (int m = 0; m < M; ++m)
-      OCTET_UNROLL
-      for (int b = 0; b < B; ++b) sums[m][b][0] = sums[m][b][1] = vdupq_n_s32(0);
-    int16x8_t xs[M];
-    const auto add_step = [&]<int lane>(std::integral_constant<int, lane>) __attribute__((always_inline)) {
-      OCTET_UNROLL
-      for (int b = 0; b < B; ++b) {
-        const int16x8_t wb = vmovl_s8(vld1_s8(w + b * kLanes));
-        OCTET_UNROLL
-        for (int m = 0; m < M; ++m) {
-          sums[m][b][0] = vmlal_laneq_s16(sums[m][b][0], vget_low_s16(wb), xs[m], lane);
-          sums[m][b][1] = vmlal_high_laneq_s16(sums[m][b][1], wb, xs[m], lane);
-        }
-      }
-      w += B * kLanes;
-    };
-    for (; steps >= 8; steps -= 8, x += 8) {
-      OCTET_UNROLL
-      for (int m = 0; m < M; ++m) xs[m] = vreinterpretq_s16_u16(vld1q_u16(x + m * ldx));
-      [&]<int... lane>(std::integer_sequence<int, lane...>) __attribute__((always_inline)) {
-        (add_step(std::integral_constant<int, lane>()), ...);
-      }(std::make_integer_sequence<int, 8>());
-    }
-    for (; steps > 0; --steps, ++x) {
-      OCTET_UNROLL
-      for (int m = 0; m < M; ++m) xs[m] = vdupq_n_s16(static_cast<int16_t>(x[m * ldx]));
-      add_step(std::integral_constant<int, 0>());
-    }
-    OCTET_UNROLL
-    for (int m = 0; m < M; ++m)
-      OCTET_UNROLL
-      for (int b = 0; b < B; ++b)
-        for (int half = 0; half < 2; ++half)
-          vst1q_s32(acc + m * ldacc + b * kLanes + half * 4, sums[m][b][half]);
-  }
-
-#undef OCTET_UNROLL
-};
-
-}  // namespace
-
-extern const NativeGemm kNeonGemm = tile::table<Neon>("wide");
+extern const NativeGemm kNeonGemm = tile::table<NeonWide<int8_t>>("wide");
 
 }  // namespace octet
