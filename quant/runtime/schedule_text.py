@@ -280,7 +280,8 @@ def _field(reader: Reader, value: Any, kind: str) -> Any:
     if kind not in _FIELDS:
         return _string(reader, value)
     expected, words = _FIELDS[kind]
-    if type(value) is not expected or (expected is tuple and not all(isinstance(one, str) for one in value)):
+    names = value if isinstance(value, tuple) else ()
+    if type(value) is not expected or not all(isinstance(one, str) for one in names):
         reader.fail(f"expected {words}")
     return value
 

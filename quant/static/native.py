@@ -87,10 +87,14 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
     return grouped
 
 
-KEEP_SIZES = frozenset({
-    "add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "neg_", "abs_", "exp_", "clamp_", "masked_fill_",
-    "index_fill_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "relu_", "sigmoid_", "tanh_",
-})  # fmt: skip
+KEEP_SIZES = frozenset(
+    method.__name__
+    for method in (
+        Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_, Tensor.copy_, Tensor.fill_, Tensor.zero_, Tensor.neg_,
+        Tensor.abs_, Tensor.exp_, Tensor.clamp_, Tensor.masked_fill_, Tensor.index_fill_, Tensor.index_copy_,
+        Tensor.index_add_, Tensor.scatter_, Tensor.scatter_add_, Tensor.relu_, Tensor.sigmoid_, Tensor.tanh_,
+    )
+)  # fmt: skip
 """Methods that write values to their tensor and leave its sizes."""
 
 
