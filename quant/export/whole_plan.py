@@ -83,7 +83,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     Raises:
         ExportError: the model is not one plan; the message says which step is outside of it, and why.
     """
-    runner = only_runner(model) if _units(model) else _captured(model, example_inputs)
+    runner = runner_of(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
     text = region.text(runner)
@@ -111,7 +111,12 @@ def _units(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
 
 
-def only_runner(model: nn.Module) -> ProgramRunner:
+def runner_of(model: nn.Module, example_inputs: Any = None) -> ProgramRunner:
+    """The runner of a quantised model that is one program; arguments and errors as of `whole_plan`."""
+    return _only_runner(model) if _units(model) else _captured(model, example_inputs)
+
+
+def _only_runner(model: nn.Module) -> ProgramRunner:
     """The runner of a model that is one static program.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.export.whole_plan import ExportError, only_runner
+from quant.export.whole_plan import ExportError, runner_of
 from quant.onnx import arithmetic_calls, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
@@ -61,6 +61,7 @@ def export_onnx(
     *,
     runtime: str = "ort",
     target: str = "vnni",
+    example_inputs: Any = None,
     verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
     """Write a converted model as an ONNX file that runtimes compute in integers.
@@ -71,13 +72,15 @@ def export_onnx(
     free. Inputs and constants keep the names that they have in the model.
 
     Args:
-        model: from `quant.convert` or `quant.quantize_static`, of one program (`quant.summary` lists islands).
+        model: from `quant.convert` or `quant.quantize_static`, of one program (`quant.summary` lists islands); or from
+            `quant.quantize_dynamic`.
         path: where to write.
         runtime: which runtime the file is for, where no form serves all: "ort" (ONNX Runtime), "openvino" or
             "tensorrt". The last wants symmetric activations, from `QConfig(activation_symmetric=True)`.
         target: "vnni" for processors that add four products of 8 bits at once (AVX-512 VNNI, AVX-VNNI, AMX, ARM).
             "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: it
             refuses weights that can, so the model has to be made with `QConfig(weight_bits=7)`.
+        example_inputs: a call with which a model from `quant.quantize_dynamic` is captured, as of `quant.prepare`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
             model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
             arguments by place, or by name). TensorRT's files run in ONNX Runtime.
@@ -94,7 +97,7 @@ def export_onnx(
     Source: https://onnx.ai/onnx/operators/ (QuantizeLinear, DequantizeLinear).
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
-    file, writer = file_of(model, runtime, target)
+    file, writer = file_of(model, runtime, target, example_inputs)
     further = {node.domain for node in file.nodes} - {""}
     write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
@@ -106,9 +109,11 @@ def export_onnx(
     return dataclasses.replace(report, verification=verified(path, writer, file, None if verify is True else verify))
 
 
-def file_of(model: nn.Module, runtime: str = "ort", target: str = "vnni") -> tuple[OnnxFile, GraphWriter]:
+def file_of(
+    model: nn.Module, runtime: str = "ort", target: str = "vnni", example_inputs: Any = None
+) -> tuple[OnnxFile, GraphWriter]:
     """The file that `export_onnx` writes, and the writer that knows its values by those of the program."""
-    chosen, runner = _chosen(runtime, target), only_runner(model)
+    chosen, runner = _chosen(runtime, target), runner_of(model, example_inputs)
     overflowing = _overflowing(runner)
     _check_target(target, overflowing)
     _check_ranges(chosen, runner.program)

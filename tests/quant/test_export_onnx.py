@@ -315,7 +315,7 @@ def test_a_form_of_ones_own() -> None:
 
 def test_what_is_no_converted_model(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
-    with pytest.raises(ValueError, match=r"Conv2d holds no static program: only what quant\.quantize_static"):
+    with pytest.raises(ValueError, match="Conv2d holds no int8 module; quantise it first"):
         quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx")
     with pytest.raises(ValueError, match="runtime is 'tflite', expected one of 'ort', 'openvino', 'tensorrt'"):
         quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", runtime="tflite")
@@ -463,3 +463,15 @@ def test_an_empty_cache_is_left_out_and_flags_are_noted(tmp_path: Path) -> None:
     assert report.verification is not None
     assert report.verification.same_bits
     assert "not in the file: the model also returns what is no tensor: True at 'filled'" in str(report)
+
+
+def test_a_dynamic_model_in_onnxruntime(tmp_path: Path) -> None:
+    q = quant.quantize_dynamic(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)).eval())
+    rows = torch.randn(4, 64)
+    with pytest.raises(ValueError, match=r"Sequential has int8 layers and no program .*: give example_inputs"):
+        file_of(q)
+    report = exported(q, tmp_path, rows, example_inputs=rows)
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.02
+    assert report.verification.kernels["DynamicQuantizeMatMul"] == 2
+    assert [node.op for node in file_of(q, "openvino", example_inputs=rows)[0].nodes].count("MatMul") == 2
