@@ -78,7 +78,9 @@ test-no-compiler: install ## The tests as on a machine without a compiler, on th
 	@# Benchmarks, and tutorials that train, call what the other tests call, for minutes; ranks, and training under
 	@# torch.compile, call no kernel. What is said of the sources, the harness of the zoo and runs that are
 	@# killed and go on are the same with kernels. There is no compiler either, as on a machine that has none.
-	@$(in_venv) QUANT_EXTENSION=none CXX=/nonexistent $(PYTEST) --junitxml=$(RESULTS)/test-no-compiler.xml \
+	@# Files for the runner are written there too, and read by the one that `make runner` left.
+	@[[ ! -x build/octet-run ]] || export OCTET_RUNNER=$(CURDIR)/build; \
+	    $(in_venv) QUANT_EXTENSION=none CXX=/nonexistent $(PYTEST) --junitxml=$(RESULTS)/test-no-compiler.xml \
 	    $(addprefix --ignore=tests/,test_packaging.py test_typing.py test_imports.py test_architecture.py test_golden.py) \
 	    $(addprefix --ignore=tests/,benchmarks zoo/test_harness.py) \
 	    $(addprefix --ignore=tests/tutorials/,test_fix_a_layer.py test_qat_tutorials.py test_fashion.py) \
