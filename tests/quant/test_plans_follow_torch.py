@@ -100,7 +100,10 @@ def test_a_norm_without_a_weight_holds_its_size(norm: Callable[[nn.Module, Tenso
             return self.last(norm(self, self.first(x)))
 
     q = quant.quantize_static(Norm().eval(), [torch.randn(2, 3, 8) for _ in range(4)], progress=False)
-    with pytest.raises((RuntimeError, ValueError), match=r"its rows have not 8 values"), torch.no_grad():
+    with (
+        pytest.raises((RuntimeError, ValueError), match=r"its rows have not 8 values|normalized_shape=\[8\]"),
+        torch.no_grad(),
+    ):
         q(torch.randn(2, 3, 12))
 
 
