@@ -390,6 +390,31 @@ def test_a_runner_for_one_model(
     assert "this program was built without the operation, for another model" in done.stderr
 
 
+def structures_of_operations() -> dict[str, str]:
+    """Each operation of plans by its name, and the structure that core/plan/ir.cpp reads it into."""
+    source = (build.SOURCES / "core" / "plan" / "ir.cpp").read_text()
+    readers = {
+        name: found[1]
+        for name, body in re.findall(r"^OperationKind (\w+)\(LineReader& in[^)]*\) \{(.*?)^\}", source, re.S | re.M)
+        if (found := re.search(r"op::(\w+)", body))
+    }
+    table = source[source.index("readers() {") :]
+    pairs = re.findall(r'\{"(\w+)",\s*(&\w+|\[\].*?return op::\w+)', table, re.S)
+    return {name: readers[read[1:]] if read.startswith("&") else read.rpartition("::")[2] for name, read in pairs}
+
+
+def test_a_structure_is_left_in_for_each_of_its_operations() -> None:
+    """Or a runner for a model that has the one refuses it, as it would another model."""
+    structures = structures_of_operations()
+    settings = (build.SOURCES / "core" / "plan" / "settings.inc").read_text().split("\n")[1:-2]
+    assert sorted(structures) == sorted(line.split(" ")[0] for line in settings)
+    lowering = (build.SOURCES / "core" / "plan" / "lower.cpp").read_text()
+    named = {kind: set(names.split(" ")) for kind, names in re.findall(r'kNames<op::(\w+)> = "([^"]+)"', lowering)}
+    assert named["Conv"] == {"conv_u8s8_u8", "conv_u8s8_f32"}
+    for kind, names in named.items():
+        assert names == {name for name, structure in structures.items() if structure == kind}, kind
+
+
 def test_what_no_runner_is_built_for(
     runner_build: ModuleType, residual: tuple[nn.Module, Path], tmp_path: Path
 ) -> None:
