@@ -424,3 +424,31 @@ def test_what_no_runner_is_built_for(
             runner_build.selection_of([path], None, "x86_64")
     with pytest.raises(runner_build.BadFile, match="there is no avx3 for x86_64, expected some of portable, "):
         runner_build.selection_of([residual[1]], "avx2,avx3", "x86_64")
+
+
+def header_only(document: object) -> bytes:
+    """A file of nothing but a part for the runner."""
+    header = json.dumps({"__metadata__": {"octet_runner": json.dumps(document)}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            header_only({"plan": 'octet-plan 1\ninputs %0\n%1 = add"+evil() q=%0\noutputs %1'}),
+            "is no operation of a plan",
+        ),
+        (header_only({"plan": "octet-plan 1\ninputs %0\n%1 =\noutputs %1"}), "has no part for the runner"),
+        (header_only({"plan": 7}), "has no part for the runner"),
+        (header_only([]), "has no part for the runner"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "has no part for the runner"),
+    ],
+    ids=["a quote", "no operation", "no text", "no document", "deep"],
+)
+def test_an_altered_file_gives_the_compiler_nothing(
+    runner_build: ModuleType, tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "altered.q8").write_bytes(content)
+    with pytest.raises(runner_build.BadFile, match=words):
+        runner_build.operations_of(tmp_path / "altered.q8")
