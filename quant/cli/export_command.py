@@ -31,7 +31,7 @@ def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE.npy",
         action="append",
         default=[],
-        help="an input, of a dynamically quantised model: its forward is captured with these; once for each input",
+        help="an input, once for each: needed by pt2 and pte, and by models whose dynamic layers are all that is int8",
     )
     run = verbs.add_parser("run", help="run a file of `quant export --format runner` on arrays")
     run.add_argument("file", metavar="FILE", help="a file with a part for the runner")
@@ -53,11 +53,13 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f"there is no file {source}")
     example = tuple(_array(name, "--example") for name in options.example) or None
     float_model = files.load_model(options.model, None).eval()
-    # ArtefactError and ExportError are ValueErrors.
+    # ArtefactError and ExportError are ValueErrors; torch's own for a call that it cannot trace is a RuntimeError.
     try:
-        chosen.write(quant.load(source, model=float_model), out, example)
-    except (TypeError, ValueError, OSError) as error:
+        report = chosen.write(quant.load(source, model=float_model), out, example)
+    except (TypeError, ValueError, OSError, ImportError, RuntimeError) as error:
         raise UserError(one_line(error)) from error
+    if report is not None:
+        print(report)
     print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
     return 0
 

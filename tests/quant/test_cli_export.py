@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy
@@ -71,16 +72,37 @@ def test_a_dynamic_model_with_an_example(shell: Cli) -> None:
     assert "index 20 is outside the table of 20 rows" in shell.fails("run", "run.q8", "--input", "other.npy")
 
 
-@pytest.mark.parametrize("name", ["onnx", "pt2", "pte"])
-def test_formats_that_are_not_there_are_named(shell: Cli, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_torch(shell: Cli) -> None:
+    model = static(shell)
+    export = ("export", "model.q8", *shell.model(), "--format", "pt2", "--out", "model.pt2")
+    assert "--format pt2 needs --example FILE.npy" in shell.fails(*export)
+    assert "wrote model.pt2" in shell.run(*export, "--example", "x.npy")
+    again, x = torch.export.load("model.pt2").module(), torch.randn(9, 8)
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+    numpy.save("narrow.npy", numpy.zeros((5, 7), numpy.float32))
+    assert "the input has 7 features, expected 8" in shell.fails(*export, "--example", "narrow.npy")
+
+
+def test_a_file_of_onnx(shell: Cli) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    model = static(shell)
+    printed = shell.run("export", "model.q8", *shell.model(), "--format", "onnx", "--out", "model.onnx")
+    assert printed.endswith("KiB)\n")
+    assert "0  integer  Gemm of integers" in printed
+    with torch.inference_mode():
+        assert torch.equal(quant.load_onnx("model.onnx")(torch.ones(3, 8)), model(torch.ones(3, 8)))
+
+
+@pytest.mark.parametrize(("name", "package"), [("onnx", "onnx"), ("pte", "executorch.exir")])
+def test_a_package_that_is_missing_is_named(
+    shell: Cli, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     static(shell)
-    monkeypatch.setattr(quant, f"export_{name}", None, raising=False)
-    line = shell.fails("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
-    assert f"this version has no quant.export_{name} yet" in line
-    called = []
-    monkeypatch.setattr(quant, f"export_{name}", lambda model, path: called.append(path) or path.touch())
-    shell.run("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
-    assert called == [Path(f"model.{name}")]
+    monkeypatch.setitem(sys.modules, package, None)
+    export = ("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}", "--example", "x.npy")
+    assert f"octet-quant[{package.partition('.')[0]}]" in shell.fails(*export)
+    assert not Path(f"model.{name}").exists()
 
 
 def test_the_names_are_those_of_the_table() -> None:
