@@ -1,4 +1,4 @@
-"""Forwards that change a tensor through a view of it, between a layer that read the tensor and what is folded into it."""
+"""Forwards that change a tensor by a view of it, between a layer that read the tensor and what is folded into it."""
 
 from __future__ import annotations
 
