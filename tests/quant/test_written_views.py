@@ -1,4 +1,4 @@
-"""Forwards that change a tensor through a view of it, between a layer that read the tensor and what is folded into it."""
+"""Forwards that change a tensor through a view of it, after a layer read it and before what is folded into the layer."""
 
 from __future__ import annotations
 
