@@ -1,4 +1,4 @@
-"""Forwards that change a tensor through a view of it, after a layer read it and before what is folded into the layer."""
+"""Forwards that change a tensor through a view of it, after a layer read it and before what is folded into it."""
 
 from __future__ import annotations
 
