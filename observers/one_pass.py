@@ -139,8 +139,7 @@ def _is_dense(one: Any, channels: int) -> bool:
     """Whether it is one float32 value for each channel, on the CPU, side by side."""
     if type(one) not in (Tensor, nn.Parameter) or one.dtype != torch.float32 or not one.is_cpu:
         return False
-    dense: bool = one.is_contiguous()
-    return dense and tuple(one.shape) == (channels,)
+    return bool(one.shape == (channels,) and one.is_contiguous())
 
 
 def _parameters(norm: Any) -> tuple[Any, ...]:

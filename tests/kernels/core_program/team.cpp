@@ -3,10 +3,14 @@
 //
 //   team rounds MEMBERS ROUNDS   every member reads in each round what all wrote in the one before; prints the rounds that were right
 //   team throw MEMBERS           one member throws while the others wait; prints what the caller caught
+//   team crowded MEMBERS ROUNDS  all members share one core; prints the microseconds of CPU time that a round took
 //   team fewer MEMBERS           only one thread exists; prints how many members there were
+#include <sched.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -48,6 +52,21 @@ void rounds(int64_t members, int64_t count) {
   for (int64_t each : right) std::printf("%lld ", static_cast<long long>(each));
 }
 
+void crowded(int64_t members, int64_t count) {
+  cpu_set_t all, one;
+  sched_getaffinity(0, sizeof all, &all);
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  sched_setaffinity(0, sizeof one, &one);
+  const std::clock_t begin = std::clock();
+  octet::each_member(members, [&](const octet::Member& member) {
+    for (int64_t round = 0; round < count; ++round) member.wait();
+  });
+  std::printf("%g", 1e6 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC / static_cast<double>(count));
+}
+
 void one_throws(int64_t members) {
   try {
     octet::each_member(members, [&](const octet::Member& member) {
@@ -67,6 +86,7 @@ void one_throws(int64_t members) {
 int main(int, char** arguments) {
   const int64_t members = std::atoll(arguments[2]);
   if (!std::strcmp(arguments[1], "rounds")) rounds(members, std::atoll(arguments[3]));
+  if (!std::strcmp(arguments[1], "crowded")) crowded(members, std::atoll(arguments[3]));
   if (!std::strcmp(arguments[1], "throw")) one_throws(members);
   if (!std::strcmp(arguments[1], "fewer")) {
     alone = true;

@@ -8,6 +8,8 @@ namespace {
 
 // Longer than an interrupt holds a thread up, shorter than a time slice.
 constexpr int kLooks = 2048;
+// Rounds without a look after one that was in vain.
+constexpr int kUnwatched = 16;
 
 // A moment's rest for the core's other thread. On ARM `yield` is no rest at all.
 inline void rest() {
@@ -26,16 +28,16 @@ void Barrier::wait(int64_t threads) {
   if (round & kStopped) throw Stopped();
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
     arrived_.store(0, std::memory_order_relaxed);
+    if (const int left = unwatched_.load(std::memory_order_relaxed)) unwatched_.store(left - 1, std::memory_order_relaxed);
     // In one order with the look for sleepers in notify_all: by release alone it could come before a sleeper's last look.
     round_.fetch_add(kNext);
     return round_.notify_all();
   }
+  const int looks = unwatched_.load(std::memory_order_relaxed) ? 0 : kLooks;
   uint32_t now = round_.load(std::memory_order_acquire);
-  for (int look = 0; now == round; now = round_.load(std::memory_order_acquire))
-    if (look < kLooks)
-      ++look, rest();
-    else
-      round_.wait(round, std::memory_order_acquire);
+  for (int look = 0; now == round && look < looks; now = round_.load(std::memory_order_acquire)) ++look, rest();
+  if (now == round && looks) unwatched_.store(kUnwatched, std::memory_order_relaxed);
+  for (; now == round; now = round_.load(std::memory_order_acquire)) round_.wait(round, std::memory_order_acquire);
   if (now & kStopped) throw Stopped();
 }
 

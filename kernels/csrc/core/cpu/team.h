@@ -10,7 +10,8 @@
 namespace octet {
 
 // Where the threads of a team wait for each other. A thread that waits looks for some tens of microseconds, and then sleeps: one of the
-// others may have lost its core, and may want this one.
+// others may have lost its core, and may want this one. After that all sleep at once for some rounds: threads that share a core
+// would look in vain each time, which costs more than the work between two rounds.
 class Barrier {
  public:
   // Returns when all `threads` have called it as often as this one; what they wrote before is seen after. Throws Stopped once
@@ -26,6 +27,7 @@ class Barrier {
   // In cache lines of their own: those who wait only read the second.
   alignas(64) std::atomic<int64_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
+  std::atomic<int> unwatched_{0};  // rounds still to come for which nobody looks
 };
 
 // One thread of a team. All of a team call wait() equally often.
