@@ -110,9 +110,14 @@ def host_arch() -> str:
 
 def host_target(output: Path = DEFAULT_OUTPUT) -> Target:
     """This machine and the torch that is importable here."""
+    return Target(require_compiler(), torch_folder(), host_arch(), output)
+
+
+def torch_folder() -> Path:
+    """Of the torch that is importable here."""
     import torch
 
-    return Target(require_compiler(), Path(torch.__file__).resolve().parent, host_arch(), output)
+    return Path(torch.__file__).resolve().parent
 
 
 def require_compiler() -> str:
@@ -376,13 +381,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _main_core(
                 options.cxx or require_compiler(), options.arch or host_arch(), options.core, options.force
             )
-        if options.cxx and options.torch_dir and options.arch:
-            target = Target(options.cxx, options.torch_dir, options.arch, options.out)
-        else:
-            host = host_target(options.out)
-            target = Target(
-                options.cxx or host.cxx, options.torch_dir or host.torch_dir, options.arch or host.arch, options.out
-            )
+        torch_dir = options.torch_dir or torch_folder()
+        target = Target(options.cxx or require_compiler(), torch_dir, options.arch or host_arch(), options.out)
         has_core = options.core is None or core_is_current(target.cxx, target.arch, options.core)
         if not options.force and is_current(target) and has_core:
             print(f"kernels are up to date: {target.output}")

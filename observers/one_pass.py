@@ -52,7 +52,9 @@ def normalize_and_observe(
         norm: an `nn.BatchNorm1d`, `2d` or `3d` in eval mode, or None.
         clamp: (low, high), infinite for none.
     """
-    if x.dim() < 3 or not x.is_contiguous() or x.requires_grad or x[0, 0].numel() < SMALLEST_PLANE:
+    if x.dim() < 3 or not x.numel() or not x.is_contiguous() or x.requires_grad:
+        return False
+    if x[0, 0].numel() < SMALLEST_PLANE:
         return False
     known = _together(x, observer, means)
     if known is None or (norm is not None and not _is_frozen(norm, x.shape[1])):
@@ -126,17 +128,22 @@ def _state(observer: HistogramStore, means: Sequence[ChannelMean], channels: int
 
 
 def _is_frozen(norm: nn.Module, channels: int) -> bool:
-    """Whether a batch norm normalises by its running statistics, in float32 on the CPU."""
+    """Whether a batch norm normalises by its running statistics, which the compiled pass can read as they lie."""
     mean, variance, weight, bias, _ = _parameters(norm)
-    if norm.training or mean is None or variance is None or mean.numel() != channels:
+    if norm.training or mean is None or variance is None:
         return False
-    return all(one is None or (one.dtype == torch.float32 and one.is_cpu) for one in (mean, variance, weight, bias))
+    return all(one is None or _is_dense(one, channels) for one in (mean, variance, weight, bias))
+
+
+def _is_dense(one: Any, channels: int) -> bool:
+    """Whether it is one float32 value for each channel, on the CPU, side by side."""
+    if type(one) not in (Tensor, nn.Parameter) or one.dtype != torch.float32 or not one.is_cpu:
+        return False
+    return one.shape == (channels,) and one.is_contiguous()
 
 
 def _parameters(norm: Any) -> tuple[Any, ...]:
-    """mean, variance, weight, bias and eps of a batch norm of torch's."""
+    """mean, variance, weight, bias and eps of a batch norm of torch's, found as its forward finds them."""
     if norm is None:
         return None, None, None, None, 0.0
-    buffers, parameters = norm._buffers, norm._parameters
-    statistics = (buffers.get("running_mean"), buffers.get("running_var"))
-    return *statistics, parameters.get("weight"), parameters.get("bias"), norm.eps
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -101,11 +102,15 @@ def operations_of(path: Path) -> set[str]:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         plan = json.loads(header["__metadata__"]["octet_runner"])["plan"]
+        operations = {line.split(" ")[2] for line in plan.split("\n")[2:-1]}
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError) as error:
         raise BadFile(f"{path} has no part for the runner: write it by quant.save(model, path, runner=True)") from error
-    return {line.split(" ")[2] for line in plan.split("\n")[2:-1]}
+    # The compiler reads them, in the quotes of a macro: what a file names must not end these.
+    if wrong := sorted(name for name in operations if not re.fullmatch("[a-z0-9_]+", name)):
+        raise BadFile(f"{path}: {wrong[0]!r} is no operation of a plan; the file was altered or damaged")
+    return operations
 
 
 def selection_of(files: Iterable[Path], sets: str | None, arch: str) -> Selection:

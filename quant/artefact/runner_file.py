@@ -51,6 +51,8 @@ class RunnerModel:
         outputs: list[Tensor] = torch.ops.octet.run_plan_of_finite(bytes_of, list(self.constants), self.plan, backend)
         if not outputs and self.outputs:
             raise ValueError("NaN or inf came to where a value is rounded to an integer")
+        if len(outputs) != len(self.outputs):
+            raise ValueError(f"the plan gives {len(outputs)} outputs, and its file names {len(self.outputs)}")
         return outputs
 
 
@@ -63,12 +65,21 @@ def read_runner_file(path: Path) -> RunnerModel:
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            document = _document(file.metadata() or {}, path)
-            constants = tuple(_constant(file, entry, path) for entry in document["constants"])
+            return _model(file, path)
     except safetensors.SafetensorError as error:
         raise ArtefactError(f"{path} is no safetensors file, or it was cut: {error}") from error
+    except ArtefactError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ArtefactError(f"{path}: its part for the runner was altered or damaged ({reason})") from error
+
+
+def _model(file: Any, path: Path) -> RunnerModel:
+    document = _document(file.metadata() or {}, path)
+    constants = tuple(_constant(file, entry, path) for entry in document["constants"])
     inputs, outputs = (tuple(map(_value, document[name])) for name in ("inputs", "outputs"))
-    return RunnerModel(document["plan"], constants, inputs, outputs)
+    return RunnerModel(_text(document["plan"]), constants, inputs, outputs)
 
 
 def _document(metadata: dict[str, str], path: Path) -> dict[str, Any]:
@@ -83,7 +94,7 @@ def _document(metadata: dict[str, str], path: Path) -> dict[str, Any]:
     if metadata.get(f"{DOCUMENT}_crc32") != str(zlib.crc32(text.encode())):
         raise ArtefactError(f"{path} was altered or damaged: the runner's part does not match its checksum")
     document: dict[str, Any] = json.loads(text)
-    if document["version"] > VERSION:
+    if not 1 <= document["version"] <= VERSION:
         raise ArtefactError(
             f"{path}: its part for the runner has version {document['version']} ({document['writer']}), this library "
             f"reads up to {VERSION}: upgrade it"
@@ -100,7 +111,13 @@ def _constant(file: Any, entry: dict[str, Any], path: Path) -> Tensor:
 
 def _value(entry: dict[str, Any]) -> tuple[str, torch.dtype, Any]:
     dtypes = {name: dtype for dtype, name in DTYPES.items()}
-    return entry["name"], dtypes[entry["dtype"]], entry["shape"]
+    return _text(entry["name"]), dtypes[entry["dtype"]], entry["shape"]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _said(dtype: torch.dtype) -> str:

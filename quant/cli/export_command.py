@@ -8,10 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from quant.cli.errors import UserError, one_line
+from quant.cli.errors import UserError, one_line, with_type
 
 FORMAT_NAMES = ("onnx", "runner", "pt2", "pte")
 """The keys of `formats.FORMATS`, which imports torch."""
+
+MOST_THREADS = 1024
+"""Of one run, as in `octet-run`."""
 
 
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +34,7 @@ def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE.npy",
         action="append",
         default=[],
-        help="an input, of a dynamically quantised model: its forward is captured with these; once for each input",
+        help="an input, once for each: needed by pt2 and pte, and by models whose dynamic layers are all that is int8",
     )
     run = verbs.add_parser("run", help="run a file of `quant export --format runner` on arrays")
     run.add_argument("file", metavar="FILE", help="a file with a part for the runner")
@@ -55,9 +58,13 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
     float_model = files.load_model(options.model, None).eval()
     # ArtefactError and ExportError are ValueErrors.
     try:
-        chosen.write(quant.load(source, model=float_model), out, example)
-    except (TypeError, ValueError, OSError) as error:
+        report = chosen.write(quant.load(source, model=float_model), out, example)
+    except (TypeError, ValueError, OSError, ImportError) as error:
         raise UserError(one_line(error)) from error
+    except (LookupError, RuntimeError) as error:  # of the model's own forward, captured on the examples
+        raise UserError(with_type(error)) from error
+    if report is not None:
+        print(report)
     print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
     return 0
 
@@ -72,9 +79,11 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
     outs = [files.writable(Path(name), ".npy", "--output") for name in options.output]
     if not Path(options.file).is_file():
         raise UserError(f"there is no file {options.file}")
+    if options.repeat < 0:
+        raise UserError(f"--repeat is {options.repeat}, expected at least 0")
     if options.threads is not None:
-        if options.threads < 1:
-            raise UserError(f"--threads is {options.threads}, expected at least 1")
+        if not 1 <= options.threads <= MOST_THREADS:
+            raise UserError(f"--threads is {options.threads}, expected 1 to {MOST_THREADS}")
         torch.set_num_threads(options.threads)
     try:
         model = read_runner_file(Path(options.file))
@@ -98,9 +107,12 @@ def _array(name: str, option: str) -> Any:
     import torch
 
     try:
-        return torch.from_numpy(numpy.ascontiguousarray(numpy.load(name, allow_pickle=False)))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{option}: {name} is no .npy file of numbers: {one_line(error)}") from error
+        with open(name, "rb") as file:
+            array = numpy.lib.format.read_array(file, allow_pickle=False)
+        return torch.from_numpy(numpy.ascontiguousarray(array))
+    except Exception as error:  # numpy's reader ends in errors of many kinds: tokenize's and MemoryError among them
+        words = " ".join(str(error).split())
+        raise UserError(f"{option}: {name} is no .npy file of numbers: {words}") from error
 
 
 def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[float]) -> None:

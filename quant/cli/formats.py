@@ -32,27 +32,40 @@ def _runner(model: nn.Module, path: Path, example_inputs: Any) -> None:
     quant.save(model, path, runner=True, example_inputs=example_inputs)
 
 
-def _by(name: str) -> Callable[[nn.Module, Path, Any], object]:
-    """The writer of a format by the name that it has in the package, where this version has it."""
+def _onnx(model: nn.Module, path: Path, example_inputs: Any) -> object:
+    import quant
 
-    def write(model: nn.Module, path: Path, example_inputs: Any) -> object:
-        import quant
+    return quant.export_onnx(model, path, example_inputs=example_inputs)
 
-        exporter: Callable[..., object] | None = getattr(quant, name, None)
-        if exporter is None:
-            raise UserError(
-                f"--format: this version has no quant.{name} yet; `--format runner` and, in Python, torch.export of "
-                "the model are there"
-            )
-        return exporter(model, path)
 
-    return write
+def _pt2(model: nn.Module, path: Path, example_inputs: Any) -> None:
+    """What `torch.export.load` reads; sizes stay free where the model lets them, but for those that are 1."""
+    import torch
+
+    inputs = _needed(example_inputs, "pt2")
+    with torch.inference_mode():
+        model(*inputs)  # says what is wrong with an input better than a trace
+    free = tuple(dict.fromkeys(range(one.dim()), torch.export.Dim.AUTO) for one in inputs)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=free, strict=False), path)
+
+
+def _pte(model: nn.Module, path: Path, example_inputs: Any) -> object:
+    import quant
+
+    return quant.export_executorch(model, path, _needed(example_inputs, "pte"))
+
+
+def _needed(example_inputs: Any, name: str) -> Any:
+    if example_inputs is None:
+        raise UserError(f"--format {name} needs --example FILE.npy, once for each input: torch.export traces a call")
+    return example_inputs
 
 
 FORMATS = {
     "runner": Format(None, _runner),
-    "onnx": Format(".onnx", _by("export_onnx")),
-    "pt2": Format(".pt2", _by("export_pt2")),
-    "pte": Format(".pte", _by("export_pte")),
+    "onnx": Format(".onnx", _onnx),
+    "pt2": Format(".pt2", _pt2),
+    "pte": Format(".pte", _pte),
 }
 """Name -> the format."""

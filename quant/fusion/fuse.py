@@ -40,7 +40,7 @@ def fuse(
     if rules > 3:
         find_identities(steps)
     if rules > 2:
-        steps = drop_identities(steps, users)
+        steps = drop_identities(steps, graph, root, users)
     steps = fold_into_layers(steps, graph, root, users)
     if rules > 2:
         steps = join_lookups(steps, graph, root, users)

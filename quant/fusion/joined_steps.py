@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from torch import nn
@@ -16,6 +17,7 @@ from quant.ops.lookup import Lookup
 from quant.ops.operator import Float, Operator, Recurrent, Weighted
 from quant.ops.shapes import reads_only_rank
 from quant.ops.step import Step
+from quant.ops.views import View
 from quant.runtime.names import attribute
 from quant.runtime.trees import Ref
 
@@ -56,8 +58,9 @@ def find_identities(steps: list[Step]) -> None:
             step.operator = Identity()
 
 
-def drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step]:
+def drop_identities(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
     """Join each identity with the integer step before it, so that later steps can be joined too."""
+    memory = _Memory(steps, graph, root)
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
@@ -66,7 +69,7 @@ def drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step
         before = by_output[step.inputs[0]]
         known = before.operator
         computes = known.integer and not known.shares_range and not isinstance(known, Recurrent)
-        if computes and users[before.output] == [step.output]:
+        if computes and users[before.output] == [step.output] and not memory.is_written_between(before, step):
             before.nodes = (*before.nodes, *step.nodes)
             by_output[before.output] = before
             gone.add(id(step))
@@ -75,6 +78,7 @@ def drop_identities(steps: list[Step], users: dict[int, list[int]]) -> list[Step
 
 def fold_into_layers(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
     """Fold batch norms, channel scales and clamps into the step before, where nothing else reads the value between."""
+    memory = _Memory(steps, graph, root)
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
@@ -82,7 +86,7 @@ def fold_into_layers(steps: list[Step], graph: Graph, root: nn.Module, users: di
             continue
         before = by_output[step.inputs[0]]
         joined = _joined(before, step, step.operator, graph, root)
-        if joined is None or _is_written_between(before, step, graph, root):
+        if joined is None or memory.is_written_between(before, step):
             continue
         before.operator = joined
         before.nodes = (*before.nodes, *step.nodes)
@@ -111,13 +115,14 @@ def _joined(before: Step, step: Step, lookup: Lookup, graph: Graph, root: nn.Mod
 
 def join_lookups(steps: list[Step], graph: Graph, root: nn.Module, users: dict[int, list[int]]) -> list[Step]:
     """Join consecutive functions, such as an activation and a batch norm, into one table."""
+    memory = _Memory(steps, graph, root)
     by_output = {step.output: step for step in steps}
     gone: set[int] = set()
     for step in steps:
         before = by_output[step.inputs[0]] if isinstance(step.operator, Lookup) else step
         if not isinstance(before.operator, Lookup) or before is step or users[before.output] != [step.nodes[0]]:
             continue
-        if _is_written_between(before, step, graph, root):
+        if memory.is_written_between(before, step):
             continue
         assert isinstance(step.operator, Lookup)
         before.operator = Lookup(per_channel=before.operator.per_channel or step.operator.per_channel)
@@ -127,16 +132,42 @@ def join_lookups(steps: list[Step], graph: Graph, root: nn.Module, users: dict[i
     return sorted((step for step in steps if id(step) not in gone), key=lambda step: step.output)
 
 
-def _is_written_between(before: Step, step: Step, graph: Graph, root: nn.Module) -> bool:
-    """Whether an input of `before` is changed in place before `step`, so that a joined step would read it too late."""
-    for index in range(before.nodes[0] + 1, step.nodes[0]):
-        node = graph.nodes[index]
-        module = attribute(root, node.target) if node.kind is Kind.MODULE else None
-        if node.writes or (
-            says_it_writes(node.kind, node.target, node.kwargs, module) and {*node.refs} & {*before.inputs}
-        ):
-            return True
-    return False
+class _Memory:
+    """Which values of a graph may lie in the memory of another, and who changes it in place."""
+
+    def __init__(self, steps: list[Step], graph: Graph, root: nn.Module) -> None:
+        self._graph, self._root = graph, root
+        self._step_of = {node: step for step in steps for node in step.nodes}
+        self._writing = [node for node in graph.nodes if node.writes or self._says_it_writes(node)]
+
+    def is_written_between(self, before: Step, step: Step) -> bool:
+        """Whether an input of `before` is changed in place before `step`, so that a joined step would read it too late.
+
+        It may be changed through a view: `y = layer(x); x[:4].add_(1); torch.relu(y)`.
+        """
+        between = [node for node in self._writing if before.nodes[0] < node.index < step.nodes[0]]
+        if not between or any(node.writes for node in between):
+            return bool(between)
+        read = self._origins(before.inputs)
+        return any(read & self._origins(node.refs[:1]) for node in between)
+
+    def _says_it_writes(self, node: Node) -> bool:
+        module = attribute(self._root, node.target) if node.kind is Kind.MODULE else None
+        return says_it_writes(node.kind, node.target, node.kwargs, module)
+
+    def _origins(self, values: Iterable[int]) -> set[int]:
+        """The inputs and integer steps whose memory the values may have; of float calls nobody says what is a view."""
+        found, seen, waiting = set(), set(values), list(values)
+        while waiting:
+            node = self._graph.nodes[waiting.pop()]
+            step = self._step_of.get(node.index)
+            passes = step is None or isinstance(step.operator, (Float, View, Identity)) or self._says_it_writes(node)
+            refs = node.refs if passes else []
+            if not refs:
+                found.add(node.index)
+            waiting += [one for one in refs if one not in seen]
+            seen.update(refs)
+        return found
 
 
 def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:

@@ -8,9 +8,9 @@ over the values of `load_values.py`, and `load_plan.py` writes the lines.
 
 `export.py` is the door for writing. `graph_writer.py` holds the nodes so far; `int8_layers.py`, `integer_steps.py` and
 `moves.py` write what computes and moves integers, `arithmetic_calls.py` and `layer_calls.py` the model's calls in
-float, which `call.py` reads, `recurrent_layers.py` what has states, and `sizes.py` computes with sizes. `runtimes.py`
-says what the runtimes ask for, `export_report.py` prints what became of each step, and `verify.py` runs the file beside
-the model.
+float, which `call.py` reads, `recurrent_layers.py` what has states, and `sizes.py` computes with sizes, of which
+`varying_sizes.py` finds those that a capture did not see vary. `runtimes.py` says what the runtimes ask for,
+`export_report.py` prints what became of each step, and `verify.py` runs the file beside the model.
 
 `functions.py` is shared: the functions of one value that ONNX and torch both have.
 """

@@ -10,7 +10,7 @@ import torch
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.file import DTYPES
 from quant.onnx.functions import GELU, HARDSIGMOID, MISH, SILU, Applied
-from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
+from quant.onnx.graph_writer import Count, Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import function_of
 from quant.onnx.moves import MOVES
 from quant.onnx.sizes import ARITHMETIC, computed, is_number, scalar, sizes_of, vector
@@ -133,7 +133,7 @@ def _binary(call: WrittenCall) -> Any:
     if all(map(is_number, values)):
         if name in ARITHMETIC:
             return computed(writer, name, *values)
-        if name == "div" and not any(isinstance(one, Dimension) for one in values):
+        if name == "div" and not any(isinstance(one, (Dimension, Count)) for one in values):
             return values[0] / values[1]
         raise NotWritten(f"computes {name} of sizes")
     if call.raw(2, "alpha") not in (None, 1) or call.kwargs.get("rounding_mode") is not None:

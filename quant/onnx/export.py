@@ -23,6 +23,7 @@ from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
 from quant.onnx.recurrent_layers import DOMAINS, first_output, write_recurrent
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
+from quant.onnx.varying_sizes import varying_sizes
 from quant.onnx.verify import verified
 from quant.runtime.instructions import (
     Conversion,
@@ -40,7 +41,6 @@ from quant.runtime.objects import Instance, Result
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref
-from quant.runtime.values import Shape, Size
 
 MOST_NAMED = 8
 """Steps that an error names."""
@@ -117,7 +117,7 @@ def file_of(
     overflowing = _overflowing(runner)
     _check_target(target, overflowing)
     _check_ranges(chosen, runner.program)
-    writer = GraphWriter(runner, chosen)
+    writer = GraphWriter(runner, chosen, varying=varying_sizes(runner))
     return _written(writer, _metadata(chosen, target, overflowing)), writer
 
 
@@ -217,7 +217,7 @@ def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
             raise ExportError(f"quant.export_onnx: the model returns {held!r} at '{label}', expected tensors")
         writer.nodes.append(Node(f"{label}/Identity", "Identity", (held,), (label,), {}))
         assert value.dtype is not None
-        kinds[label] = TensorKind(value.dtype, _described(value.shape, label))
+        kinds[label] = TensorKind(value.dtype, _described(writer.shape(value.id), label))
     nodes = _live(writer.nodes, labels)
     read = {name for node in nodes for name in node.inputs}
     constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
@@ -233,15 +233,13 @@ def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> 
         )
     name = writer.unique(expected.name)
     writer.names[register] = writer.is_dtype(name, value.dtype)
-    kinds[name] = TensorKind(value.dtype, _described(value.shape, name))
+    kinds[name] = TensorKind(value.dtype, _described(writer.shape(register), name))
     return name
 
 
-def _described(shape: Shape | None, name: str) -> tuple[int | str, ...] | None:
+def _described(shape: tuple[int | None, ...], name: str) -> tuple[int | str, ...]:
     """A shape for the file, with a name of its own for each free size: sizes that were alike at capture may differ."""
-    if shape is None:
-        return None
-    return tuple(f"{name}_{axis}" if isinstance(one, Size) else one for axis, one in enumerate(shape))
+    return tuple(f"{name}_{axis}" if one is None else one for axis, one in enumerate(shape))
 
 
 def _named_outputs(output: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -79,9 +80,14 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
     if not Path(path).is_file():
         raise FileNotFoundError(f"quant.load_onnx: there is no file {str(path)!r}")
     try:
-        graph = onnx.load(str(path)).graph
-    except Exception as error:  # protobuf's own
+        return _read(onnx, onnx.load(str(path)).graph)
+    except Exception as error:  # protobuf's own, and numpy's of tensors that are not what they say
         raise ValueError(f"quant.load_onnx: {path} is no ONNX model: {error}") from error
+
+
+def _read(onnx: Any, graph: Any) -> OnnxFile:
+    if not graph.output:
+        raise ValueError("it has no outputs")
     constants = {one.name: _tensor(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
     nodes = []
     for one in graph.node:
@@ -89,7 +95,7 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
         if one.op_type == "Constant" and "value" in attributes:
             constants[one.output[0]] = _tensor(onnx.numpy_helper.to_array(attributes["value"]))
         else:
-            name = one.name or one.output[0]
+            name = one.name or next(iter(one.output), "")
             nodes.append(Node(name, one.op_type, tuple(one.input), tuple(one.output), attributes, one.domain))
     inputs = tuple(one.name for one in graph.input if one.name not in constants)
     return OnnxFile(tuple(nodes), constants, inputs, tuple(one.name for one in graph.output))
@@ -126,7 +132,22 @@ def write_onnx(file: OnnxFile, path: str | PathLike[str], opsets: Mapping[str, i
     model.ir_version = IR_VERSION
     onnx.helper.set_model_props(model, dict(file.metadata))
     onnx.checker.check_model(model)
-    onnx.save(model, str(path))
+    _replace(Path(path), model.SerializeToString())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file, which others see with its old content until it has all of the new."""
+    if path.exists() and not path.is_file():  # a pipe or a device; opening a folder raises
+        path.write_bytes(content)
+        return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"quant.export_onnx: there is no folder {str(path.parent)!r} to write {path.name!r} in")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def package(what: str) -> Any:

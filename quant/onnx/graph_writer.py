@@ -6,7 +6,7 @@ the pattern which runtimes join into integer kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,7 @@ class GraphWriter:
         held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
         held_sizes: size of a tensor -> the int64 value of the file that it is.
         step: the step that is written now; a prefix of names.
+        varying: register and axis of sizes that differ between calls, beside the program's symbols.
     """
 
     runner: ProgramRunner
@@ -89,6 +90,7 @@ class GraphWriter:
     held_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     forms: list[StepForm] = field(default_factory=list)
     step: str = ""
+    varying: Set[tuple[int, int]] = frozenset()
     _taken: set[str] = field(default_factory=set)
     _ranges: dict[tuple[float, int], tuple[str, str]] = field(default_factory=dict)
     _parameters: dict[str, str] = field(default_factory=dict)
@@ -190,7 +192,10 @@ class GraphWriter:
         shape = self.program.values[register].shape
         if shape is None:
             raise NotWritten("reads the shape of what is no tensor")
-        return tuple(one if isinstance(one, int) else None for one in shape)
+        return tuple(
+            one if isinstance(one, int) and (register, axis) not in self.varying else None
+            for axis, one in enumerate(shape)
+        )
 
     def rank(self, register: int) -> int:
         """Dimensions of a value."""

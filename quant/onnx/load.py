@@ -77,8 +77,10 @@ def load_onnx(path: str | PathLike[str], *, backend: str | None = None) -> OnnxM
     The file has its integers as QuantizeLinear and DequantizeLinear (QDQ), as
     `onnxruntime.quantization.quantize_static` and `nncf.quantize` write it. Convolutional networks are read: Conv,
     Gemm, MatMul, sums, products, concatenations, pools, means, clamps and functions of one value, between quantised
-    values. Batch and image sizes stay free. What ONNX Runtime computes in integers has its bits. A layer that it leaves
-    in float, as where NNCF kept the bias in float32, is integers here, with the bias at the scale of the products.
+    values. Batch and image sizes stay free. What ONNX Runtime computes in integers has its bits, but for floats
+    halfway between two steps, since it divides by the scale and this package multiplies by its inverse. A layer that it
+    leaves in float, as where NNCF kept the bias in float32, is integers here, with the bias at the scale of the
+    products.
 
     Args:
         path: the file. Reading it takes the package onnx (`pip install 'octet-quant[onnx]'`).

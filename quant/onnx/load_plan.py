@@ -20,6 +20,9 @@ Translate = Callable[["PlanWriter", Node], "Value | tuple[Value, ...]"]
 OWN = -1
 """In the settings of a move, the register of the value that it moves, which a value that waits does not have yet."""
 
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""Whose operators are read: ONNX's, and those of ONNX Runtime, which have the same names for the same things."""
+
 
 class NotTranslated(ValueError):
     """A node has no integer form here."""
@@ -54,14 +57,28 @@ class PlanWriter:
         inputs = [self.new() for _ in self.file.inputs]
         self.values.update({name: Real(index) for name, index in zip(self.file.inputs, inputs, strict=True)})
         for node in self.file.nodes:
-            translate = operators.get(node.op)
-            if translate is None:
-                raise NotTranslated(f"{node} has no integer form here; known are {', '.join(sorted(operators))}")
-            value = translate(self, node)
+            value = self._translated(node, operators)
             for name, one in zip(node.outputs, value if isinstance(value, tuple) else (value,), strict=False):
                 self.values[name] = one
+        missing = [name for name in self.file.outputs if name not in self.values]
+        if missing:
+            raise NotTranslated(f"output {missing[0]!r} is the output of no node")
         outputs = [self.real(self.values[name], f"output {name!r}") for name in self.file.outputs]
         return str(PlanText(tuple(inputs), tuple(self.lines), tuple(outputs))), self.constants
+
+    def _translated(self, node: Node, operators: Mapping[str, Translate]) -> Value | tuple[Value, ...]:
+        if node.domain not in DOMAINS:
+            raise NotTranslated(f"{node} is of the domain {node.domain!r}, expected an operator of ONNX")
+        translate = operators.get(node.op)
+        if translate is None:
+            raise NotTranslated(f"{node} has no integer form here; known are {', '.join(sorted(operators))}")
+        try:
+            return translate(self, node)
+        except NotTranslated:
+            raise
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error) or "an input is left out"
+            raise NotTranslated(f"{node} breaks the rules of its operator ({reason})") from error
 
     def new(self) -> int:
         """A new register."""

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import torch
+
 from quant.onnx.graph_writer import Count, Dimension, GraphWriter, NotWritten
 
 Number: TypeAlias = int | Dimension | Count
@@ -48,7 +50,7 @@ def scalar(writer: GraphWriter, value: Any) -> str:
         tensor, axis = writer.origin(value)
         known = writer.held_sizes.get((tensor, axis))
         if known is None:
-            known = writer.node("Shape", tensor, start=axis, end=axis + 1)
+            known = writer.is_dtype(writer.node("Shape", tensor, start=axis, end=axis + 1), torch.int64)
             writer.held_sizes[tensor, axis] = known
         return known
     if isinstance(value, int):
@@ -61,7 +63,7 @@ def computed(writer: GraphWriter, name: str, one: Any, other: Any) -> Any:
     op, in_python = ARITHMETIC[name]
     if not isinstance(one, (Dimension, Count)) and not isinstance(other, (Dimension, Count)):
         return in_python(one, other)
-    return Count(writer.node(op, scalar(writer, one), scalar(writer, other)))
+    return Count(writer.is_dtype(writer.node(op, scalar(writer, one), scalar(writer, other)), torch.int64))
 
 
 def reshaped(writer: GraphWriter, name: str, sizes: Sequence[Any]) -> str:

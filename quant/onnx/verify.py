@@ -20,7 +20,10 @@ from quant.onnx.file import OnnxFile
 from quant.onnx.graph_writer import GraphWriter
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.program import Program
+from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Ref, leaves, map_leaves
+from quant.runtime.values import Held, at
 
 Values = Mapping[str, Tensor]
 
@@ -40,9 +43,9 @@ def verified(
 
     Raises:
         ImportError: the runtime is not installed.
-        ExportError: the model's program does not stand for such a call.
+        ExportError: the model's program does not stand for such a call, or the runtime does not run the file.
     """
-    given = _drawn(writer) if inputs is None else _bound(writer, inputs)
+    given = drawn(writer.program) if inputs is None else _bound(writer, inputs)
     fed = dict(zip(file.inputs, given, strict=True))
     values = writer.program.values
     rounded = {writer.names[one]: one for one in writer.names if values[one].qparams is not None}
@@ -52,7 +55,14 @@ def verified(
     with tempfile.TemporaryDirectory() as folder:
         open_file = Path(folder) / "steps.onnx"
         _with_outputs(path, open_file, list(rounded), signed=writer.runtime.signed)
-        ran_in, theirs, kernels = run(str(path), str(open_file), fed, Path(folder))
+        try:
+            ran_in, theirs, kernels = run(str(path), str(open_file), fed, Path(folder))
+        except ImportError:
+            raise
+        except Exception as error:  # the runtime's own kinds
+            raise ExportError(
+                f"quant.export_onnx: {path} is written, and {writer.runtime.title} does not run it so: {error}"
+            ) from error
     outputs, registers = _ours(writer, given)
     errors = {name: _error(theirs[name], one) for name, one in zip(file.outputs, outputs, strict=True)}
     shift = 128 if writer.runtime.signed else 0
@@ -63,18 +73,22 @@ def verified(
 def _ours(writer: GraphWriter, given: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
     """The model's outputs, and its values by register."""
     runner = writer.runner
-    args, kwargs = _call_of(writer, dict(zip(writer.program.inputs, given, strict=True)))
-    with torch.no_grad():
-        held = runner.held(*args, **kwargs)
-        output = [held.of(writer.program.values[leaf.index]) for leaf in leaves(writer.program.output)
-                  if isinstance(leaf, Ref)]  # fmt: skip
+    held = held_values(runner, given)
+    output = [held.of(writer.program.values[leaf.index]) for leaf in leaves(writer.program.output)
+              if isinstance(leaf, Ref)]  # fmt: skip
     values = writer.program.values
     return output, {one.id: held.integers[one.node] for one in values if one.qparams is not None}
 
 
-def _call_of(writer: GraphWriter, by_register: Mapping[int, Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def held_values(runner: ProgramRunner, given: Sequence[Tensor]) -> Held:
+    """All values of a call with tensors in the places of the program's inputs."""
+    args, kwargs = _call_of(runner, dict(zip(runner.program.inputs, given, strict=True)))
+    with torch.no_grad():
+        return runner.held(*args, **kwargs)
+
+
+def _call_of(runner: ProgramRunner, by_register: Mapping[int, Tensor]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of the captured call, with tensors in the places of the program's inputs."""
-    runner = writer.runner
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     parameters = inspect.signature(type(runner.root).forward).parameters
@@ -104,21 +118,26 @@ def _bound(writer: GraphWriter, inputs: Tensor | Sequence[Any] | Mapping[str, An
     return [values[register] for register in writer.program.inputs]
 
 
-def _drawn(writer: GraphWriter) -> list[Tensor]:
-    """Random inputs: floats of the range that they are quantised in, whole numbers below 2."""
+def drawn(program: Program, sizes: Mapping[str, int] | None = None) -> list[Tensor]:
+    """Random inputs: floats of the range that they are quantised in, whole numbers below 2.
+
+    Args:
+        sizes: for each symbol of the program; those at capture for None.
+    """
     generator = torch.Generator().manual_seed(0)
-    program, drawn = writer.program, []
+    tensors = []
     ranges = {values.node: values.qparams for values in program.values if values.qparams is not None}
     for register in program.inputs:
-        value, shape = program.values[register], program.shape(register)
-        assert shape is not None
+        value = program.values[register]
+        assert value.shape is not None
+        shape = [at(size, program.sizes if sizes is None else sizes) for size in value.shape]
         if value.dtype == torch.float32:
             scale, zero_point = ranges.get(value.node) or (6 / 255, 128)
             reals = torch.randn(shape, generator=generator) * scale * 255 / 6
-            drawn.append(reals + (127.5 - zero_point) * scale)
+            tensors.append(reals + (127.5 - zero_point) * scale)
         else:
-            drawn.append(torch.randint(0, 2, shape, generator=generator).to(value.dtype))
-    return drawn
+            tensors.append(torch.randint(0, 2, shape, generator=generator).to(value.dtype))
+    return tensors
 
 
 def _with_outputs(path: str | PathLike[str], target: Path, names: Sequence[str], *, signed: bool) -> None:
@@ -185,6 +204,8 @@ def _missing(title: str, package: str) -> ImportError:
 
 
 def _error(theirs: Tensor, ours: Tensor) -> float:
+    if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+        return float("inf")
     if torch.equal(theirs, ours):
         return 0.0
     one, other = theirs.double(), ours.double()
@@ -192,6 +213,8 @@ def _error(theirs: Tensor, ours: Tensor) -> float:
 
 
 def _difference(step: str, theirs: Tensor, ours: Tensor, shift: int) -> StepDifference:
+    if theirs.shape != ours.shape:
+        return StepDifference(step, 1.0, 255)
     apart = (theirs.to(torch.int32) + shift - ours.to(torch.int32)).abs()
     if not apart.numel():
         return StepDifference(step, 0.0, 0)

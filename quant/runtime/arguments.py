@@ -29,8 +29,12 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     """The signature of the forward of the module's class; `self` comes first.
 
     Raises:
-        TypeError: forward is a property.
+        TypeError: forward is a property or a static method.
     """
+    if isinstance(inspect.getattr_static(type(module), "forward"), staticmethod):
+        raise TypeError(
+            f"{type(module).__name__}: its forward is a static method, expected a method; declare forward(self, ...)"
+        )
     if isinstance(type(module).forward, property):
         raise TypeError(
             f"{type(module).__name__}: its forward is a property, expected a method, whose arguments can be known; "
@@ -49,7 +53,8 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
             return arguments
     bound = signature_of(module).bind(module, *args, **kwargs)
     bound.apply_defaults()
-    return dict(list(bound.arguments.items())[1:])
+    [(own, first), *others] = bound.arguments.items()
+    return dict(others) if first is module else {own: first[1:], **dict(others)}  # forward(*args), self among them
 
 
 class _Parameters(NamedTuple):

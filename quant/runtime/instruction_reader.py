@@ -175,14 +175,14 @@ def check_call(reader: Reader, callee: Callee, args: tuple[Any, ...], kwargs: di
 
     A private attribute leads from a value to arbitrary code, and a key is a function that runs.
     """
-    if not isinstance(callee, Function):
-        return
-    if callee.target is getattr:
+    target = callee.target if isinstance(callee, Function) else None
+    is_sort = isinstance(callee, Method) and callee.name == "sort"  # which a list has, too
+    if "key" in kwargs and (is_sort or target in (max, min)):
+        reader.fail("takes no function as a key")
+    if target is getattr:
         name = args[1] if len(args) == 2 and not kwargs else None
         if not isinstance(name, str) or name.startswith("_"):
             reader.fail("expected getattr(%value, 'name'), and no private name")
-    if callee.target in (max, min) and "key" in kwargs:
-        reader.fail("takes no function as a key")
 
 
 def read_dtype(reader: Reader) -> torch.dtype | None:

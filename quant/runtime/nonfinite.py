@@ -142,10 +142,13 @@ def _place(lost: Lost, leaf: Tensor, counts: list[int]) -> Tensor:
     return lost.rows.any()
 
 
-def _sure(holds: bool | torch.SymBool) -> bool:
-    """A comparison of sizes; of sizes that may vary in a graph of torch.export, whether it holds for all of them."""
-    if isinstance(holds, bool):
-        return holds
+def _sure(holds: bool | torch.SymBool | Tensor) -> bool:
+    """A comparison of sizes; of sizes that may vary in a graph of torch.export, whether it holds for all of them.
+
+    `torch.jit.trace` has tensors for sizes, of the call that it traces.
+    """
+    if isinstance(holds, (bool, Tensor)):
+        return bool(holds)
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(holds)

@@ -200,7 +200,7 @@ class Reader(TextScanner):
         kind = named(sys.modules.get(module), name)
         if not isinstance(kind, type):
             self.fail(f"class {name} is not known; import {module} first", UnknownClass)
-        if not self._is_known(module, kind):
+        if not self._is_known(kind):
             self.fail(f"class {name} of {module} is none of the model's packages", UnknownClass)
         if self.text.startswith("[", self.place) and issubclass(kind, enum.Enum):
             [member] = self._several("[", "]")
@@ -210,9 +210,12 @@ class Reader(TextScanner):
             return kind(pairs)  # type: ignore[call-arg]
         return self._object(kind) if self.text.startswith("(", self.place) else kind
 
-    def _is_known(self, module: str, kind: type) -> bool:
-        """Whether the text may name a class: it is of the given packages, or a plain one."""
-        package = module.partition(".")[0]
+    def _is_known(self, kind: type) -> bool:
+        """Whether the text may name a class: it is of the given packages, or a plain one.
+
+        What a module of these imports is of another package: `mymodel:subprocess.Popen` is no class of mymodel.
+        """
+        package = kind.__module__.partition(".")[0]
         if self.packages is None or package in self.packages:
             return True
         return kind in PLAIN or (package == "torch" and hasattr(kind, "n_sequence_fields"))

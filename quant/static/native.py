@@ -97,12 +97,17 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
 
 
 def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]]:
-    """For each step, the registers that no later one reads; a region may read one only for its sizes."""
+    """For each step, the registers that no later one reads.
+
+    What a region's instructions read counts, beside what its text does: they may have to run as they are.
+    """
     kept = registers_in(output)
     drops = []
     for step in reversed(steps):
         if isinstance(step, Region):
+            inside = {one.out for one in step.instructions}
             read = {*step.inputs, *step.outputs}.union(*({one.out, *one.reads} for one in step.tail))
+            read |= set().union(*(one.reads for one in step.instructions)) - inside
             step.drops = sorted(read - kept)
         else:
             read = step.reads | {step.out}

@@ -116,12 +116,44 @@ def test_a_hook_of_all_modules_is_told() -> None:
         handle.remove()
 
 
+class Subclass(Tensor):
+    """A tensor of somebody's own."""
+
+
+def with_own(**tensors: Tensor) -> nn.Module:
+    """A norm of whose parameters or buffers some are plain attributes."""
+    norm = frozen_norm()
+    for name, tensor in tensors.items():
+        delattr(norm, name)
+        setattr(norm, name, tensor)
+    return norm
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var"])
+@pytest.mark.parametrize("as_buffer", [False, True], ids=["attribute", "buffer"])
+def test_a_norm_s_tensors_are_read_where_its_forward_reads_them(name: str, as_buffer: bool) -> None:
+    norm = with_own(**{name: torch.linspace(0.5, 2.0, 5)})
+    if as_buffer:
+        value = getattr(norm, name)
+        delattr(norm, name)
+        norm.register_buffer(name, value)
+    x = batches()[0]
+    expected = norm(x)
+    assert normalize_and_observe(x, norm, (-math.inf, math.inf), HistogramObserver(), [])
+    assert torch.equal(x, expected)
+
+
 LEFT_TO_TORCH: dict[str, Callable[[], tuple[Tensor, Any]]] = {
     "in training": lambda: (batches()[0], frozen_norm().train()),
     "without statistics": lambda: (batches()[0], nn.BatchNorm2d(5, track_running_stats=False).eval()),
     "of double": lambda: (batches()[0], frozen_norm().double()),
     "of other channels": lambda: (batches()[0], frozen_norm(4)),
     "rows": lambda: (torch.randn(3, 5), frozen_norm()),
+    "statistics that are a column": lambda: (batches()[0], with_own(running_mean=torch.zeros(5, 2)[:, 0])),
+    "a weight that is repeated": lambda: (batches()[0], with_own(weight=torch.ones(1).expand(5))),
+    "a weight of a subclass": lambda: (batches()[0], with_own(weight=torch.ones(5).as_subclass(Subclass))),
+    "an empty batch": lambda: (batches()[0][:0], frozen_norm()),
     "tiny planes": lambda: (torch.randn(3, 5, 1, 1), frozen_norm()),
     "channels last": lambda: (batches()[0].to(memory_format=torch.channels_last), frozen_norm()),
     "with a gradient": lambda: (batches()[0].requires_grad_(), frozen_norm()),

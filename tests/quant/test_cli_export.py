@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import quant
 from quant.cli import export_command, formats
@@ -71,16 +77,37 @@ def test_a_dynamic_model_with_an_example(shell: Cli) -> None:
     assert "index 20 is outside the table of 20 rows" in shell.fails("run", "run.q8", "--input", "other.npy")
 
 
-@pytest.mark.parametrize("name", ["onnx", "pt2", "pte"])
-def test_formats_that_are_not_there_are_named(shell: Cli, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_torch(shell: Cli) -> None:
+    model = static(shell)
+    export = ("export", "model.q8", *shell.model(), "--format", "pt2", "--out", "model.pt2")
+    assert "--format pt2 needs --example FILE.npy" in shell.fails(*export)
+    assert "wrote model.pt2" in shell.run(*export, "--example", "x.npy")
+    again, x = torch.export.load("model.pt2").module(), torch.randn(9, 8)
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+    numpy.save("narrow.npy", numpy.zeros((5, 7), numpy.float32))
+    assert "the input has 7 features, expected 8" in shell.fails(*export, "--example", "narrow.npy")
+
+
+def test_a_file_of_onnx(shell: Cli) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    model = static(shell)
+    printed = shell.run("export", "model.q8", *shell.model(), "--format", "onnx", "--out", "model.onnx")
+    assert printed.endswith("KiB)\n")
+    assert "0  integer  Gemm of integers" in printed
+    with torch.inference_mode():
+        assert torch.equal(quant.load_onnx("model.onnx")(torch.ones(3, 8)), model(torch.ones(3, 8)))
+
+
+@pytest.mark.parametrize(("name", "package"), [("onnx", "onnx"), ("pte", "executorch.exir")])
+def test_a_package_that_is_missing_is_named(
+    shell: Cli, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     static(shell)
-    monkeypatch.setattr(quant, f"export_{name}", None, raising=False)
-    line = shell.fails("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
-    assert f"this version has no quant.export_{name} yet" in line
-    called = []
-    monkeypatch.setattr(quant, f"export_{name}", lambda model, path: called.append(path) or path.touch())
-    shell.run("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}")
-    assert called == [Path(f"model.{name}")]
+    monkeypatch.setitem(sys.modules, package, None)
+    export = ("export", "model.q8", *shell.model(), "--format", name, "--out", f"model.{name}", "--example", "x.npy")
+    assert f"octet-quant[{package.partition('.')[0]}]" in shell.fails(*export)
+    assert not Path(f"model.{name}").exists()
 
 
 def test_the_names_are_those_of_the_table() -> None:
@@ -108,3 +135,71 @@ def test_bad_input(shell: Cli) -> None:
     data[-1] ^= 1
     Path("run.q8").write_bytes(bytes(data))
     assert "altered or damaged" in shell.fails("run", "run.q8", "--input", "x.npy")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04" + bytes(40), b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 118])
+def test_an_array_that_numpy_cannot_read(shell: Cli, content: bytes) -> None:
+    """Empty, no archive, and a header without an end: none of numpy's errors of these is a ValueError."""
+    static(shell)
+    shell.run("export", "model.q8", *shell.model(), "--format", "runner", "--out", "run.q8")
+    Path("bad.npy").write_bytes(content)
+    assert "bad.npy is no .npy file of numbers" in shell.fails("run", "run.q8", "--input", "bad.npy")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--repeat", "-1"), "--repeat is -1, expected at least 0"),
+        (("--threads", "0"), "--threads is 0, expected 1 to 1024"),
+        (("--threads", "99999999999"), "--threads is 99999999999, expected 1 to 1024"),
+    ],
+)
+def test_numbers_that_no_run_has(shell: Cli, words: tuple[str, str], message: str) -> None:
+    static(shell)
+    assert message in shell.fails("run", "model.q8", "--input", "x.npy", *words)
+
+
+def test_an_example_that_the_model_does_not_take(shell: Cli) -> None:
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {}
+    exec(MODELS, namespace)
+    quant.save(quant.quantize_dynamic(namespace["tagger"]()), "model.q8")  # type: ignore[operator]
+    numpy.save("words.npy", numpy.full((2, 3), 20))
+    export = ("export", "model.q8", *shell.model("tagger"), "--format", "runner", "--out", "run.q8")
+    assert "index 20 is outside the table of 20 rows" in shell.fails(*export, "--example", "words.npy")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: [],
+        lambda document: {},
+        lambda document: {**document, "version": 0},
+        lambda document: {**document, "version": "1"},
+        lambda document: {**document, "plan": 7},
+        lambda document: {**document, "inputs": [{**document["inputs"][0], "dtype": "float99"}]},
+        lambda document: {**document, "constants": [7]},
+        lambda document: {**document, "outputs": []},
+    ],
+)
+def test_an_altered_part_for_the_runner(shell: Cli, change: Callable[[Any], object]) -> None:
+    """Whose checksum was altered with it."""
+    static(shell)
+    shell.run("export", "model.q8", *shell.model(), "--format", "runner", "--out", "run.q8")
+    data = Path("run.q8").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    text = json.dumps(change(json.loads(header["__metadata__"]["octet_runner"])))
+    header["__metadata__"].update(octet_runner=text, octet_runner_crc32=str(zlib.crc32(text.encode())))
+    new = json.dumps(header).encode()
+    new += b" " * (-len(new) % 8)
+    Path("run.q8").write_bytes(len(new).to_bytes(8, "little") + new + data[end:])
+    said = shell.fails("run", "run.q8", "--input", "x.npy")
+    assert "run.q8: its part for the runner" in said or "gives 1 outputs, and its file names 0" in said
+
+
+def test_a_part_for_the_runner_without_an_end(shell: Cli) -> None:
+    text = "[" * 100_000
+    metadata = {"octet": "{}", "octet_runner": text, "octet_runner_crc32": str(zlib.crc32(text.encode()))}
+    save_file({"x": torch.zeros(1)}, "run.q8", metadata)
+    assert "run.q8: its part for the runner was altered" in shell.fails("run", "run.q8")

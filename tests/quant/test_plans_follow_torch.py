@@ -100,7 +100,10 @@ def test_a_norm_without_a_weight_holds_its_size(norm: Callable[[nn.Module, Tenso
             return self.last(norm(self, self.first(x)))
 
     q = quant.quantize_static(Norm().eval(), [torch.randn(2, 3, 8) for _ in range(4)], progress=False)
-    with pytest.raises((RuntimeError, ValueError), match=r"its rows have not 8 values"), torch.no_grad():
+    with (
+        pytest.raises((RuntimeError, ValueError), match=r"its rows have not 8 values|normalized_shape=\[8\]"),
+        torch.no_grad(),
+    ):
         q(torch.randn(2, 3, 12))
 
 
@@ -146,8 +149,9 @@ def test_sizes_are_known_after_a_write_that_keeps_them() -> None:
             weights = torch.arange(8).add_(1).float()  # integers, which no plan has
             return self.last((y * weights).reshape(batch * length, 8) / 8).reshape(batch, length, 8)
 
+    torch.manual_seed(0)
     model = Sizes().eval()
-    q = quant.quantize_static(model, [torch.randn(2, 3, 8), torch.randn(3, 4, 8)], progress=False)
+    q = quant.quantize_static(model, [torch.randn(20, 30, 8), torch.randn(30, 40, 8)], progress=False)
     [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
     assert "its shape is computed at run time" not in runner.program.schedule.describe()
     assert sum(isinstance(step, Region) for step in runner.program.schedule.steps) <= 2

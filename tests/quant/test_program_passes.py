@@ -74,8 +74,8 @@ def test_neighbours_with_plans_are_one_native_call() -> None:
     assert scheduled(*lines, output="%4") == ["native %1 %2 %3 %4 inputs %0 outputs %4 drops %0"]
 
 
-def test_a_single_one_is_no_native_call() -> None:
-    assert scheduled(QUANTIZE, output="%1") == ["single %1 drops %0"]
+def test_a_single_conversion_is_a_native_call_of_one_step() -> None:
+    assert scheduled(QUANTIZE, output="%1") == ["native %1 inputs %0 outputs %1 drops %0"]
 
 
 def test_a_float_call_parts_two_native_calls() -> None:
@@ -106,7 +106,7 @@ def test_what_is_read_after_a_native_call_is_one_of_its_outputs() -> None:
     assert scheduled(*lines, output="(%5, %6)") == [
         "native %1 %2 %3 %4 inputs %0 outputs %2 %4 drops %0",
         "single %5 drops %4",
-        "single %6 drops %2",
+        "native %6 inputs %2 outputs %6 drops %2",
     ]
 
 

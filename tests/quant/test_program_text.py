@@ -5,6 +5,10 @@ from __future__ import annotations
 import collections
 import enum
 import math
+import subprocess
+import sys
+import types
+import unittest.mock
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -213,6 +217,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a constant": ("torch.relu(%0)", "torch.relu($0)", r"line 3: there is no constant \$0"),
     "a bracket": ("torch.relu(%0)", "torch.relu(%0", r"line 3: expected '\)' at column"),
     "more": ("torch.relu(%0)  ; #1", "torch.relu(%0)  ; #1 because", "line 3: expected nothing more"),
+    "a list's key": ("torch.relu(%0)", "method sort(['a file'], key=%0)", "line 3: takes no function as a key"),
+    "a keyed maximum": ("torch.relu(%0)", "builtins.max(%0, key=%0)", "line 3: takes no function as a key"),
     "no scale": ("torch.relu(%0)", "quantize(%0)", "line 3: expected a scale and a zero point"),
 }
 
@@ -222,6 +228,17 @@ def test_what_is_no_program_is_refused_by_its_line(old: str, new: str, said: str
     assert str(parse(SHORT)) == SHORT
     with pytest.raises(TextError, match=said):
         parse(SHORT.replace(old, new))
+
+
+def test_what_a_models_package_imports_is_no_class_of_it() -> None:
+    """Each module of a package leads to the modules that it imports, and these to any class."""
+    module = types.ModuleType("mymodel")
+    module.subprocess, module.Own = subprocess, type("Own", (), {"__module__": "mymodel"})  # type: ignore[attr-defined]
+    with unittest.mock.patch.dict(sys.modules, mymodel=module):
+        own = SHORT.replace("torch.relu(%0)", "builtins.isinstance(%0, !mymodel:Own)")
+        assert str(parse(own, packages={"mymodel"})) == own
+        with pytest.raises(TextError, match=r"class subprocess\.Popen of mymodel is none of the model's packages"):
+            parse(own.replace("mymodel:Own", "mymodel:subprocess.Popen"), packages={"mymodel"})
 
 
 def test_an_object_of_a_users_class_is_printed_and_not_read() -> None:

@@ -390,6 +390,31 @@ def test_a_runner_for_one_model(
     assert "this program was built without the operation, for another model" in done.stderr
 
 
+def structures_of_operations() -> dict[str, str]:
+    """Each operation of plans by its name, and the structure that core/plan/ir.cpp reads it into."""
+    source = (build.SOURCES / "core" / "plan" / "ir.cpp").read_text()
+    readers = {
+        name: found[1]
+        for name, body in re.findall(r"^OperationKind (\w+)\(LineReader& in[^)]*\) \{(.*?)^\}", source, re.S | re.M)
+        if (found := re.search(r"op::(\w+)", body))
+    }
+    table = source[source.index("readers() {") :]
+    pairs = re.findall(r'\{"(\w+)",\s*(&\w+|\[\].*?return op::\w+)', table, re.S)
+    return {name: readers[read[1:]] if read.startswith("&") else read.rpartition("::")[2] for name, read in pairs}
+
+
+def test_a_structure_is_left_in_for_each_of_its_operations() -> None:
+    """Or a runner for a model that has the one refuses it, as it would another model."""
+    structures = structures_of_operations()
+    settings = (build.SOURCES / "core" / "plan" / "settings.inc").read_text().split("\n")[1:-2]
+    assert sorted(structures) == sorted(line.split(" ")[0] for line in settings)
+    lowering = (build.SOURCES / "core" / "plan" / "lower.cpp").read_text()
+    named = {kind: set(names.split(" ")) for kind, names in re.findall(r'kNames<op::(\w+)> = "([^"]+)"', lowering)}
+    assert named["Conv"] == {"conv_u8s8_u8", "conv_u8s8_f32"}
+    for kind, names in named.items():
+        assert names == {name for name, structure in structures.items() if structure == kind}, kind
+
+
 def test_what_no_runner_is_built_for(
     runner_build: ModuleType, residual: tuple[nn.Module, Path], tmp_path: Path
 ) -> None:
@@ -399,3 +424,31 @@ def test_what_no_runner_is_built_for(
             runner_build.selection_of([path], None, "x86_64")
     with pytest.raises(runner_build.BadFile, match="there is no avx3 for x86_64, expected some of portable, "):
         runner_build.selection_of([residual[1]], "avx2,avx3", "x86_64")
+
+
+def header_only(document: object) -> bytes:
+    """A file of nothing but a part for the runner."""
+    header = json.dumps({"__metadata__": {"octet_runner": json.dumps(document)}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            header_only({"plan": 'octet-plan 1\ninputs %0\n%1 = add"+evil() q=%0\noutputs %1'}),
+            "is no operation of a plan",
+        ),
+        (header_only({"plan": "octet-plan 1\ninputs %0\n%1 =\noutputs %1"}), "has no part for the runner"),
+        (header_only({"plan": 7}), "has no part for the runner"),
+        (header_only([]), "has no part for the runner"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "has no part for the runner"),
+    ],
+    ids=["a quote", "no operation", "no text", "no document", "deep"],
+)
+def test_an_altered_file_gives_the_compiler_nothing(
+    runner_build: ModuleType, tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "altered.q8").write_bytes(content)
+    with pytest.raises(runner_build.BadFile, match=words):
+        runner_build.operations_of(tmp_path / "altered.q8")

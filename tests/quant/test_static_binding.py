@@ -232,3 +232,25 @@ def test_a_call_is_bound_as_python_binds_it(name: str, call: tuple[tuple[Any, ..
         return
     bound.apply_defaults()
     assert list(bind(module, args, kwargs).items()) == list(bound.arguments.items())[1:]
+
+
+def test_a_forward_that_takes_itself_among_its_arguments_keeps_the_others() -> None:
+    class Star(Layer):
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return args[0].compute(args[1], None, kwargs.get("scale", 1.0))  # type: ignore[no-any-return]
+
+    assert bind(Star(), (X, 2), {"scale": 3.0}) == {"args": (X, 2), "kwargs": {"scale": 3.0}}
+    q = quant.quantize_static(Star().eval(), [(X,)], progress=False)
+    with torch.no_grad():
+        assert any(isinstance(one, ProgramRunner) for one in q.modules())
+        torch.testing.assert_close(q(X), q.get_submodule("layer")(X), rtol=0.05, atol=0.05)
+
+
+def test_a_static_forward_is_refused_by_name() -> None:
+    class Static(nn.Module):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(TypeError, match=r"Static: its forward is a static method, expected a method; declare"):
+        bind(Static(), (X,), {})

@@ -84,6 +84,24 @@ def test_the_bits_are_those_of_the_steps_one_by_one(kind: type[Net]) -> None:
     assert float((y - expected).norm() / expected.norm()) < 0.05
 
 
+class LikeAnother(Net):
+    """What `type_as` is asked for the native call does not read; the same call step by step does."""
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        like = x.erf()
+        return self.last(torch.relu(self.first(x)).type_as(like))  # type: ignore[no-any-return]
+
+
+@planned
+def test_a_call_with_nan_finds_what_only_its_steps_read() -> None:
+    model, q, runner = converted(LikeAnother)
+    assert "R" in order(runner)
+    x, places = inputs(9)
+    x[2, 3] = torch.nan
+    with torch.no_grad():
+        assert torch.equal(q(x, places).isnan(), model(x, places).isnan())
+
+
 @planned
 def test_what_needs_nothing_of_the_layers_runs_ahead_of_both() -> None:
     steps = order(converted(Net)[2])

@@ -35,7 +35,7 @@ constexpr std::string_view kNames<op::AddReal> = "add_f32";
 template <>
 constexpr std::string_view kNames<op::LayerNorm> = "layer_norm";
 template <>
-constexpr std::string_view kNames<op::GroupNorm> = "group_norm";
+constexpr std::string_view kNames<op::GroupNorm> = "group_norm instance_norm";
 template <>
 constexpr std::string_view kNames<op::Silu> = "silu";
 template <>

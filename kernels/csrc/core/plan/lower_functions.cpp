@@ -65,7 +65,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Silu& silu)
   return mapped(b, real_input(b, operation, silu.x), real_kernels().silu);
 }
 
-// Of rows: the dimensions that are summed over are brought to the end.
+// Of rows: the dimensions that are summed over are brought to the end. The sum of no values is 0, and their mean NaN.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::ReduceReal& by) {
   const PlanView given = real_input(b, operation, by.x);
   std::vector<bool> summed(given.rank(), false);
@@ -83,7 +83,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::ReduceReal&
       order.push_back(d), kept.push_back(given.sizes[d]);
     if (!summed[d] || by.keepdim) sizes.push_back(summed[d] ? 1 : given.sizes[d]);
   }
-  expect(operation, n > 0, "it is over no values");
+  checked_count(operation, sizes);  // sums over no values are more than those
   for (int64_t d = 0; d < given.rank(); ++d)
     if (summed[d]) order.push_back(d);
   const PlanView x = b.plain(reordered(given, order));
