@@ -29,7 +29,7 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
+    bench-throughput bench-start bench-memory bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -143,6 +143,9 @@ bench-throughput: build ## Samples a second for batches of 1, 8 and 32, and p50 
 
 bench-start: build ## Import, prepare, convert, load and first calls, here or against another checkout: ARGS='--against PATH' (minutes)
 	@$(in_venv) python benchmarks/bench_start.py $(ARGS)
+
+bench-memory: build ## Memory at the peak of converting and of calls, over the float model's, and of packed weights
+	@$(in_venv) python benchmarks/bench_memory.py $(ARGS)
 
 bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)
 	@$(in_venv) python benchmarks/bench_against.py $(ARGS)

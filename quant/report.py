@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
+from quant.runtime.packed_weights import packed_weights
 
 REPORT_ATTRIBUTE = "_quant_report"
 
@@ -53,10 +54,14 @@ class Report:
     Attributes:
         entries: one per module.
         float_bytes: bytes of the parameters and buffers that no quantised module holds.
+        packed: entry's name -> bytes of the packed weights that this process holds for the module, besides its buffers;
+            entries without any are left out, '' has what none covers. What no kernel has read yet is not packed.
+            None where no model was asked. No part of what is compared: a copy of a model packs its own.
     """
 
     entries: tuple[ReportEntry, ...]
     float_bytes: int = 0
+    packed: Mapping[str, int] | None = field(default=None, compare=False)
 
     def __iter__(self) -> Iterator[ReportEntry]:
         return iter(self.entries)
@@ -96,14 +101,21 @@ class Report:
         """Bytes of all parameters and buffers of the model now, each once."""
         return self.bytes_after + self.float_bytes
 
+    @property
+    def bytes_packed(self) -> int:
+        """Bytes of packed weights that this process holds for the model now, besides its parameters and buffers."""
+        return sum((self.packed or {}).values())
+
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary: `modules`, and the bytes of the quantised ones and of the whole model."""
+        """A JSON-ready dictionary: `modules`, bytes of the quantised ones and of the whole model, packed weights."""
         return {
             "modules": [asdict(entry) for entry in self.entries],
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "model_bytes_before": self.model_bytes_before,
             "model_bytes_after": self.model_bytes_after,
+            "bytes_packed": self.bytes_packed,
+            "packed": dict(self.packed or {}),
         }
 
     def __str__(self) -> str:
@@ -139,6 +151,8 @@ class Report:
             f"{_change(self.bytes_before, self.bytes_after)} of them, "
             f"{_change(whole, self.model_bytes_after)} of the whole model{ratio}"
         )
+        if self.packed is not None and self.quantized:
+            lines.append(f"packed weights in this process: {self.bytes_packed / 1024:.1f} KiB")
         return "\n".join(lines)
 
 
@@ -187,7 +201,18 @@ def summary(model: nn.Module) -> Report:
         raise TypeError(f"quant.summary: expected an nn.Module, got {type(model).__name__}")
     entries, counted = tuple(_entries(model, "", set())), set[int]()
     every = sum(own_bytes(module, counted) for module in model.modules())
-    return Report(entries, every - Report(entries).bytes_after)
+    return Report(entries, every - Report(entries).bytes_after, _packed_by_entry(model, entries))
+
+
+def _packed_by_entry(model: nn.Module, entries: Iterable[ReportEntry]) -> dict[str, int]:
+    """The packed weights of each entry's module and of those inside it that have no entry of their own."""
+    names, found = {entry.name for entry in entries}, dict[str, int]()
+    for path, size in packed_weights(model).items():
+        owner = path
+        while owner and owner not in names:
+            owner = owner.rpartition(".")[0]
+        found[owner] = found.get(owner, 0) + size
+    return found
 
 
 def _entries(module: nn.Module, name: str, seen: set[int]) -> Iterator[ReportEntry]:

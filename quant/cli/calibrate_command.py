@@ -54,7 +54,7 @@ def calibrate(options: argparse.Namespace, rest: list[str]) -> int:
     def save(model: nn.Module, path: str) -> None:
         files.save(model, Path(path))
         if not options.json:
-            print(str(quant.summary(model)).splitlines()[-1])
+            print("\n".join(str(quant.summary(model)).splitlines()[-2:]))  # of the whole model, and its packed weights
 
     verbs = command.Verbs(
         load_model=lambda name, weights: files.load_model(name, weights).eval(),

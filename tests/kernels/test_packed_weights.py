@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from quant.kernels.backend import Backend
+from quant.kernels.packed import packed_bytes
 from torch import Tensor
 
 X = torch.full((1, 64), 255, dtype=torch.uint8)
@@ -101,6 +102,29 @@ def test_a_weight_is_packed_once_and_dropped_with_its_tensor(compiled: Backend) 
     assert packed_count() == before + 1, "the storage still lives"
     del alias
     assert packed_count() == before
+
+
+def test_bytes_of_a_packed_weight(compiled: Backend) -> None:
+    both = torch.cat([weight_of(1), weight_of(4)])
+    weight, other = both[:20], both[20:]
+    assert packed_bytes([both]) == 0
+    total(compiled, weight)
+    held = packed_bytes([weight])
+    assert weight.nbytes + 20 * 4 <= held <= 4 * weight.nbytes + 65536  # FBGEMM's blocks are large
+    assert packed_bytes([weight, both, weight.view(-1)]) == held, "one form counts once"
+    assert packed_bytes([other]) == packed_bytes([]) == 0
+    assert packed_bytes([weight.clone(), torch.empty(20, 64, dtype=torch.int8, device="meta")]) == 0
+    total(compiled, other)
+    assert packed_bytes([both]) == 2 * held
+    weight.fill_(2)
+    total(compiled, weight)
+    assert packed_bytes([weight]) == held, "the stale form counts"
+
+
+def test_what_is_not_packed_has_no_bytes(interpreted: Backend) -> None:
+    weight = weight_of(1)
+    total(interpreted, weight)
+    assert packed_bytes([weight]) == 0
 
 
 def test_onednn_drops_a_packed_weight_with_its_tensor() -> None:

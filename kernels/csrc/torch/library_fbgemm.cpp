@@ -30,6 +30,10 @@ std::unique_ptr<PackB> pack_b(const int8_t* weight, int64_t n, int64_t k) {
                                  weight, static_cast<int32_t>(k), nullptr, 1);
 }
 
+int64_t bytes_of(const PackB& packed) {
+  return int64_t{packed.blockRows()} * packed.blockRowSize() * packed.blockCols() * packed.blockColSize();
+}
+
 bool saturates() {
   static const bool wrong = [] {
     constexpr int n = 16, k = 64;
@@ -69,6 +73,8 @@ class FbgemmPacked final : public PackedGemm {
   std::string route() const override { return rest_ ? "split" : saturates() ? "pairwise" : "vnni"; }
 
  private:
+  int64_t packed_bytes() const override { return bytes_of(*packed_) + (rest_ ? bytes_of(*rest_) : 0); }
+
   std::unique_ptr<PackB> packed_, rest_;
 };
 

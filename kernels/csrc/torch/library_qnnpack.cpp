@@ -57,6 +57,7 @@ class QnnpackPacked final : public PackedGemm {
         for (int64_t i = 0; i < depth; ++i) shifted[j * depth + i] = static_cast<uint8_t>(weight[j * k + k0 + i] + 128);
       panels_.push_back(std::make_unique<qnnpack::PackBMatrix>(depth, n, zero_points_.data(), ones_.data(),
                                                                shifted.data(), bias.data()));
+      panel_bytes_ += (n + 7) / 8 * 8 * ((depth + 1) / 2 * 2 + static_cast<int64_t>(sizeof(int32_t)));
     }
   }
 
@@ -86,9 +87,16 @@ class QnnpackPacked final : public PackedGemm {
   std::string route() const override { return panels_.size() > 1 ? "wide, in panels of 512" : "wide"; }
 
  private:
+  int64_t packed_bytes() const override {
+    const size_t by_output = zero_points_.size() + (ones_.size() + zeros_.size()) * sizeof(float);
+    return panel_bytes_ + static_cast<int64_t>(by_output);
+  }
+
   std::vector<uint8_t> zero_points_;
   std::vector<float> ones_, zeros_;
   std::vector<std::unique_ptr<qnnpack::PackBMatrix>> panels_;
+  // At most: QNNPACK does not say. Its kernels take outputs by 4 or 8 with a bias each, and inputs by 1 or 2.
+  int64_t panel_bytes_ = 0;
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ TORCH_LIBRARY(octet_native, m) {
   m.def("default_backend() -> str", &default_backend_op);
   m.def("route(Tensor q_weight, str backend) -> str", &route_op);
   m.def("packed_count() -> int", &packed_count);
+  m.def("packed_bytes(Tensor[] weights) -> int", &packed_bytes);
 }
 
 }  // namespace octet

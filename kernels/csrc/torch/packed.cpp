@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 
+#include <algorithm>
 #include <mutex>
 #include <shared_mutex>
 #include <span>
@@ -41,6 +42,7 @@ struct Entry {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   uint32_t version;
   std::shared_ptr<const void> packed;  // as the key's form says
+  int64_t bytes;                       // of `packed`
 };
 
 struct Cache {
@@ -56,6 +58,14 @@ Cache& cache() {
 // Drops the entries of storages that have died; the caller holds the lock.
 void forget_dead(Cache& known) {
   std::erase_if(known.entries, [](const auto& entry) { return entry.second.storage.expired(); });
+}
+
+// Whether a packed weight was made of what lies in a tensor's memory: of all of it, or of a group of a convolution.
+bool lies_in(const Key& key, const at::Tensor& weight) {
+  if (!weight.has_storage() || key.storage != weight.storage().unsafeGetStorageImpl()) return false;
+  const auto* const begin = static_cast<const char*>(weight.const_data_ptr());
+  const auto* const at = static_cast<const char*>(key.data);
+  return at >= begin && at < begin + weight.nbytes();
 }
 
 // Inference tensors keep no version, so writes to them cannot be seen.
@@ -83,7 +93,7 @@ std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* 
   std::shared_ptr<const Packed> made = pack();
   std::unique_lock lock(known.mutex);
   forget_dead(known);
-  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made});
+  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made, made->bytes()});
   return made;
 }
 
@@ -139,6 +149,16 @@ int64_t packed_count() {
   std::unique_lock lock(known.mutex);
   forget_dead(known);
   return static_cast<int64_t>(known.entries.size());
+}
+
+int64_t packed_bytes(at::TensorList weights) {
+  Cache& known = cache();
+  std::shared_lock lock(known.mutex);
+  int64_t bytes = 0;
+  for (const auto& [key, entry] : known.entries)
+    if (std::any_of(weights.begin(), weights.end(), [&](const at::Tensor& weight) { return lies_in(key, weight); }))
+      bytes += entry.bytes;
+  return bytes;
 }
 
 }  // namespace octet

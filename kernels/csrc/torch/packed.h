@@ -37,4 +37,7 @@ std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, 
 // The number of packed weights in the cache.
 int64_t packed_count();
 
+// Bytes of the packed weights in the cache that were made of a tensor in the memory of one of these; each once.
+int64_t packed_bytes(at::TensorList weights);
+
 }  // namespace octet

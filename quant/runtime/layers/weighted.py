@@ -183,6 +183,10 @@ class StaticLayer(nn.Module):
             for site in range(len(self.clamps)):
                 self.site(site)
 
+    def derived_weights(self) -> list[Tensor]:
+        """The int8 weights that are derived from `q_weight` and given to kernels in its place: those of phases."""
+        return [known.phases.q_weight for known in self._derived.values() if known.phases is not None]
+
     def knows(self, site: int, derived: object) -> bool:
         """Whether `derived` is still the object that `site` returns."""
         return self._derived.get(site) is derived

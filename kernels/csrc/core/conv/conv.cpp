@@ -376,9 +376,14 @@ PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const i
     }
   const NativeDepthwise* table = native_depthwise();
   if (!table || kernel[0] != 1 || kernel[1] > kDepthwiseMost) return;
-  int8_t* packed = packed_.get(table->packed_bytes(channels, kernel[1], kernel[2]));
+  packed_bytes_ = table->packed_bytes(channels, kernel[1], kernel[2]);
+  int8_t* packed = packed_.get(packed_bytes_);
   table->pack(weight, channels, kernel[1], kernel[2], packed);
   native_ = packed;
+}
+
+int64_t PackedDepthwise::bytes() const {
+  return packed_bytes_ + static_cast<int64_t>(by_tap_.size() + row_sums_.size() * sizeof(int32_t));
 }
 
 void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const PackedGemm>>& groups,

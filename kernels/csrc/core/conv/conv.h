@@ -25,11 +25,14 @@ class PackedDepthwise {
   const int32_t* row_sums() const { return row_sums_.data(); }
   // For native_depthwise(); null where that has no kernel for this shape.
   const int8_t* native() const { return native_; }
+  // Memory that it holds, for the report.
+  int64_t bytes() const;
 
  private:
   std::vector<int8_t> by_tap_;
   std::vector<int32_t> row_sums_;
   Scratch<int8_t> packed_;  // aligned
+  int64_t packed_bytes_ = 0;
   const int8_t* native_ = nullptr;
 };
 
@@ -48,12 +51,15 @@ class PackedWinograd {
   // Null where the weights are so large that the sums might not be exact (kernels/README.md, equation 10).
   const int8_t* data() const { return packed_.get(); }
   const int32_t* row_sums() const { return row_sums_.data(); }
+  // Memory that it holds, for the report: at most what `serves` allows for a layer, and the sums.
+  int64_t bytes() const;
 
  private:
   struct Free {
     void operator()(int8_t* memory) const;
   };
   std::unique_ptr<int8_t[], Free> packed_;
+  int64_t packed_bytes_ = 0;
   std::vector<int32_t> row_sums_;
 };
 

@@ -92,10 +92,14 @@ PackedWinograd::PackedWinograd(const int8_t* weight, int64_t outputs, int64_t ch
     exact &= 255 * std::max(above, -below) <= kMostSum;
   }
   if (!exact) return;
-  const int64_t bytes = (table->packed_bytes(outputs, channels) + 63) / 64 * 64;
-  packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, bytes)));
+  packed_bytes_ = (table->packed_bytes(outputs, channels) + 63) / 64 * 64;
+  packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, packed_bytes_)));
   if (!packed_) throw std::bad_alloc();
   table->pack(weight, outputs, channels, packed_.get());
+}
+
+int64_t PackedWinograd::bytes() const {
+  return packed_bytes_ + static_cast<int64_t>(row_sums_.size() * sizeof(int32_t));
 }
 
 void PackedWinograd::Free::operator()(int8_t* memory) const { std::free(memory); }

@@ -21,8 +21,8 @@ struct Free {
 class NativePacked final : public PackedGemm {
  public:
   NativePacked(const int8_t* weight, int64_t n, int64_t k) : PackedGemm(weight, n, k), gemm_(choose(weight, n, k)) {
-    const int64_t bytes = (gemm_.packed_bytes(n, k) + kSlack + 63) / 64 * 64;
-    packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, bytes)));
+    packed_bytes_ = (gemm_.packed_bytes(n, k) + kSlack + 63) / 64 * 64;
+    packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, packed_bytes_)));
     if (!packed_) throw std::bad_alloc();
     gemm_.pack(weight, n, k, packed_.get());
   }
@@ -90,8 +90,11 @@ class NativePacked final : public PackedGemm {
               first_group(thread + 1, threads), backwards);
   }
 
+  int64_t packed_bytes() const override { return packed_bytes_; }
+
   const NativeGemm& gemm_;
   std::unique_ptr<int8_t[], Free> packed_;
+  int64_t packed_bytes_ = 0;
 };
 
 }  // namespace

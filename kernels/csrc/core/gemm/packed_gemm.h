@@ -86,8 +86,12 @@ class PackedGemm {
   int64_t k() const { return k_; }
   // sum over i of weight[j * K + i]: removes the activation's zero point from the sums (equation 6).
   const int32_t* row_sums() const { return row_sums_.data(); }
+  // Memory that it holds, for the report.
+  int64_t bytes() const { return packed_bytes() + n_ * static_cast<int64_t>(sizeof(int32_t)); }
 
  private:
+  virtual int64_t packed_bytes() const = 0;  // all but row_sums
+
   int64_t n_, k_;
   std::vector<int32_t> row_sums_;
 };
