@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -136,9 +137,14 @@ def test_dynamic_writes_the_int8_form_of_the_weights(cli: Cli, suffix: str) -> N
     torch.testing.assert_close(restored(x), expected(x), rtol=0, atol=0)
 
 
+def in_a_file(report: dict[str, Any]) -> dict[str, Any]:
+    """A report as a file has it: no process has packed its weights."""
+    return {**report, "packed": {}, "bytes_packed": 0}
+
+
 def test_summary_reads_the_report_that_dynamic_wrote(cli: Cli) -> None:
     report = json.loads(cli.run("dynamic", *cli.model(), "--json", "--out", "int8.safetensors"))
-    assert json.loads(cli.run("summary", "int8.safetensors", "--json")) == report
+    assert json.loads(cli.run("summary", "int8.safetensors", "--json")) == in_a_file(report)
     assert "2 of 2 modules" in cli.run("summary", "int8.safetensors")
 
 
@@ -298,7 +304,7 @@ def test_summary_of_a_file_without_the_bytes_of_what_stayed_float(cli: Cli, tmp_
     manifest, tensors = read(Path("int8.safetensors"))
     kept = {name: manifest[name] for name in ("static", "modules", "report")}
     write(Path("older.safetensors"), tensors, kept)
-    assert json.loads(cli.run("summary", "older.safetensors", "--json")) == report
+    assert json.loads(cli.run("summary", "older.safetensors", "--json")) == in_a_file(report)
 
 
 def test_summary_of_a_file_without_a_report(cli: Cli) -> None:
