@@ -7,19 +7,20 @@ steps outside of it and the reasons that the schedule has for them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from quant.export.naming import listed, named_leaves
 from quant.half_precision import OwnOutputs
 from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of
-from quant.runtime.objects import Instance, Result
+from quant.runtime.objects import Result
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
@@ -30,9 +31,6 @@ from quant.runtime.values import Size, Value
 
 DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool", torch.int64: "int64"}
 """The dtypes of inputs and outputs, by their names in files."""
-
-MOST_NAMED = 8
-"""Steps that an error names."""
 
 
 class ExportError(ValueError):
@@ -113,24 +111,16 @@ def _units(model: nn.Module) -> list[str]:
 
 def runner_of(model: nn.Module, example_inputs: Any = None) -> ProgramRunner:
     """The runner of a quantised model that is one program; arguments and errors as of `whole_plan`."""
-    return _only_runner(model) if _units(model) else _captured(model, example_inputs)
+    units = _units(model)
+    return _only_runner(model, units) if units else _captured(model, example_inputs)
 
 
-def _only_runner(model: nn.Module) -> ProgramRunner:
-    """The runner of a model that is one static program.
-
-    Raises:
-        ExportError: it is none.
-    """
-    kind, units = type(model).__name__, _units(model)
-    if not units:
-        raise ExportError(
-            f"{kind} holds no static program: only what quant.quantize_static or quant.convert returns has"
-        )
-    runner = child_of(model, RESERVED)
+def _only_runner(model: nn.Module, units: list[str]) -> ProgramRunner:
+    """The runner of a model that is one static program, from the modules that have one."""
+    kind, runner = type(model).__name__, child_of(model, RESERVED)
     if units != [""] or not isinstance(runner, ProgramRunner):
         raise ExportError(
-            f"{kind} is not one program: its own Python runs around {_listed([name or '(root)' for name in units])}; "
+            f"{kind} is not one program: its own Python runs around {listed([name or '(root)' for name in units])}; "
             "quant.summary names the islands"
         )
     programs = len(list(runner.programs()))
@@ -195,7 +185,7 @@ def _only_region(program: Program, kind: str) -> Region:
         calls = "no native call" if not regions else "one native call" if regions == 1 else f"{regions} native calls"
         raise ExportError(
             f"{kind} is {calls} and {len(outside)} further step{'s' * (len(outside) != 1)}, expected one native call "
-            f"of everything; outside is {_listed(outside)}"
+            f"of everything; outside is {listed(outside)}"
         )
     return schedule.regions[0]
 
@@ -214,37 +204,18 @@ def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
             yield from (f"{described(one)}, which is no tensor" for one in step.tail)
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
-def _named_outputs(output: Any, program: Program, kind: str, name: str = "") -> Iterator[tuple[str, int]]:
-    """The tensors of an output by their names in it: keys, fields, or places."""
-
-    def inside(pairs: Iterator[tuple[Any, Any]]) -> Iterator[tuple[str, int]]:
-        for key, value in pairs:
-            yield from _named_outputs(value, program, kind, f"{name}.{key}" if name else str(key))
-
-    if isinstance(output, Ref):
-        dtype = program.values[output.index].dtype
-        if dtype is not torch.float32:
-            raise ExportError(
-                f"{kind} returns a value that is no float32 tensor ({dtype or 'a number'}), which no plan gives"
-            )
-        yield name or "output", output.index
-    elif isinstance(output, Result):
-        yield from _named_outputs(output.value, program, kind, name)
-    elif isinstance(output, Instance):
-        yield from inside(iter((output.attributes if output.items is None else dict(output.items)).items()))
-    elif isinstance(output, Mapping):
-        yield from inside(iter(output.items()))
-    elif isinstance(output, (tuple, list)):
-        yield from inside(zip(getattr(output, "_fields", map(str, range(len(output)))), output, strict=False))
-    elif dataclasses.is_dataclass(output) and not hasattr(output, "path"):
-        yield from inside((item.name, getattr(output, item.name)) for item in dataclasses.fields(output))
-    elif output is not None and not isinstance(output, (bool, int, float, str)):
-        raise ExportError(f"{kind} returns a {type(output).__name__} at '{name or 'output'}', which no plan gives")
+def _named_outputs(output: Any, program: Program, kind: str) -> Iterator[tuple[str, int]]:
+    """The tensors of an output by their names in it."""
+    for name, leaf in named_leaves(output):
+        if isinstance(leaf, Ref):
+            dtype = program.values[leaf.index].dtype
+            if dtype is not torch.float32:
+                raise ExportError(
+                    f"{kind} returns a value that is no float32 tensor ({dtype or 'a number'}), which no plan gives"
+                )
+            yield name, leaf.index
+        elif not isinstance(leaf, (bool, int, float, str)):
+            raise ExportError(f"{kind} returns a {type(leaf).__name__} at '{name}', which no plan gives")
 
 
 def _steps(lines: list[str], region: Region) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.export.naming import MOST_NAMED, listed, named_leaves
 from quant.export.whole_plan import ExportError, runner_of
 from quant.onnx import arithmetic_calls, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
@@ -37,13 +38,9 @@ from quant.runtime.instructions import (
     TakeSequence,
 )
 from quant.runtime.layers.weighted import StaticLayer
-from quant.runtime.objects import Instance, Result
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref
-
-MOST_NAMED = 8
-"""Steps that an error names."""
 
 LARGEST_PAIRED = 32767 // (2 * 255)
 """The largest weight of which two times a uint8 fit 16 bits, whichever a runtime adds."""
@@ -148,7 +145,7 @@ def _overflowing(runner: ProgramRunner) -> tuple[str, ...]:
 def _check_target(target: str, overflowing: Sequence[str]) -> None:
     if target == "avx2" and overflowing:
         raise ExportError(
-            f"quant.export_onnx: target='avx2': the weights of {_listed(overflowing)} can overflow the 16 bits in "
+            f"quant.export_onnx: target='avx2': the weights of {_quoted(overflowing)} can overflow the 16 bits in "
             "which such processors add two products: quantise the float model with "
             "quant.Recipe(default=quant.QConfig(weight_bits=7)); int8 weights rounded afterwards would err twice as "
             "much"
@@ -163,21 +160,19 @@ def _check_ranges(runtime: Runtime, program: Program) -> None:
     if broken:
         raise ExportError(
             f"quant.export_onnx: runtime='{runtime.name}': {runtime.title} takes symmetric activations (zero point 0), "
-            f"and {_listed(broken)} {'have' if len(broken) > 1 else 'has'} another: quantise the float model with "
+            f"and {_quoted(broken)} {'have' if len(broken) > 1 else 'has'} another: quantise the float model with "
             "quant.Recipe(default=quant.QConfig(activation_symmetric=True))"
         )
     states = [one.step for one in program.instructions if isinstance(one, RecurrentCall)]
     if states:
         raise ExportError(
-            f"quant.export_onnx: runtime='{runtime.name}': {_listed(states)} is recurrent, which has no quantised form "
+            f"quant.export_onnx: runtime='{runtime.name}': {_quoted(states)} is recurrent, which has no quantised form "
             "there; leave it out of the exported part"
         )
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(f"'{name}'" for name in names))
-    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-    return ", ".join(shown[:MOST_NAMED]) + more
+def _quoted(names: Sequence[str]) -> str:
+    return listed(dict.fromkeys(f"'{name}'" for name in names))
 
 
 def _metadata(runtime: Runtime, target: str, overflowing: Sequence[str]) -> dict[str, str]:
@@ -189,12 +184,15 @@ def _metadata(runtime: Runtime, target: str, overflowing: Sequence[str]) -> dict
 
 def _notes(program: Program) -> tuple[str, ...]:
     """What the model checks or returns, and the file does not."""
-    plain = [f"{leaf!r} at '{name}'" for name, leaf in _named_outputs(program.output) if not isinstance(leaf, VALUES)]
-    more = f" and {len(plain) - MOST_NAMED} more" if len(plain) > MOST_NAMED else ""
-    notes = [f"the model also returns what is no tensor: {', '.join(plain[:MOST_NAMED])}{more}"] if plain else []
+    plain = [
+        f"{leaf!r} at '{name}'"
+        for name, leaf in named_leaves(program.output, "output_")
+        if not isinstance(leaf, VALUES)
+    ]
+    notes = [f"the model also returns what is no tensor: {listed(plain)}"] if plain else []
     guarded = [one.step or program.values[one.out].name for one in program.instructions if isinstance(one, Guard)]
     if guarded:
-        notes.append(f"the model branches on {_listed(guarded)}; the file goes the way of the captured call, unchecked")
+        notes.append(f"the model branches on {_quoted(guarded)}; the file goes the way of the captured call, unchecked")
     return tuple(notes)
 
 
@@ -206,7 +204,7 @@ def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
     """
     program, kinds = writer.program, dict[str, TensorKind]()
     inputs = [_input(writer, register, kinds) for register in program.inputs]
-    outputs = [(name, leaf) for name, leaf in _named_outputs(program.output) if isinstance(leaf, VALUES)]
+    outputs = [(name, leaf) for name, leaf in named_leaves(program.output, "output_") if isinstance(leaf, VALUES)]
     labels = [writer.unique(name) for name, _ in outputs]
     _write_instructions(writer)
     writer.step = ""
@@ -240,28 +238,6 @@ def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> 
 def _described(shape: tuple[int | None, ...], name: str) -> tuple[int | str, ...]:
     """A shape for the file, with a name of its own for each free size: sizes that were alike at capture may differ."""
     return tuple(f"{name}_{axis}" if one is None else one for axis, one in enumerate(shape))
-
-
-def _named_outputs(output: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of an output by their names in it: keys, fields or places."""
-
-    def inside(pairs: Any) -> Iterator[tuple[str, Any]]:
-        for key, value in pairs:
-            yield from _named_outputs(value, f"{name}.{key}" if name else str(key))
-
-    if isinstance(output, Result):
-        yield from _named_outputs(output.value, name)
-    elif isinstance(output, Instance):
-        yield from inside((output.attributes if output.items is None else dict(output.items)).items())
-    elif isinstance(output, Mapping):
-        yield from inside(output.items())
-    elif isinstance(output, (tuple, list)):
-        places = getattr(output, "_fields", [f"output_{place}" if not name else place for place in range(len(output))])
-        yield from inside(zip(places, output, strict=True))
-    elif dataclasses.is_dataclass(output) and not isinstance(output, Ref) and not hasattr(output, "path"):
-        yield from inside((item.name, getattr(output, item.name)) for item in dataclasses.fields(output))
-    elif output is not None:
-        yield name or "output", output
 
 
 def _live(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
