@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from quant.export.qdq import to_qdq
+from quant.export.whole_files import replace_file
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,7 @@ def export_executorch(
     lowered = tools.exir.to_edge_transform_and_lower(exported, partitioner=[tools.partitioner()], compile_config=config)
     report = _counted(lowered.exported_program().graph, tools.delegate)
     content = bytes(lowered.to_executorch().buffer)
-    target = Path(path)
-    whole = target.with_name(f".{target.name}.{os.getpid()}")
-    whole.write_bytes(content)
-    os.replace(whole, target)
+    replace_file(Path(path), content, "quant.export_executorch")
     return ExecuTorchReport(len(content), *report)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from quant.export.whole_files import replace_file
 
 
 @dataclass(frozen=True)
@@ -132,22 +133,7 @@ def write_onnx(file: OnnxFile, path: str | PathLike[str], opsets: Mapping[str, i
     model.ir_version = IR_VERSION
     onnx.helper.set_model_props(model, dict(file.metadata))
     onnx.checker.check_model(model)
-    _replace(Path(path), model.SerializeToString())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file, which others see with its old content until it has all of the new."""
-    if path.exists() and not path.is_file():  # a pipe or a device; opening a folder raises
-        path.write_bytes(content)
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"quant.export_onnx: there is no folder {str(path.parent)!r} to write {path.name!r} in")
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(Path(path), model.SerializeToString(), "quant.export_onnx")
 
 
 def package(what: str) -> Any:
