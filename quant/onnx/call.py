@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.onnx.graph_writer import GraphWriter, NotWritten
+from quant.onnx.registries import registering
 from quant.runtime.callee import Callee, Function, Method
 from quant.runtime.instructions import FloatCall, IntegerMove
 from quant.runtime.names import attribute, submodule
@@ -220,13 +221,4 @@ def writes_call(*names: str) -> Callable[[WriteCall], WriteCall]:
     Raises:
         ValueError: another function writes one of them already.
     """
-
-    def register(function: WriteCall) -> WriteCall:
-        for name in names:
-            known = CALLS.setdefault(name, function)
-            if known is not function:
-                raise ValueError(f"export_onnx: expected one function to write '{name}', "
-                                 f"{known.__module__}.{getattr(known, '__name__', known)} does")  # fmt: skip
-        return function
-
-    return register
+    return registering(CALLS, *names)

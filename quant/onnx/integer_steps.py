@@ -20,6 +20,7 @@ from torch import Tensor
 from quant.kernels.reference_ops import OPS
 from quant.onnx.functions import Applied, function_of_table
 from quant.onnx.graph_writer import GraphWriter, NotWritten
+from quant.onnx.registries import registering
 from quant.runtime.instructions import Conversion, KernelCall
 from quant.runtime.trees import Ref
 
@@ -71,16 +72,7 @@ def writes_kernel(*names: str) -> Callable[[WriteKernel], WriteKernel]:
     Raises:
         ValueError: another function writes one of them already.
     """
-
-    def register(function: WriteKernel) -> WriteKernel:
-        for name in names:
-            known = KERNELS.setdefault(name, function)
-            if known is not function:
-                raise ValueError(f"export_onnx: expected one function to write '{name}', "
-                                 f"{known.__module__}.{known.__name__} does")  # fmt: skip
-        return function
-
-    return register
+    return registering(KERNELS, *names)
 
 
 @writes_kernel("quantize")
