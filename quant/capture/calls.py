@@ -58,6 +58,9 @@ GIVES_BACK = functions(
 SIZES = functions("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__")
 """Attributes and calls whose result depends on the sizes of a tensor."""
 
+RANKS = functions("ndim", "dim", "ndimension")
+"""Those of SIZES that give the number of dimensions."""
+
 COUNTED = functions(
     "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
     "meshgrid", "broadcast_tensors",
