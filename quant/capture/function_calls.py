@@ -93,7 +93,7 @@ class FunctionCalls:
         if not tensors and not changed:
             return self._read(function, kind, target, places, value, follows)
         node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
-        sized = is_sized_by_values(function) or (target is operator.getitem and _by_mask(args[1]))
+        sized = is_sized_by_values(function, args, kwargs) or (target is operator.getitem and _by_mask(args[1]))
         sized = sized or (function in WHERE and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
         if changed:
             return self.writes.written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
