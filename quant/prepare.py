@@ -262,7 +262,8 @@ def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
 def slot_observer(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
-    return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
+    usual = "minmax" if slot.two_bytes else "histogram"  # 16 bits have room for all that comes
+    return make_observer(usual if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
 
 
 def scheme_of(slot: Slot) -> QScheme:
