@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
     from quant.recipe import QConfig, Recipe, RecipeError
     from quant.report import Report, summary
+    from quant.sensitivity import sensitivity
 
 __all__ = [
     "ArtefactError",
@@ -65,6 +66,7 @@ __all__ = [
     "register_leaf",
     "report_html",
     "save",
+    "sensitivity",
     "summary",
     "to_qdq",
     "types",
@@ -91,6 +93,7 @@ _MODULES = {
     "qat": ("QATSchedule", "check_optimizer", "distill_loss", "prepare_qat"),
     "recipe": ("QConfig", "Recipe", "RecipeError"),
     "report": ("Report", "summary"),
+    "sensitivity": ("sensitivity",),
 }
 """Where the names above stand that are no modules."""
 

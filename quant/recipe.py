@@ -299,5 +299,37 @@ class Recipe:
         named = list(modules)
         return [rule for rule in self.rules if not any(rule.matches(name, module) for name, module in named)]
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary.
+
+        Raises:
+            RecipeError: a rule's pattern is a class or a function, which no file can name.
+        """
+        for rule in self.rules:
+            if not isinstance(rule.pattern, str):
+                raise RecipeError(f"rule {rule}: only names have a form in JSON; name the layers, with wildcards")
+        rules = [[rule.pattern, None if rule.qconfig is None else rule.qconfig.to_dict()] for rule in self.rules]
+        default = None if self.default is None else self.default.to_dict()
+        return {"rules": rules, "default": default, "backend": self.backend}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; an unknown field is an error that lists the known ones."""
+        unknown = sorted(set(data) - {"rules", "default", "backend"})
+        if unknown:
+            raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
+        try:
+            pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
+            default = _config(data["default"]) if "default" in data else QConfig()
+        except (TypeError, AttributeError) as error:
+            raise RecipeError(
+                "Recipe: expected 'rules' as a list of [pattern, settings or null], and 'default' as settings or null"
+            ) from error
+        return cls(pairs, default=default, backend=data.get("backend"))
+
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _config(data: Mapping[str, Any] | None) -> QConfig | None:
+    return None if data is None else QConfig.from_dict(data)
