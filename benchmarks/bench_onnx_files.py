@@ -2,9 +2,10 @@
 
     make bench-onnx-files ARGS='--only BERT'
 
-The files are of `onnxruntime.quantization.quantize_static` (QDQ, per channel and per tensor) and of `nncf.quantize`. Both
-sides run on one thread; calls take turns, and the ratio is of medians of CPU time. "values that differ" are outputs with
-other bits; "apart" is the largest difference over the file's last step, or over the largest output where nothing rounds it.
+The files are of `onnxruntime.quantization.quantize_static` (QDQ, per channel and per tensor) and of `nncf.quantize`.
+Both sides run on one thread; calls take turns, and the ratio is of medians of CPU time. "values that differ" are
+outputs with other bits; "apart" is the largest difference over the file's last step, or over the largest output where
+nothing rounds it.
 """
 
 from __future__ import annotations

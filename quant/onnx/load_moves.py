@@ -17,6 +17,7 @@ from quant.onnx.load_plan import OWN, NotTranslated, PlanWriter
 from quant.onnx.load_registry import translates
 from quant.onnx.load_values import (
     UNKNOWN,
+    ChannelIntegers,
     ChannelRange,
     Dequantized,
     Held,
@@ -293,7 +294,7 @@ def _pad(plan: PlanWriter, node: Node) -> Value:
     if len(node.inputs) > 3 and node.inputs[3]:
         raise NotTranslated(f"{node}: names the axes that it pads")
     fill = plan.array(node, 2)
-    own = plan.integer_form(value, node)
+    own = value if isinstance(value, ChannelIntegers) else plan.integer_form(value, node)
     if widths is None or own.range == UNKNOWN or not all(isinstance(one, int) for one in widths):
         raise NotTranslated(f"{node}: expected widths that are constant")
     rank = len(widths) // 2
@@ -304,11 +305,16 @@ def _pad(plan: PlanWriter, node: Node) -> Value:
         return value
     mode = node.attributes.get("mode", b"constant").decode()
     filled = 0.0 if fill is None else float(fill)
+    if filled and isinstance(own.range, ChannelRange):
+        raise NotTranslated(f"{node}: fills with {filled} where each channel has its range")
+    steps = 0 if isinstance(own.range, ChannelRange) else round(filled / own.range.scale)
     padded = plan.emit(
         "pad", q=Register(own.register), widths=tuple(one for pair in pairs for one in pair),
         mode={"edge": "replicate"}.get(mode, mode),
-        fill=min(max(round(filled / own.range.scale) + own.range.zero_point, 0), 255),
+        fill=min(max(steps + own.range.zero_point, 0), 255),
     )  # fmt: skip
+    if isinstance(own, ChannelIntegers):
+        return replace(own, register=padded)
     done = Integers(padded, own.range)
     return done if isinstance(value, Integers) else Dequantized(done)
 

@@ -90,7 +90,7 @@ BROADCAST = frozenset({
 SAME = frozenset({
     "Abs", "AveragePool", "BatchNormalization", "Cast", "Clip", "Conv", "Dropout", "Elu", "Erf", "Exp", "Gelu",
     "GlobalAveragePool", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "LayerNormalization",
-    "LeakyRelu", "Log", "LogSoftmax", "MaxPool", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Slice", "Softmax",
-    "Softplus", "Split", "Sqrt", "Tanh", "Tile", "Transpose", "Trilu",
+    "LeakyRelu", "Log", "LogSoftmax", "MaxPool", "Neg", "Not", "Pad", "Reciprocal", "Relu", "Sigmoid", "Slice",
+    "Softmax", "Softplus", "Split", "Sqrt", "Tanh", "Tile", "Transpose", "Trilu",
 })  # fmt: skip
 """Operators whose result has as many dimensions as their first input."""

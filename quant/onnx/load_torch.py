@@ -379,6 +379,19 @@ def affordable(shape: list[int]) -> list[int]:
     return shape
 
 
+@computes("Pad")
+def _pad(at: Attributes, x: Tensor, pads: Tensor, fill: Tensor | None = None) -> Tensor:
+    ends, dims = pads.tolist(), x.dim()
+    mode = at.get("mode", b"constant").decode()
+    widths = [one for k in reversed(range(dims)) for one in (ends[k], ends[dims + k])]
+    affordable([size + ends[k] + ends[dims + k] for k, size in enumerate(x.shape)])
+    if mode == "constant":
+        return F.pad(x, widths, value=0.0 if fill is None else float(fill))
+    while widths and widths[-2:] == [0, 0]:
+        del widths[-2:]
+    return F.pad(x, widths, {"edge": "replicate"}.get(mode, mode))
+
+
 @computes("Concat")
 def _concat(at: Attributes, *x: Tensor) -> Tensor:
     return torch.cat(x, at["axis"])

@@ -234,7 +234,8 @@ def ranges_per_channel(zeros: list[int]) -> Callable[[Written, str], str]:
         y = file.node("Relu", conv(file, x))
         y = file.node("DequantizeLinear", file.node("QuantizeLinear", y, *ends), *ends)
         weight = file.weight(WEIGHT[:, :1], SCALES, [0] * 6, axis=0)
-        return file.node("Conv", y, weight, group=6, pads=[1, 1, 1, 1])
+        y = file.node("Pad", y, file.constant([0, 0, 0, 1, 0, 0, 0, 1], torch.int64))
+        return file.node("Conv", y, weight, group=6, pads=[1, 0, 1, 0])
 
     return write
 
@@ -325,7 +326,7 @@ def test_ranges_of_channels_are_integers_where_the_zero_points_agree() -> None:
     file = Written()
     assert not file.module(file.quantized(ranges_per_channel([0] * 6)(file, file.quantized("x")))).in_torch
     file = Written()
-    assert len(file.module(ranges_per_channel([0, 1, 2, 3, 4, 5])(file, file.quantized("x"))).in_torch) == 3
+    assert len(file.module(ranges_per_channel([0, 1, 2, 3, 4, 5])(file, file.quantized("x"))).in_torch) == 4
 
 
 def test_what_torch_computes_is_named() -> None:
