@@ -21,6 +21,8 @@ class OnnxModule(nn.Module):
     Attributes:
         stages: what is computed, in order: texts of plans, and steps of torch between them.
         input_names, output_names: those of the file, in order.
+        kinds: dtype and shape of each input, as the file says.
+        inputs, outputs: their registers.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
 
     Buffers: constant_0, constant_1, ...: what the plans call $0, $1, ...
@@ -30,8 +32,8 @@ class OnnxModule(nn.Module):
         super().__init__()
         self.path, self.stages, self.backend = path, plan.stages, backend
         self.input_names, self.output_names = file.inputs, file.outputs
-        self._kinds = tuple(file.kinds.get(name, TensorKind(torch.float32, None)) for name in file.inputs)
-        self._given, self._returned = plan.inputs, plan.outputs
+        self.kinds = tuple(file.kinds.get(name, TensorKind(torch.float32, None)) for name in file.inputs)
+        self.inputs, self.outputs = plan.inputs, plan.outputs
         for index, tensor in enumerate(plan.constants):
             self.register_buffer(f"constant_{index}", tensor)
         self.eval()
@@ -58,7 +60,7 @@ class OnnxModule(nn.Module):
         if len(inputs) != len(self.input_names):
             names = ", ".join(self.input_names)
             raise TypeError(f"expected {len(self.input_names)} inputs ({names}), got {len(inputs)}")
-        for name, kind, one in zip(self.input_names, self._kinds, inputs, strict=True):
+        for name, kind, one in zip(self.input_names, self.kinds, inputs, strict=True):
             if one.dtype != kind.dtype:
                 raise TypeError(f"input {name!r}: expected {kind.dtype}, got {one.dtype}")
             if kind.shape is not None and one.dim() != len(kind.shape):
@@ -73,15 +75,19 @@ class OnnxModule(nn.Module):
         except (IndexError, ValueError) as error:
             got = ", ".join(f"{name!r} {tuple(one.shape)}" for name, one in zip(self.input_names, inputs, strict=True))
             wanted = ", ".join(
-                f"{name!r} ({_sizes(kind)})" for name, kind in zip(self.input_names, self._kinds, strict=True)
+                f"{name!r} ({_sizes(kind)})" for name, kind in zip(self.input_names, self.kinds, strict=True)
             )
             raise ValueError(f"{self.path}: inputs {got} do not fit the file, which says {wanted}: {error}") from error
         outputs = [nonfinite.spoiled(one, seen) for one in outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    def constants(self) -> list[Tensor]:
+        """What the plans call $0, $1, ..., in order."""
+        return [one for one in self._buffers.values() if one is not None]
+
     def _run(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        backend, constants = dispatch.current(self.backend), [one for one in self._buffers.values() if one is not None]
-        registers = dict(zip(self._given, inputs, strict=True))
+        backend, constants = dispatch.current(self.backend), self.constants()
+        registers = dict(zip(self.inputs, inputs, strict=True))
         for stage in self.stages:
             if isinstance(stage, TorchStep):
                 stage.run(registers)
@@ -92,7 +98,7 @@ class OnnxModule(nn.Module):
             else:
                 outputs = reference_plan.run_plan(given, constants, stage.text, table=backend.operators)
             registers.update(zip(stage.outputs, outputs, strict=True))
-        return [registers[one] for one in self._returned]
+        return [registers[one] for one in self.outputs]
 
     def extra_repr(self) -> str:
         plans = [one for one in self.stages if isinstance(one, PlanStage)]

@@ -80,6 +80,7 @@ class PlanWriter:
     Attributes:
         file: what is read; its constants grow by those that are computed of them.
         values: by name, so far.
+        names: register -> the node that its line is of.
         ranks: dimensions of each register, where they are known.
         items, constants: of the plans, so far.
     """
@@ -88,6 +89,8 @@ class PlanWriter:
     values: dict[str, Value] = field(default_factory=dict)
     items: list[Line | TorchStep] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    _node: str = ""
     ranks: list[Rank] = field(default_factory=list)
     _places: dict[int, tuple[Tensor, Constant]] = field(default_factory=dict)
     _finished: dict[Any, int] = field(default_factory=dict)
@@ -111,12 +114,13 @@ class PlanWriter:
             self.values[name] = Real(register) if dtype == torch.float32 else Held(register, dtype)
         for node in self.file.nodes:
             self._check(node, operators)
+            self._node = node.name
             if not self._folded(node):
                 value = self._translated(node, operators)
                 values = value if isinstance(value, tuple) else (value,)
                 self.values.update({name: one for name, one in zip(node.outputs, values, strict=False) if one})
         outputs = tuple(self._output(name) for name in self.file.outputs)
-        return FilePlan(staged(self.items, inputs, outputs), tuple(self.constants), inputs, outputs)
+        return FilePlan(staged(self.items, inputs, outputs, self.names), tuple(self.constants), inputs, outputs)
 
     def _rank_of_input(self, name: str) -> Rank:
         shape = self.file.kinds[name].shape if name in self.file.kinds else None
@@ -165,7 +169,10 @@ class PlanWriter:
             if node.op not in operators:
                 return self.in_float(node)
             try:
-                return operators[node.op](self, node)
+                value = operators[node.op](self, node)
+                if isinstance(value, Waiting) and not value.node:
+                    return dataclasses.replace(value, node=node.name)
+                return value
             except NotTranslated as error:
                 if node.op not in TORCH or node.op in QUANTISES:
                     raise
@@ -189,6 +196,7 @@ class PlanWriter:
         """Add a line; gives its register."""
         out = self.new(rank_of_line(op, settings, self.ranks, self.constants))
         self.items.append(Line(out, op, settings))
+        self.names[out] = self._node
         return out
 
     def constant(self, tensor: Tensor) -> Constant:
@@ -258,7 +266,7 @@ class PlanWriter:
         """A product as integers with a range for each channel."""
         if not isinstance(value, Waiting) or not value.by_channel or value.moves:
             raise NotTranslated(f"{node}: has {len(to.scale)} scales, expected one, or the output of a convolution")
-        return ChannelIntegers(value.finish(to, value.low, value.high), to)
+        return ChannelIntegers(self._finished_as(value, to), to)
 
     def round(self, value: Value, to: Range, node: Node) -> Integers:
         """A value as integers of a range."""
@@ -306,11 +314,18 @@ class PlanWriter:
     def _finish(self, value: Waiting, to: Range | None) -> int:
         if (id(value), to) not in self._moved_of:
             key = value.finish, value.low, value.high, to
-            out = self._once(key, lambda: value.finish(to, value.low, value.high))
+            out = self._once(key, lambda: self._finished_as(value, to))
             for op, settings in value.moves:
                 out = self._moved(op, out, dict(settings))
             self._moved_of[id(value), to] = out
         return self._moved_of[id(value), to]
+
+    def _finished_as(self, value: Waiting, to: Range | ChannelRange | None) -> int:
+        """The lines of a value, which are of its own node and not of the one that rounds it."""
+        rounds, self._node = self._node, value.node or self._node
+        out = value.finish(to, value.low, value.high)
+        self._node = rounds
+        return out
 
     # Moves.
 
@@ -318,7 +333,7 @@ class PlanWriter:
         """A value reshaped by an operation of plans that keeps its numbers."""
         if isinstance(value, Waiting):
             moves = (*value.moves, (op, tuple(settings.items())))
-            return Waiting(value.finish, value.low, value.high, moves)
+            return dataclasses.replace(value, moves=moves, with_bias=None)
         if isinstance(value, Real):
             return Real(self._moved(op, value.register, settings))
         if isinstance(value, Integers):

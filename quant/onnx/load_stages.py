@@ -60,10 +60,12 @@ class PlanStage:
 
     Attributes:
         text: of the plan.
+        steps: the node that each line is of.
         inputs, outputs: registers, in the order of the text.
     """
 
     text: str
+    steps: tuple[str, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -71,8 +73,14 @@ class PlanStage:
 Stage = PlanStage | TorchStep
 
 
-def staged(items: Sequence[Line | TorchStep], inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Stage, ...]:
-    """The stages of a file: steps of torch in even places of an order, lines of plans in odd ones."""
+def staged(
+    items: Sequence[Line | TorchStep], inputs: Sequence[int], outputs: Sequence[int], names: Mapping[int, str]
+) -> tuple[Stage, ...]:
+    """The stages of a file: steps of torch in even places of an order, lines of plans in odd ones.
+
+    Args:
+        names: register -> the node that it is of.
+    """
     items = _live(items, outputs)
     level = dict.fromkeys(inputs, 0)
     places: list[list[Line | TorchStep]] = []
@@ -82,10 +90,12 @@ def staged(items: Sequence[Line | TorchStep], inputs: Sequence[int], outputs: Se
         level.update(dict.fromkeys(writes(item), place))
         places.extend([] for _ in range(place + 1 - len(places)))
         places[place].append(item)
-    return tuple(stage for place in _stages(places, outputs) for stage in place)
+    return tuple(stage for place in _stages(places, outputs, names) for stage in place)
 
 
-def _stages(places: Sequence[Sequence[Line | TorchStep]], outputs: Sequence[int]) -> Iterator[Sequence[Stage]]:
+def _stages(
+    places: Sequence[Sequence[Line | TorchStep]], outputs: Sequence[int], names: Mapping[int, str]
+) -> Iterator[Sequence[Stage]]:
     written_in = {one: place for place, items in enumerate(places) for item in items for one in writes(item)}
     wanted: list[list[int]] = [[] for _ in places]  # what later places read of each
     for place, items in enumerate(places):
@@ -102,7 +112,8 @@ def _stages(places: Sequence[Sequence[Line | TorchStep]], outputs: Sequence[int]
             continue
         read = dict.fromkeys(one for item in lines for one in reads(item) if written_in.get(one) != place)
         given = tuple(dict.fromkeys(wanted[place]))
-        yield [PlanStage(str(PlanText(tuple(read), lines, given)), tuple(read), given)]
+        steps = tuple(names.get(line.out, "") for line in lines)
+        yield [PlanStage(str(PlanText(tuple(read), lines, given)), steps, tuple(read), given)]
 
 
 def _live(items: Sequence[Line | TorchStep], outputs: Sequence[int]) -> list[Line | TorchStep]:

@@ -129,6 +129,7 @@ class Waiting:
         finish: emits it.
         low, high: the interval that activations after it clamp it to.
         moves: operations of plans that reshape the result.
+        node: its name in the file.
         by_channel: whether it can be rounded to a range for each channel.
         with_bias: the same with a constant added to each of the last dimension's values, where a layer can do that.
     """
@@ -137,6 +138,7 @@ class Waiting:
     low: float = -float("inf")
     high: float = float("inf")
     moves: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = ()
+    node: str = ""
     by_channel: bool = False
     with_bias: Callable[[Tensor], Waiting | None] | None = None
 
