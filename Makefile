@@ -29,7 +29,8 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-against bench-zoo install build core runner fuzz-runner wheels docs drawings architecture clean FORCE
+    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files \
+    install build core runner fuzz-runner wheels docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -152,6 +153,9 @@ bench-against: build ## Every row of `make bench`, ours here and in another chec
 
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
+
+bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and NNCF here and in ONNX Runtime: bits, error and time (minutes)
+	@$(in_venv) python benchmarks/bench_onnx_files.py $(ARGS)
 
 bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
 	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)
