@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from quant.recipe import QConfig, Recipe, RecipeError
     from quant.reconstruction import learn_rounding
     from quant.report import Report, summary
+    from quant.sensitivity import sensitivity
 
 __all__ = [
     "ArtefactError",
@@ -67,6 +68,7 @@ __all__ = [
     "register_leaf",
     "report_html",
     "save",
+    "sensitivity",
     "summary",
     "to_qdq",
     "types",
@@ -94,6 +96,7 @@ _MODULES = {
     "recipe": ("QConfig", "Recipe", "RecipeError"),
     "reconstruction": ("learn_rounding",),
     "report": ("Report", "summary"),
+    "sensitivity": ("sensitivity",),
 }
 """Where the names above stand that are no modules."""
 

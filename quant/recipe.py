@@ -84,8 +84,9 @@ class QConfig:
             bits and fewer, in calibration, the range with the least error of the layer's output on the data. Training
             also learns it: "lsq", "lsq+", "pact".
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
-        activation_bits: 8; 16 multiplies a high and a low byte in two passes, for inputs whose range 8 bits cannot
-            hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
+        activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
+            range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16
+            where dynamic quantisation sees by the weights that 8 would lose input features.
         activation_observer: how the range of what the layer puts out (and of inputs that no other layer makes) is
             chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
             in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and
@@ -300,5 +301,37 @@ class Recipe:
         named = list(modules)
         return [rule for rule in self.rules if not any(rule.matches(name, module) for name, module in named)]
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary.
+
+        Raises:
+            RecipeError: a rule's pattern is a class or a function, which no file can name.
+        """
+        for rule in self.rules:
+            if not isinstance(rule.pattern, str):
+                raise RecipeError(f"rule {rule}: only names have a form in JSON; name the layers, with wildcards")
+        rules = [[rule.pattern, None if rule.qconfig is None else rule.qconfig.to_dict()] for rule in self.rules]
+        default = None if self.default is None else self.default.to_dict()
+        return {"rules": rules, "default": default, "backend": self.backend}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; an unknown field is an error that lists the known ones."""
+        unknown = sorted(set(data) - {"rules", "default", "backend"})
+        if unknown:
+            raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
+        try:
+            pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
+            default = _config(data["default"]) if "default" in data else QConfig()
+        except (TypeError, AttributeError) as error:
+            raise RecipeError(
+                "Recipe: expected 'rules' as a list of [pattern, settings or null], and 'default' as settings or null"
+            ) from error
+        return cls(pairs, default=default, backend=data.get("backend"))
+
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _config(data: Mapping[str, Any] | None) -> QConfig | None:
+    return None if data is None else QConfig.from_dict(data)

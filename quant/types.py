@@ -13,12 +13,14 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.error_parts import Histogram, StepError
 from quant.kernels import BackendUnavailable
 from quant.kernels.tuning import Tuned, Tuning
+from quant.metric import MetricError, MetricWarning
 from quant.observers import NoDataSeen, ScaleCollapsed
 from quant.parity import Parity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.uncaptured import UncapturedCall
+from quant.sensitivity import LayerSensitivity, Sensitivity
 from quant.step_parity import StepParity
 
 __all__ = [
@@ -32,6 +34,9 @@ __all__ = [
     "Comparison",
     "DataError",
     "Histogram",
+    "LayerSensitivity",
+    "MetricError",
+    "MetricWarning",
     "NoDataSeen",
     "NotCalibrated",
     "NothingQuantized",
@@ -41,6 +46,7 @@ __all__ = [
     "ReportEntry",
     "Row",
     "ScaleCollapsed",
+    "Sensitivity",
     "StepError",
     "StepParity",
     "Tuned",

@@ -21,7 +21,7 @@ from quant.fusion.last_readers import last_readers
 from quant.graph import evaluate
 from quant.ops.step import Step
 from quant.reconstruction.units import is_input
-from quant.static.runner import GraphRunner, replaying
+from quant.static.runner import GraphRunner, replaying, seen_by
 
 
 @dataclass
@@ -80,7 +80,8 @@ class Walk:
         """What a weighted step reads in each call: rounded, and in float."""
         value = step.inputs[0]
         for call in self.calls:
-            yield call.both.get(value, call.rounded[value]), call.real[value]
+            seen = seen_by(step, call.rounded, call.both)
+            yield self.runner.split_finely(step, seen.__getitem__)(value), call.real[value]
 
 
 @contextlib.contextmanager

@@ -197,3 +197,34 @@ def test_a_pattern_that_is_none() -> None:
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().backend = "fbgemm"  # type: ignore[misc]
+
+
+def test_a_recipe_goes_through_json() -> None:
+    config = QConfig(weight_bits=4, activation_observer="percentile", activation_options={"percentile": 99.0})
+    for recipe in (
+        Recipe({"a.*": None, "b": config}, default=None, backend="reference"),
+        Recipe(),
+        Recipe({"[[]x]": config}, default=config),
+    ):
+        assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert Recipe.from_dict({}) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"rule": []}, "unknown fields"),
+        ({"rules": [3]}, "expected 'rules' as a list"),
+        ({"rules": [["a", 3]]}, "expected 'rules' as a list"),
+        ({"rules": [["a", {"bits": 4}]]}, "unknown fields"),
+    ],
+    ids=["a field", "no pair", "no settings", "a setting"],
+)
+def test_another_dictionary_is_no_recipe(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_dict(data)
+
+
+def test_a_class_has_no_name_in_json() -> None:
+    with pytest.raises(RecipeError, match="only names have a form in JSON"):
+        Recipe({nn.Linear: None}).to_dict()
