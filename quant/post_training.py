@@ -17,6 +17,7 @@ from quant.convert import convert
 from quant.forward_state import keeping_children
 from quant.prepare import prepare
 from quant.recipe import Recipe
+from quant.runtime.arguments import parameters_of
 
 
 @torch.inference_mode(False)
@@ -65,11 +66,21 @@ def _example(model: nn.Module, batches: Iterable[Any], forward: Forward | None) 
         if iterator is batches:  # a generator gives each batch once
             batches = itertools.chain([first], iterator)
         args, kwargs = Caller(model).arguments(first) if forward is None else _called_with(model, first, forward)
-        if args and kwargs:
-            args, kwargs = (), inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
-            kwargs = dict(itertools.islice(kwargs.items(), 1, None))  # without self
-        return kwargs or args, batches
+        return (_together(model, args, kwargs) if args and kwargs else kwargs or args), batches
     raise DataError("quant.quantize_static: there are no batches; give some hundred samples of real inputs")
+
+
+def _together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Positional and keyword arguments as one example: a dict, where each has a name."""
+    parameters = parameters_of(model)
+    names = [one.name for one in itertools.takewhile(_has_name, parameters)]
+    if len(args) <= len(names):
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+    return inspect.Signature(parameters).bind(*args, **kwargs)
+
+
+def _has_name(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
 class _Called(Exception):

@@ -83,8 +83,9 @@ class QConfig:
         weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
             "lsq+", "pact".
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
-        activation_bits: 8; 16 multiplies a high and a low byte in two passes, for inputs whose range 8 bits cannot
-            hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
+        activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
+            range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16
+            where dynamic quantisation sees by the weights that 8 would lose input features.
         activation_observer: how the range of what the layer puts out (and of inputs that no other layer makes) is
             chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
             in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and

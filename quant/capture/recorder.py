@@ -133,7 +133,10 @@ class Recorder(Tape, TorchFunctionMode):
         if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
             return value
         node = Node(len(self.nodes), Kind.INPUT, name, number=type(value))
-        return recorded(value, self, self.append(node, value, GIVEN), True)
+        index = self.append(node, value, GIVEN)
+        if type(value) is int:
+            self.sizes[index] = index
+        return recorded(value, self, index, True)
 
     def _hold_sizes(self) -> None:
         for limit in self.limits:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quant.devices import device_of, relocate
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Span, evaluate, expected_call
-from quant.kernels import QParams
+from quant.kernels import QParams, two_bytes
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
 from quant.runtime import nonfinite
@@ -161,13 +161,21 @@ class GraphRunner(Ranges, Programs):
         """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
             known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
-            if self.adds_exactly:
+            value = self.split_finely(step, value)
+            if self.adds_exactly and not step.reads_two_bytes:
                 emits = self.fused.emits_integers(step)
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
         result = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
+
+    def split_finely(self, step: Step, value: Callable[[int], Any]) -> Callable[[int], Any]:
+        """The values that a step reads, as `value` gives them; a layer with 16-bit activations rounds its input."""
+        if not step.reads_two_bytes:
+            return value
+        qparams = self.qparams(self.fused.slot_of[step.inputs[0]])
+        return lambda index: two_bytes.rounded(value(index), qparams.scale, qparams.zero_point)
 
     def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Simulate a direct call of a part that the graph sees through: its span, with float inputs and output.
@@ -213,8 +221,10 @@ class GraphRunner(Ranges, Programs):
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
-    """The values that a step reads; an integer step reads those of `FusedGraph.read_both_ways` rounded."""
-    own = {value: rounded[value] for value in step.inputs if step.integer and value in rounded}
+    """The values that a step reads; an integer step reads those of `FusedGraph.read_both_ways` rounded, one with 16-bit
+    activations as they are."""
+    rounds = step.integer and not step.reads_two_bytes
+    own = {value: rounded[value] for value in step.inputs if rounds and value in rounded}
     return {**values, **own} if own else values
 
 

@@ -68,10 +68,19 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   if (threads > 1 || rows.m <= kRowBlock) {
     int32_t* const sums = space.sums.get(rows.m * n);
     int32_t* const low = rows.q_low ? space.sums_low.get(rows.m * n) : nullptr;
+    const int parts = static_cast<int>(threads);
+    const auto leave = [&](int64_t begin, int64_t end) {
+      if (begin < end) leave_reals(rows, 0, rows.m, channels, begin, end, sums, low, n, relu, y);
+    };
+    // Where it is known which outputs are whose, a thread also leaves the reals of its own: their sums are in its cache.
+    const bool apart = gemm.first_output(parts, parts) == n;
     each_thread(threads, [&](int64_t thread) {
-      multiply(0, rows.m, sums, low, n, static_cast<int>(thread), static_cast<int>(threads));
+      const int part = static_cast<int>(thread);
+      multiply(0, rows.m, sums, low, n, part, parts);
+      if (apart) leave(gemm.first_output(part, parts), gemm.first_output(part + 1, parts));
     });
-    return leave_reals(rows, 0, rows.m, channels, 0, n, sums, low, n, relu, y);
+    if (!apart) leave(0, n);
+    return;
   }
   const int parts = parts_of(gemm, rows.m);
   for (int part = 0; part < parts; ++part) {
