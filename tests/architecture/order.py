@@ -69,6 +69,7 @@ ORDER = (
     "quant.page",
     "quant.sensitivity",
     "quant.export",
+    "quant.autoquant",
     "quant.artefact",
     "quant.migrate",
     "quant.onnx",
