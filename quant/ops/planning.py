@@ -56,6 +56,13 @@ class NumberOf(Symbol):
 
 
 @dataclass(frozen=True)
+class PlacesOf(Symbol):
+    """The integers from 0 to a size that is a number as in `NumberOf`, as an embedding of positions reads them."""
+
+    number: Any
+
+
+@dataclass(frozen=True)
 class QuotientOf(Symbol):
     """The true quotient of two numbers that follow from sizes, which is rounded next."""
 
