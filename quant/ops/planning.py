@@ -165,6 +165,9 @@ class Values(Protocol):
     def shape(self, register: Register) -> tuple[int, ...]:
         """The shape of a tensor, as captured."""
 
+    def captured_shape(self, index: int) -> tuple[int, ...]:
+        """The same, for lines that hold for any number of dimensions or refuse others themselves."""
+
     def dtype(self, register: Register) -> torch.dtype | None:
         """The dtype of a value, as captured; None where it is no tensor."""
 

@@ -64,7 +64,9 @@ def step(call: PlanCall) -> Opened | CellLines:
     x, states = call.tensor(), _first_states(call)
     kind = call.module.direction._kind  # type: ignore[union-attr]
     reads = (x.index, *(one.index for one in states))
-    lines = CellLines(call.out, reads, call.node.target, len(call.values.shape(x)), 2 if kind.has_cell else 1)
+    # Its lines refuse an input of another number of dimensions, so they need not be held to the captured one.
+    rank = len(call.values.captured_shape(x.index))
+    lines = CellLines(call.out, reads, call.node.target, rank, 2 if kind.has_cell else 1)
     if not lines.holds(call.module):
         raise Unplanned(OTHERWISE)
     if lines.states == 1:
