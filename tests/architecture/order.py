@@ -54,6 +54,7 @@ ORDER = (
     "quant.qat",
     "quant.convert",
     # What is asked of the results.
+    "quant.smoothing",
     "quant.post_training",
     "quant.equalize",
     "quant.submodule_calls",
