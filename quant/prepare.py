@@ -56,8 +56,9 @@ def prepare(
 
     Args:
         model: any module, unedited; left as it is.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. They decide which
-            branches on sizes are taken; batch size and image size stay free where the model leaves them free.
+        example_inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or both, as
+            `inspect.signature(model.forward).bind(...)` gives them. They decide which branches on sizes are taken;
+            batch size and image size stay free where the model leaves them free.
         recipe: which layers are quantised and how; None quantises everything that has an int8 kernel.
         examples: more inputs, of calls that `example_inputs` does not show: without a mask, with a cache, of a length
             at which the model decides otherwise. Each structure gets a program of its own. Calls that come in

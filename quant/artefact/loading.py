@@ -69,6 +69,11 @@ def load(
             f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
         )
     manifest, tensors = read(Path(path))
+    if manifest.get("imported"):
+        raise ArtefactError(
+            f"{path} is a file that `quant import` wrote: it is a plan and fits no module; run it with `quant run` or "
+            "octet-run, or read the file that it was made of with quant.load_onnx"
+        )
     kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
     static: Mapping[str, Any] = manifest.get("static", {})
     if (example_inputs is not None or examples) and set(static) - {""}:

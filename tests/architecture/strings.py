@@ -32,6 +32,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/*_text.py": {"*"},
         "quant/runtime/allowed_functions.py": {"*"},
         "quant/report.py": {"float"},
+        "quant/rounding/checkpoint.py": {"model", "data"},
         "quant/error_parts.py": {"e"},
     },
     "the one name that prepare adds to a module": {
@@ -46,6 +47,11 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/nn/recurrent/sequence.py": {"auto"},
         "quant/diagnosis.py": {"auto", "histogram"},
         "quant/prepare.py": {"auto"},
+        "quant/post_training.py": {"nearest"},
+        "quant/rounding/methods.py": {"nearest"},
+        "quant/dynamic_rounding.py": {"nearest"},
+        "quant/dynamic.py": {"nearest"},
+        "quant/reconstruction/learn.py": {"block"},
     },
     "settings of torch's layers and functions": {
         "quant/ops/conv.py": {"valid", "same", "zeros"},

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from quant.kernels.reference_plan import run_plan
 from torch import Tensor, nn
 
 import quant
 from quant.onnx.export import file_of
 from quant.onnx.export_report import ExportReport
+from quant.onnx.load import OnnxModule
 from quant.onnx.load_operators import plan_of
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
@@ -139,10 +139,12 @@ def exported(q: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportR
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_read_again_has_the_same_bits(case: str) -> None:
     q = converted(case)
-    text, constants = plan_of(file_of(q)[0])
+    file = file_of(q)[0]
+    loaded = OnnxModule("model.onnx", file, plan_of(file), None)
+    assert not loaded.in_torch
     for x in (images()[0], torch.randn(2, 3, 24, 28)):
         with torch.no_grad():
-            assert torch.equal(run_plan([x], constants, text)[0], q(x))
+            assert torch.equal(loaded(x), q(x))
 
 
 @pytest.mark.parametrize("case", CASES)
