@@ -30,7 +30,7 @@ in_venv := . $(BIN)/activate &&
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
     bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files \
-    install build core runner fuzz-runner docs drawings architecture clean FORCE
+    install build core runner fuzz-runner wheels docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -175,6 +175,10 @@ runner: ## octet-run and liboctet, which run saved models without torch and Pyth
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 
+wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, into build/wheels: ARGS='--arch aarch64' (15 minutes)
+	@$(say) "building a wheel"
+	@$(in_venv) python .ci/build_wheels.py $(ARGS)
+
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"
 	@# -a: a page's navigation names pages that are newer than itself.
@@ -218,21 +222,10 @@ $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 	    --config-settings editable_mode=strict
 	@touch $@
 
-$(STAMPS)/bench: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing what the benchmarks compare with"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[bench]' \
-	    --config-settings editable_mode=strict
-	@touch $@
-
-$(STAMPS)/zoo: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing the libraries of the zoo's architectures"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[zoo]' \
-	    --config-settings editable_mode=strict
-	@touch $@
-
-$(STAMPS)/docs: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing what the documentation is built with"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[docs]' \
+# The extra of that name: what the benchmarks compare with, the libraries of the zoo's architectures, and so on.
+$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/wheels: pyproject.toml | $(STAMPS)/install
+	@$(say) "installing what 'make $(@F)' and its like need"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[$(@F)]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 

@@ -245,7 +245,8 @@ def _add_program(
         kind, weighted = _kind(instruction, runner)
         node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held)
+        unrounded = isinstance(instruction, LayerCall) and runner.program.values[instruction.source].qparams is None
+        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held, unrounded=unrounded)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
@@ -282,15 +283,15 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
-    """The value of a step in float, on the int8 step's inputs.
+def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held, *, unrounded: bool) -> Tensor:
+    """The value of a step in float, on the int8 step's inputs; `unrounded`: on those in float, of both forms.
 
     Values between calls that were folded into one step (conv, batch norm, ReLU) are not in the program: they are
     computed from the nearest values that are.
     """
 
     def value(index: int) -> Any:
-        if index in held.integers:
+        if index in held.integers and not (unrounded and index in held.reals):
             known = Range(*runner.ranges[index])
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
         if index in held.reals:

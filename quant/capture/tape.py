@@ -59,6 +59,8 @@ class Tape:
         foreign: tensors of unknown origin that were read: the number of nodes at that time, the reader, the tensor.
         outside: places outside of the model that forwards reach; set by the caller where they are to be restored.
         rounded: nodes of numbers that may be the same for other sizes, such as quotients and remainders.
+        sizes: node of a size that the forward read, or of a number that the caller gave -> node of its tensor, or
+            its own.
         inputs: the tensors that the caller gave.
         given: the objects that the caller gave and a forward may change.
         where: id of a tensor that a call returned -> its place.
@@ -98,6 +100,7 @@ class Tape:
         self.outside = Outside()
         self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
+        self.sizes: dict[int, int] = {}
         self.inputs: list[Tensor] = []
         self.given = GivenObjects()
         self.where: dict[int, Ref | Attr] = {}

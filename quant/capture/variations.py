@@ -20,8 +20,8 @@ LARGER, SMALLER, TWICE_AND_ONE, TWICE, HALF = "larger", "smaller", "twice and on
 VARY = (LARGER, SMALLER)
 """Changes of sizes and numbers, tried in order until the module accepts one; SMALLER is for sizes at an upper bound."""
 
-UNCOVER = (TWICE_AND_ONE, TWICE, HALF)
-"""Changes for quotients and remainders that VARY leaves the same."""
+UNCOVER = (HALF, TWICE_AND_ONE, TWICE)
+"""Changes for quotients, remainders and sizes behind strides that VARY leaves the same, the cheapest first."""
 
 
 class NoOther(Exception):
@@ -83,7 +83,8 @@ def _places(size: int, other: int, tensor: Tensor) -> Tensor:
 def _other_size(size: int, dim: int, step: str) -> int:
     # A model probably accepts a size that is divisible by the same power of 2, up to 32, as one it accepts.
     unit = 1 if dim == 0 else math.gcd(size, 32)
-    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: size // 2}
+    half = size // 2 if size > 3 else 2 * size + 1  # of a few, half would be one or none
+    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: half}
     if not other[step]:
         raise NoOther
     return other[step]
@@ -92,6 +93,8 @@ def _other_size(size: int, dim: int, step: str) -> int:
 def _other_number(value: int | float, step: str) -> int | float:
     if isinstance(value, float):
         return {LARGER: value * 0.75 + 0.125, SMALLER: value * 0.5}.get(step, value * 2.0 + 1.0)
+    if value <= 0 and step in UNCOVER:
+        step = LARGER
     if value <= 0 and step != LARGER:
         raise NoOther
     return _other_size(value, 0, step) if value > 1 or step != SMALLER else 0

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -68,10 +69,19 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   if (threads > 1 || rows.m <= kRowBlock) {
     int32_t* const sums = space.sums.get(rows.m * n);
     int32_t* const low = rows.q_low ? space.sums_low.get(rows.m * n) : nullptr;
+    const int parts = static_cast<int>(threads);
+    const auto leave = [&](int64_t begin, int64_t end) {
+      if (begin < end) leave_reals(rows, 0, rows.m, channels, begin, end, sums, low, n, relu, y);
+    };
+    // Where it is known which outputs are whose, a thread also leaves the reals of its own: their sums are in its cache.
+    const bool apart = gemm.first_output(parts, parts) == n;
     each_thread(threads, [&](int64_t thread) {
-      multiply(0, rows.m, sums, low, n, static_cast<int>(thread), static_cast<int>(threads));
+      const int part = static_cast<int>(thread);
+      multiply(0, rows.m, sums, low, n, part, parts);
+      if (apart) leave(gemm.first_output(part, parts), gemm.first_output(part + 1, parts));
     });
-    return leave_reals(rows, 0, rows.m, channels, 0, n, sums, low, n, relu, y);
+    if (!apart) leave(0, n);
+    return;
   }
   const int parts = parts_of(gemm, rows.m);
   for (int part = 0; part < parts; ++part) {
@@ -184,12 +194,18 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
 void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
-  const bool wide = outputs_are_shared(gemm, m * n * k);
+  const bool wide = outputs_are_shared(gemm, m * n * k), lie_there = k % 4 == 0;
   each_share(m, m * n * k, block, wide, [&](int64_t first, int64_t rows, int part, int parts) {
+    const uint8_t* x = q_x + first * k;
+    if (!lie_there) {
+      uint8_t* const own = workspace().q.get(rows * word_row(k));
+      copy_to_words(x, k, rows, own);
+      x = own;
+    }
     if (output.reals)
-      gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+      gemm.run_f32(x, word_row(k), rows, by, output.reals + first * n, n, part, parts);
     else
-      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
+      gemm.run_u8(x, word_row(k), rows, by, output.quantized + first * n, n, part, parts);
   });
 }
 
@@ -197,8 +213,7 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   if (m == 0) return;
-  // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
-  if (!output.sums && gemm.requantizes() && k > 0 && k % 4 == 0)
+  if (!output.sums && gemm.requantizes() && k > 0)
     return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
     Workspace& space = workspace();
