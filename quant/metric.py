@@ -122,7 +122,7 @@ def score_of(result: Any, verb: str) -> Score:
         result = result.item() if result.numel() == 1 and result.dim() == 0 else result.flatten().tolist()
     elif isinstance(result, (np.ndarray, np.generic)):
         result = result.item() if result.ndim == 0 else result.ravel().tolist()
-    if isinstance(result, numbers.Real) and not isinstance(result, bool):
+    if isinstance(result, (int, float)) and not isinstance(result, bool):
         return Score(float(result))
     if isinstance(result, Sequence) and result and all(isinstance(one, numbers.Real) for one in result):
         samples = tuple(float(one) for one in result)

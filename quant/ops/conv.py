@@ -43,9 +43,9 @@ class Conv(Weighted):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _CONV[weight.dim() - 2]
-        return function(self._padded(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return function(self.padded(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
         return x if self.pad_before is None else F.pad(x, *self.pad_before)
 
 
@@ -63,7 +63,7 @@ class ConvTranspose(Conv):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _TRANSPOSED[weight.dim() - 2]
         places = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        return function(self._padded(x), weight, bias, *places)
+        return function(self.padded(x), weight, bias, *places)
 
     def output_first(self, weight: Tensor) -> Tensor:
         parts = weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2)

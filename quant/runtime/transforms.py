@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -11,7 +13,7 @@ def explain_transform(error: RuntimeError, who: str) -> None:
     Raises:
         TypeError: from `error`.
     """
-    interpreter = torch._C._functorch.peek_interpreter_stack()
+    interpreter: Any = torch._C._functorch.peek_interpreter_stack()  # torch declares it as never None
     if interpreter is None:
         return
     name = interpreter.key().name.lower()

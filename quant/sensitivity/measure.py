@@ -111,6 +111,16 @@ def measured(
     )
 
 
+def harms(calibrated: Calibrated) -> dict[str, float]:
+    """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power."""
+    floats = left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
+    forms: Forms = {name: ((name,), True) for name in calibrated.layers if name not in floats}
+    with evaluating(calibrated.model, calibrated.prepared):
+        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), None, forms, expected)
+        return {name: measure.of(name)[0].share for name in forms}
+
+
 GROUP = "group"
 
 

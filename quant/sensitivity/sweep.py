@@ -183,9 +183,10 @@ class Sweep:
             return {step.output: one.stand_in(*args, **kwargs)}
         if not one.integer:
             return self._in_float(step, value)
+        rounded = set() if step.reads_two_bytes else set(step.inputs) & self._rounding.keys()
         read = {
             index: value(index) if index in form.emitted else map_leaves(self._rounding[index], value(index))
-            for index in set(step.inputs) & self._rounding.keys()
+            for index in rounded
         }
         result = self.runner.simulated(step, lambda index: read[index] if index in read else value(index))
         if one.emits:
