@@ -38,7 +38,9 @@ def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
 
 def _value(step: Step, module: nn.Module) -> float:
     if isinstance(step, tuple):
-        found = functools.reduce(lambda holder, name: getattr(holder, name, None), step, module)
+        found: Any = module
+        for name in step:
+            found = getattr(found, name, None)
         step = found if isinstance(found, int) else None
     return UNKNOWN if step is None else abs(step)
 
