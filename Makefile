@@ -27,10 +27,8 @@ CHECKS := lint types+docs build runner test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
-    test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files bench-autoquant bench-bits \
-    install build core runner fuzz-runner fuzz-networks wheels docs drawings architecture clean FORCE
+# Every target that `make help` names is none of a file.
+.PHONY: FORCE $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -162,6 +160,9 @@ bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zo
 
 bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and NNCF here and in ONNX Runtime: bits, error and time (minutes)
 	@$(in_venv) python benchmarks/bench_onnx_files.py $(ARGS)
+
+bench-onnx: build $(STAMPS)/bench ## Our ONNX files in ONNX Runtime and OpenVINO: bits, error, float nodes and time beside ours (minutes)
+	@$(in_venv) python benchmarks/bench_onnx.py $(ARGS)
 
 bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
 	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)
