@@ -29,7 +29,7 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files \
+    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files bench-autoquant bench-bits \
     install build core runner fuzz-runner wheels docs drawings architecture clean FORCE
 
 help: ## What can be asked for
@@ -136,6 +136,9 @@ bench-static: build $(STAMPS)/bench ## Static quantisation of trained networks a
 bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
 	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)
 
+bench-autoquant: build ## quant.autoquant on trained models: budgets on unseen data, time, evaluations; what quant.sensitivity costs
+	@$(in_venv) python benchmarks/bench_autoquant.py $(ARGS)
+
 bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
@@ -147,6 +150,9 @@ bench-start: build ## Import, prepare, convert, load and first calls, here or ag
 
 bench-memory: build ## Memory at the peak of converting and of calls, over the float model's, and of packed weights
 	@$(in_venv) python benchmarks/bench_memory.py $(ARGS)
+
+bench-bits: build ## Dynamic layers of 8 and 4 bits: time, error, bytes, share of the memory's bandwidth (2 minutes)
+	@$(in_venv) python benchmarks/bench_bits.py $(ARGS)
 
 bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)
 	@$(in_venv) python benchmarks/bench_against.py $(ARGS)

@@ -326,6 +326,12 @@ def _clamped(plan: PlanWriter, node: Node, low: float, high: float) -> Value:
         return value.then(lambda x: x.clamp(low, high))
     if isinstance(value, Real):
         return Real(_clamp(plan, value.register, low, high))
+    if isinstance(value, Integers) and value.range != UNKNOWN:
+        held = plan.array(node, 1)
+        if held is None or held.dtype != torch.uint8:
+            raise NotTranslated(f"{node}: clamps integers, expected uint8 and both ends")
+        table = torch.arange(256).clamp(low, min(high, 255)).to(torch.uint8)
+        return replace(value, register=plan.emit("lookup", q=Register(value.register), table=plan.constant(table)))
     raise NotTranslated(f"{node}: clamps a constant, or whole numbers")
 
 
@@ -360,8 +366,10 @@ def _of_one_value(plan: PlanWriter, node: Node) -> Value | None:
     numbers = [one for one in values if isinstance(one, Tensor)]
     numbers = [one for one in numbers if one.dtype == torch.float32]
     functions = [one for one in values if isinstance(one, Dequantized) and one.function is not None]
-    known = len(numbers) + len([one for one in values if isinstance(one, Dequantized)]) == 2
-    if not known or len(sources) != 1 or not (functions or numbers) or any(one.numel() != 1 for one in numbers):
+    known = len(numbers) + len([one for one in values if isinstance(one, Dequantized)])
+    if known != 2 or len(values) != 2 or len(sources) != 1 or not (functions or numbers):
+        return None
+    if any(one.numel() != 1 for one in numbers):
         return None
 
     def operand(value: Any) -> Callable[[Tensor], Tensor]:
