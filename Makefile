@@ -158,6 +158,9 @@ bench-against: build ## Every row of `make bench`, ours here and in another chec
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
+bench-outliers: build ## Static int8 against outliers of activations, planted and trained: error, time, cost of calibration (minutes; ARGS=--peers)
+	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_outliers.py $(ARGS)
+
 bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and NNCF here and in ONNX Runtime: bits, error and time (minutes)
 	@$(in_venv) python benchmarks/bench_onnx_files.py $(ARGS)
 
