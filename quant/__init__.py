@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quant.prepare import prepare
     from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
     from quant.recipe import QConfig, Recipe, RecipeError
+    from quant.reconstruction import learn_rounding
     from quant.report import Report, summary
     from quant.sensitivity import sensitivity
 
@@ -57,6 +58,7 @@ __all__ = [
     "export_onnx",
     "from_torch_ao",
     "kernels",
+    "learn_rounding",
     "load",
     "load_onnx",
     "observers",
@@ -95,6 +97,7 @@ _MODULES = {
     "prepare": ("prepare",),
     "qat": ("QATSchedule", "check_optimizer", "distill_loss", "prepare_qat"),
     "recipe": ("QConfig", "Recipe", "RecipeError"),
+    "reconstruction": ("learn_rounding",),
     "report": ("Report", "summary"),
     "sensitivity": ("sensitivity",),
 }

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -136,6 +137,30 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         inner = [name for name in others if isinstance(state[name], Mapping)]
         hint = f"; save the state dict alone, perhaps the one under {inner[0]!r}" if inner else ""
         raise UserError(f"--weights: {path} holds {_listed(others)}, which are no tensors{hint}")
+    return dict(state)
+
+
+def read_quantized(path: Path) -> dict[str, Any]:
+    """The state dict of a model that torch.ao quantised: tensors, pairs of them, and settings; no objects with code.
+
+    Raises:
+        UserError: another kind of file, or one that holds more.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # of torch's own reader
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} holds more than tensors and is not opened, because it could run code. Recurrent layers of torch.ao"
+            " do: call quant.from_torch_ao(model, float_model) in the process that has the model, and quant.save"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"{path} is not a file that torch.save wrote: {_one_line(error)}") from error
+    if not isinstance(state, Mapping):
+        raise UserError(
+            f"{path} holds a {type(state).__name__}, expected a state dict: torch.save(q.state_dict(), path)"
+        )
     return dict(state)
 
 

@@ -158,7 +158,9 @@ def _weighted_layer(
         weight, fold = runner.int8_weights.get(step.name), None
         if weight is None:
             smallest = x.scale if original is None else built.smallest[id(original)]
-            weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
+            seen = (runner.learned(step), runner.mean(step), runner.square(step))
+            weight = runner.learned_weights.get(step.name)
+            weight = weight or quantized(step, runner.graph, runner.root, smallest, *seen)
             fold = folded_numbers(step, runner.graph, runner.root)
         built.layers[identity] = StaticLayer(
             step.weighted.int8(), weight, backend, fold, 16 if step.reads_two_bytes else 8

@@ -64,6 +64,8 @@ class GraphRunner(Ranges, Programs):
         tables: look-up tables for convert to use instead of computing them, by step; of a loaded model.
         int8_weights: weights for convert to use instead of rounding the float ones, by step; of a model that another
             toolkit quantised.
+        learned_weights: those whose rounding was learned (`quant/reconstruction/`), by step.
+        on_call: is given the values with which each call begins; None where nobody asks.
     """
 
     def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -74,6 +76,8 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self.int8_weights: dict[str, QWeight] = {}
+        self.learned_weights: dict[str, QWeight] = {}
+        self.on_call: Callable[[dict[int, Any]], None] | None = None
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._observation: Observation | None = None
@@ -102,6 +106,8 @@ class GraphRunner(Ranges, Programs):
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.expected, self.root, args, kwargs)
+        if self.on_call is not None:
+            self.on_call(dict(values))
         if self.expected.written:
             output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._computed(values))
         else:
@@ -137,6 +143,12 @@ class GraphRunner(Ranges, Programs):
     def follow(self, first: GraphRunner) -> None:
         """Share the switches of the module's first program, and its observers of weights."""
 
+    def known_of_weight(self, step: Step) -> dict[str, Any]:
+        """What `weights.quantized` is told of a weighted step, by its arguments' names, and the weight where it is
+        `given`."""
+        given = self.learned_weights.get(step.name)
+        return {"learned": self.learned(step), "mean": self.mean(step), "square": self.square(step), "given": given}
+
     def has_seen(self) -> bool:
         """Whether all of its observers saw data."""
         try:
@@ -160,7 +172,7 @@ class GraphRunner(Ranges, Programs):
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
-            known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
+            known: dict[str, Any] = self.known_of_weight(step)
             value = self.split_finely(step, value)
             if self.adds_exactly and not step.reads_two_bytes:
                 emits = self.fused.emits_integers(step)
@@ -192,15 +204,16 @@ class GraphRunner(Ranges, Programs):
         # Integer steps round the inputs; float ones read them as they are.
         rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), real)
                    for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
-        self._simulate_steps(steps, values, rounded)
+        self.simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(nonfinite.spoiled(output, values), bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:
-        self._simulate_steps(self.fused.steps, values, {})
+        self.simulate_steps(self.fused.steps, values, {})
         return nonfinite.spoiled(output_of(self.graph, values), values)
 
-    def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+    def simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+        """Add the simulated values of steps to `values`; to `rounded` those of `FusedGraph.read_both_ways`, rounded."""
         both = self.fused.read_both_ways()
         for step in steps:
             slot = self.fused.slot_of.get(step.output)

@@ -24,6 +24,7 @@ ORDER = (
     "quant.folding",
     "quant.dead_calls",
     "quant.recipe",
+    "quant.rounding",
     "quant.error_parts",
     "quant.diagnosis",
     "quant.rebinding",
@@ -35,6 +36,7 @@ ORDER = (
     "quant.report",
     "quant.half_precision",
     "quant.dynamic_decisions",
+    "quant.dynamic_rounding",
     "quant.dynamic",
     # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
@@ -54,6 +56,8 @@ ORDER = (
     "quant.qat",
     "quant.convert",
     # What is asked of the results.
+    "quant.reconstruction",
+    "quant.smoothing",
     "quant.post_training",
     "quant.equalize",
     "quant.submodule_calls",
