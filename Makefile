@@ -27,7 +27,7 @@ CHECKS := lint types+docs build runner test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-# Every target that `make help` names is none of a file.
+# No target that `make help` names is a file.
 .PHONY: FORCE $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## What can be asked for
