@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
+from quant.kernels.narrow import GROUP_SIZES, NARROW_BITS
 from quant.kernels.registry import NotLoaded
 from quant.observers import AUTO, LEARNED, OBSERVERS, by_hand, check_options, follows_batches, names, option_names
 
@@ -30,8 +31,12 @@ STATIC_SETTINGS = (
 )  # fmt: skip
 """Fields of a QConfig that layers with static ranges use, and dynamic ones do not have."""
 
-DYNAMIC_SETTINGS = ("per_row",)
-"""Fields of a QConfig that dynamic layers use, and static ones do not have."""
+DYNAMIC_SETTINGS = {
+    "per_row": "has static ranges, which are one per tensor",
+    "group_size": "is static, and multiplies bytes with a weight scale per output",
+    "weight_symmetric": "is static, and its weight has no zero points",
+}
+"""Fields of a QConfig that dynamic layers use, and why static ones do not have them."""
 
 
 class RecipeError(ValueError):
@@ -78,13 +83,20 @@ class QConfig:
     "auto" leaves a choice to the phase. A phase that cannot do what any other value asks for raises RecipeError.
 
     Attributes:
-        weight_bits: 2 to 8; stored as int8 with a narrower range (embeddings: 8 or 4, packed per row).
+        weight_bits: 2 to 8. Dynamic layers store 4 and fewer in as many bits, others as int8 with a narrower range
+            (embeddings: 8 or 4, packed per row).
+        group_size: 32, 64 or 128 neighbouring inputs of an output that share a weight scale, which has to divide their
+            number (dynamic layers with 2 to 4 bits); None for a scale per output.
+        weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
+            maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
-        weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
-            "lsq+", "pact".
+        weight_observer: how the weight's range is chosen, a name in `quant.observers`. "auto" is "minmax"; of 4
+            bits and fewer, in calibration, the range with the least error of the layer's output on the data. Training
+            also learns it: "lsq", "lsq+", "pact".
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
-        activation_bits: 8; 16 multiplies a high and a low byte in two passes, for inputs whose range 8 bits cannot
-            hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
+        activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
+            range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16
+            where dynamic quantisation sees by the weights that 8 would lose input features.
         activation_observer: how the range of what the layer puts out (and of inputs that no other layer makes) is
             chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
             in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and
@@ -101,7 +113,7 @@ class QConfig:
 
     weight_bits: int = 8
     per_channel: bool = True
-    weight_observer: str = "minmax"
+    weight_observer: str = AUTO
     weight_options: Mapping[str, float] = NO_OPTIONS
     activation_bits: int | Literal["auto"] = "auto"
     activation_observer: str = "auto"
@@ -109,20 +121,42 @@ class QConfig:
     activation_symmetric: bool = False
     bias_correction: bool = True
     per_row: bool | Literal["auto"] = "auto"
+    group_size: int | None = None
+    weight_symmetric: bool = True
 
     def __post_init__(self) -> None:
         if type(self.weight_bits) is not int or not 2 <= self.weight_bits <= 8:
             raise RecipeError(f"QConfig: weight_bits is {self.weight_bits!r}, expected a whole number from 2 to 8")
         if type(self.activation_bits) not in (int, str) or self.activation_bits not in (8, 16, "auto"):
             raise RecipeError(f"QConfig: activation_bits is {self.activation_bits!r}, expected 8, 16 or 'auto'")
-        for name in ("per_channel", "activation_symmetric", "bias_correction"):
+        for name in ("per_channel", "activation_symmetric", "bias_correction", "weight_symmetric"):
             if type(getattr(self, name)) is not bool:
                 raise RecipeError(f"QConfig: {name} is {getattr(self, name)!r}, expected True or False")
+        self._check_groups()
         if type(self.per_row) is not bool and self.per_row != "auto":
             raise RecipeError(f"QConfig: per_row is {self.per_row!r}, expected True, False or 'auto'")
         for kind in ("weight", "activation"):
             checked = _checked_options(kind, getattr(self, f"{kind}_observer"), getattr(self, f"{kind}_options"))
             object.__setattr__(self, f"{kind}_options", checked)
+
+    def _check_groups(self) -> None:
+        size = self.group_size
+        if size is None:
+            if not self.weight_symmetric:
+                raise RecipeError(
+                    "QConfig: weight_symmetric=False without a group_size, and scales per output have no zero points; "
+                    "give group_size=32, 64 or 128"
+                )
+            return
+        if type(size) is not int or size not in GROUP_SIZES:
+            raise RecipeError(f"QConfig: group_size is {size!r}, expected 32, 64, 128 or None")
+        if self.weight_bits not in NARROW_BITS:
+            raise RecipeError(
+                f"QConfig: group_size is {size} with weight_bits {self.weight_bits}, expected 2, 3 or 4 bits; more are "
+                "stored as bytes with a scale per output: leave group_size out"
+            )
+        if not self.per_channel:
+            raise RecipeError(f"QConfig: group_size is {size} with per_channel=False; leave one of them out")
 
     @property
     def by_hand(self) -> bool:
@@ -136,8 +170,8 @@ class QConfig:
 
     @property
     def clips_weights(self) -> bool:
-        """Whether a weight may lie outside its range, as every `weight_observer` but "minmax" may choose."""
-        return self.weight_observer != "minmax"
+        """Whether training clips weights, as every `weight_observer` but "minmax" may choose."""
+        return self.weight_observer not in (AUTO, "minmax")
 
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
@@ -171,7 +205,7 @@ class QConfig:
 def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
     where = f"QConfig: {kind}_observer"
-    if kind == "weight" or observer != AUTO:
+    if observer != AUTO:
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
@@ -179,9 +213,10 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     if observer == AUTO:
         if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
+            article = "a" if kind == "weight" else "an"
             takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
-                f"QConfig: {kind}_options are {checked} without an {kind}_observer to take them; name one: "
+                f"QConfig: {kind}_options are {checked} without {article} {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
             )
         return checked
@@ -200,7 +235,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
     except NotLoaded as error:
         raise RecipeError(f"{where}: {error}") from error
     if not exists:
-        known = names() if of_weight else [AUTO, *names()]
+        known = [AUTO, *names()]
         unfit = [name for name, one in OBSERVERS.items() if of_weight and one.follows_batches]
         raise RecipeError(
             f"{where} is {observer!r}, expected one of {', '.join(name for name in known if name not in unfit)}; that "
@@ -298,5 +333,37 @@ class Recipe:
         named = list(modules)
         return [rule for rule in self.rules if not any(rule.matches(name, module) for name, module in named)]
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary.
+
+        Raises:
+            RecipeError: a rule's pattern is a class or a function, which no file can name.
+        """
+        for rule in self.rules:
+            if not isinstance(rule.pattern, str):
+                raise RecipeError(f"rule {rule}: only names have a form in JSON; name the layers, with wildcards")
+        rules = [[rule.pattern, None if rule.qconfig is None else rule.qconfig.to_dict()] for rule in self.rules]
+        default = None if self.default is None else self.default.to_dict()
+        return {"rules": rules, "default": default, "backend": self.backend}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; an unknown field is an error that lists the known ones."""
+        unknown = sorted(set(data) - {"rules", "default", "backend"})
+        if unknown:
+            raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
+        try:
+            pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
+            default = _config(data["default"]) if "default" in data else QConfig()
+        except (TypeError, AttributeError) as error:
+            raise RecipeError(
+                "Recipe: expected 'rules' as a list of [pattern, settings or null], and 'default' as settings or null"
+            ) from error
+        return cls(pairs, default=default, backend=data.get("backend"))
+
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _config(data: Mapping[str, Any] | None) -> QConfig | None:
+    return None if data is None else QConfig.from_dict(data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -40,19 +41,27 @@ def test_verdicts(here: list[float], error: float, text: str, load: Callable[[st
 
 def test_sides_take_turns_after_a_lap_that_warms_up(load: Callable[[str], ModuleType]) -> None:
     bench, asked = load("bench_against"), list[str]()
-    sides = [Scripted(bench.HERE, [9.0, 1.0], asked), Scripted(bench.THERE, [9.0, 2.0], asked, 0.03)]
-    race, errors = bench.measure(sides, "c", 3)
+    sides = [Scripted(bench.HERE, [9.0, 1.0], asked), Scripted(bench.THERE, [9.0, 2.0, 4.0, 5.0], asked, 0.03)]
+    seconds, errors = bench.measure(sides, "c", 3)
     assert asked == ["here", "there", "here", "there", "there", "here", "here", "there"]
-    assert race.seconds == {"here": [1.0] * 3, "there": [2.0] * 3}
+    assert seconds == {"here": 1.0, "there": 4.0}
     assert errors == {"here": 0.01, "there": 0.03}
 
 
-def test_a_row_that_is_not_clear_gets_more_laps(load: Callable[[str], ModuleType]) -> None:
-    bench = load("bench_against")
-    sides = [Scripted(bench.HERE, [1.0, 1.2, 0.9, 1.3, 0.9, 1.3, 0.9, 1.0], []), Scripted(bench.THERE, [1.0], [])]
-    race, errors = bench.measure(sides, "c", 4)
-    assert 4 < len(race.seconds["here"]) <= 4 * bench.PATIENCE
-    assert bench.verdict(race, errors) == "reached"
+def test_each_process_gives_one_figure(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, started = load("bench_against"), list[int]()
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[list[Scripted]]:
+        started.append(len(started))
+        yield [Scripted(bench.HERE, [1.0 + len(started)], []), Scripted(bench.THERE, [1.0], [])]
+
+    monkeypatch.setattr(bench, "opened", opened)
+    options = bench.parse([str(bench.ROOT), "--processes", "3"])
+    race, errors = bench.measure_all(options, ["a", "b"], 1)["b"]
+    assert race.seconds == {"here": [2.0, 3.0, 4.0], "there": [1.0] * 3}
+    assert errors == {"here": 0.01, "there": 0.01}
+    assert len(started) == 3
 
 
 def test_a_checkout_is_measured_in_a_process_of_its_own(load: Callable[[str], ModuleType]) -> None:

@@ -366,12 +366,11 @@ void depthwise(const ConvCall& call, const PackedDepthwise& layer) {
 std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
                                 int64_t groups) {
   const int64_t filled = packed_kernel_row(width, channels, groups), plane = rows * width;
+  if (plane == 1 && filled == channels) return {weight, weight + n * channels};
   std::vector<int8_t> packed(n * rows * filled, 0);
-  for (int64_t j = 0; j < n; ++j)
-    for (int64_t c = 0; c < channels; ++c)
-      for (int64_t row = 0; row < rows; ++row)
-        for (int64_t w = 0; w < width; ++w)
-          packed[(j * rows + row) * filled + w * channels + c] = weight[(j * channels + c) * plane + row * width + w];
+  for (int64_t j = 0; j < n; ++j, weight += channels * plane)
+    for (int64_t row = 0; row < rows; ++row)
+      transpose(weight + row * width, plane, channels, width, packed.data() + (j * rows + row) * filled, channels);
   return packed;
 }
 

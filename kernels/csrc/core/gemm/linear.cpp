@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/gemm/narrow_gemm.h"
 #include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
 
@@ -69,10 +70,19 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   if (threads > 1 || rows.m <= kRowBlock) {
     int32_t* const sums = space.sums.get(rows.m * n);
     int32_t* const low = rows.q_low ? space.sums_low.get(rows.m * n) : nullptr;
+    const int parts = static_cast<int>(threads);
+    const auto leave = [&](int64_t begin, int64_t end) {
+      if (begin < end) leave_reals(rows, 0, rows.m, channels, begin, end, sums, low, n, relu, y);
+    };
+    // Where it is known which outputs are whose, a thread also leaves the reals of its own: their sums are in its cache.
+    const bool apart = gemm.first_output(parts, parts) == n;
     each_thread(threads, [&](int64_t thread) {
-      multiply(0, rows.m, sums, low, n, static_cast<int>(thread), static_cast<int>(threads));
+      const int part = static_cast<int>(thread);
+      multiply(0, rows.m, sums, low, n, part, parts);
+      if (apart) leave(gemm.first_output(part, parts), gemm.first_output(part + 1, parts));
     });
-    return leave_reals(rows, 0, rows.m, channels, 0, n, sums, low, n, relu, y);
+    if (!apart) leave(0, n);
+    return;
   }
   const int parts = parts_of(gemm, rows.m);
   for (int part = 0; part < parts; ++part) {
@@ -87,6 +97,37 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
       multiply(first, count, sums, low, ld, part, parts);
       leave_reals(rows, first, count, channels, begin, end, sums, low, ld, relu, y);
     }
+  }
+}
+
+// The same over a weight whose scales are by group (equation 11).
+void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const float* bias, bool relu, float* y,
+                     int64_t threads) {
+  thread_local Scratch<float> reals, reals_low;
+  thread_local Scratch<int32_t> zeros, zeros_low;
+  thread_local RealsAsSums as_sums;
+  const int64_t n = gemm.n();
+  float* const high = reals.get(rows.m * n);
+  float* const low = rows.q_low ? reals_low.get(rows.m * n) : nullptr;
+  int32_t* const zero = zeros.get(rows.m);
+  int32_t* const zero_low = zeros_low.get(rows.m);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    const int32_t whole = rows.ranges[i * rows.next_range].zero_point;
+    zero[i] = rows.q_low ? whole >> 8 : whole;
+    zero_low[i] = whole & 255;
+  }
+  each_thread(threads, [&](int64_t thread) {
+    const int one = static_cast<int>(thread), all = static_cast<int>(threads);
+    gemm.run_reals(rows.q, rows.ld, rows.m, zero, high, n, one, all, false);
+    if (low) gemm.run_reals(rows.q_low, rows.ld, rows.m, zero_low, low, n, one, all, false);
+  });
+  const int32_t* const sums = as_sums.sums(n);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    float* const row = high + i * n;
+    if (low)
+      for (int64_t j = 0; j < n; ++j) row[j] = row[j] * 256.0f + low[i * n + j];
+    row_kernels().dequantize_sums(sums, nullptr, {rows.ranges[i * rows.next_range].scale, 0}, as_sums.channels(n, row, bias),
+                                  relu, y + i * n);
   }
 }
 
@@ -110,8 +151,11 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
     ranges[i] = shared ? *shared : range_of(x + i * ldx, layer.columns, k, top);
     kernels.quantize(x + i * ldx, layer.columns, k, ranges[i], top, q + i * ldq, q_low ? q_low + i * ldq : nullptr);
   }
+  const QuantizedRows rows{q, q_low, ldq, m, ranges, 1};
+  if (const GroupedGemm* const groups = groups_of(*layer.gemm, layer.scale))
+    return groups_to_reals(*groups, rows, layer.bias, layer.relu, y, threads);
   const Channels channels{n, layer.gemm->row_sums(), layer.scale, layer.bias};
-  products_to_reals(*layer.gemm, {q, q_low, ldq, m, ranges, 1}, channels, layer.relu, y, threads, space);
+  products_to_reals(*layer.gemm, rows, channels, layer.relu, y, threads, space);
 }
 
 Workspace& workspace(int level) {

@@ -26,8 +26,8 @@ using RealBinary = void (*)(const float* a, int64_t a_step, const float* b, int6
 
 // Functions of one value, in the order of their words in core/plan/settings.inc. Those before kExp are one or two correctly
 // rounded operations and so the same on every machine.
-enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos, kSin };
-constexpr int kRealFunctions = 9;
+enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos, kSin, kGelu };
+constexpr int kRealFunctions = 10;
 using RealUnary = void (*)(const float* x, int64_t n, float* out);
 
 struct RealKernels {
