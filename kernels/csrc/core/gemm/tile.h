@@ -100,6 +100,11 @@ struct Bytes {
   }
 };
 
+template <class T, int count>
+struct Lanes {
+  typedef T Vector __attribute__((vector_size(count * sizeof(T))));
+};
+
 // The real values (sums + offset) * multiplier, in the same way.
 template <class A>
 struct Reals {
@@ -116,11 +121,25 @@ struct Reals {
     for (int64_t m = 0; m < M; ++m) {
       float* __restrict row = out + m * ld;
       const int32_t* __restrict sum = sums + m * kColumns;
-      if (columns == kColumns)
-        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
-      else
+      if (columns < kColumns)
         for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+      else if constexpr (kColumns <= 16)
+        for (int64_t j = 0; j < kColumns; j += A::kLanes) vector(sum + j, offset + j, multiplier + j, row + j);
+      else
+        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
     }
+  }
+
+ private:
+  // A loop over so few values is unrolled by g++ 12 before it could become vectors, and computes them one by one.
+  static void vector(const int32_t* sum, const int32_t* offset, const float* multiplier, float* to) {
+    typename Lanes<int32_t, A::kLanes>::Vector sums, offsets;
+    typename Lanes<float, A::kLanes>::Vector factors;
+    std::memcpy(&sums, sum, sizeof sums);
+    std::memcpy(&offsets, offset, sizeof offsets);
+    std::memcpy(&factors, multiplier, sizeof factors);
+    const auto reals = __builtin_convertvector(sums + offsets, decltype(factors)) * factors;
+    std::memcpy(to, &reals, sizeof reals);
   }
 };
 
