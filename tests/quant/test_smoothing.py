@@ -70,6 +70,7 @@ def data(count: int = 8, seed: int = 1, width: int = WIDTH) -> list[Tensor]:
 
 
 def sqnr(expected: Tensor, got: Tensor) -> float:
+    expected, got = expected.detach(), got.detach()
     return float(10 * torch.log10(expected.square().sum() / (expected - got).square().sum()))
 
 

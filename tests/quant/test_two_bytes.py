@@ -67,6 +67,7 @@ def made(name: str, qconfig: quant.QConfig = FINE) -> tuple[nn.Module, nn.Module
 
 
 def sqnr(expected: Tensor, got: Tensor) -> float:
+    expected, got = expected.detach(), got.detach()
     return float(10 * torch.log10(expected.square().sum() / (expected - got).square().sum()))
 
 
