@@ -29,7 +29,7 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files bench-onnx \
+    bench-throughput bench-start bench-memory bench-against bench-zoo bench-onnx-files bench-onnx bench-torch-ao \
     install build core runner fuzz-runner wheels docs drawings architecture clean FORCE
 
 help: ## What can be asked for
@@ -159,6 +159,9 @@ bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and N
 
 bench-onnx: build $(STAMPS)/bench ## Our ONNX files in ONNX Runtime and OpenVINO: bits, error, float nodes and time beside ours (minutes)
 	@$(in_venv) python benchmarks/bench_onnx.py $(ARGS)
+
+bench-torch-ao: build ## Models of torch.ao (FX, eager, dynamic) taken over: the same integers, error and time beside torch.ao
+	@$(in_venv) python benchmarks/bench_torch_ao.py $(ARGS)
 
 bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
 	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)

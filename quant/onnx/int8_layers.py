@@ -159,7 +159,7 @@ def _transposed(writer: GraphWriter, call: LayerCall, layer: StaticLayer, operan
 
 
 def _as_it_is(writer: GraphWriter, call: LayerCall, layer: StaticLayer, operands: Operands, site: Any) -> None:
-    """A ConvTranspose; axis 1 of its weight has the channels of one group, so that several groups have no scale each."""
+    """A ConvTranspose; axis 1 of its weight has the channels of one group, so several groups have no scale each."""
     product = layer.product
     assert isinstance(product, TransposedProduct)
     if product.groups == 1:
