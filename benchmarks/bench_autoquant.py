@@ -1,7 +1,7 @@
 """Whether `quant.autoquant` keeps its promises on trained models (`make bench-autoquant`).
 
-For each case, seed and budget: what the chosen model loses on the data that the search scored, and on other data that it
-never saw; its time and bytes beside float's; models scored, and minutes. A seed draws the calibration data and both
+For each case, seed and budget: what the chosen model loses on the data that the search scored, and on other data that
+it never saw; its time and bytes beside float's; models scored, and minutes. A seed draws the calibration data and both
 sets. The budgets of a case and seed share a checkpoint. Then what `quant.sensitivity` costs beside evaluations of the
 float model. Exit status 1 when a budget is exceeded on unseen data by more than chance, when a larger budget gives a
 dearer model, when something is slower than float, or when sensitivity costs more than LIMIT evaluations a layer.
@@ -10,6 +10,7 @@ dearer model, when something is slower than float, or when sensitivity costs mor
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -27,6 +28,7 @@ from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
 import quant
+from quant.autoquant.costs import Cost
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
 
@@ -221,15 +223,16 @@ def faults(rows: Sequence[Row], objective: str) -> list[str]:
     """What is not as promised."""
     found = [f"{one.case}, seed {one.seed}: budget {one.budget} is exceeded" for one in rows if not one.held]
     found += [f"{one.case}: slower than float" for one in rows if one.result.chosen.cost.ratio > 1]
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         same = (before.case, before.seed) == (after.case, after.seed)
-        costs = [
-            one.result.chosen.cost.bytes if objective == "size" else one.result.chosen.cost.ratio
-            for one in (before, after)
-        ]
+        costs = [_cost(one.result.chosen.cost, objective) for one in (before, after)]
         if same and costs[1] > costs[0]:
             found.append(f"{after.case}, seed {after.seed}: budget {after.budget} is dearer than {before.budget}")
     return found
+
+
+def _cost(cost: Cost, objective: str) -> float:
+    return {"size": float(cost.bytes), "latency": cost.ratio}[objective]
 
 
 def sensitivity_cost(case: str) -> tuple[list[str], bool]:

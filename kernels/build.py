@@ -38,6 +38,7 @@ ROW_FLAGS = [*EXACT_FLAGS, "-fno-math-errno", "-fno-trapping-math"]
 TABLE_FLAGS = ["-Werror=missing-field-initializers"]
 FAMILY_FLAGS = {
     "gemm": [*TABLE_FLAGS, *EXACT_FLAGS],
+    "narrow": [*TABLE_FLAGS, *EXACT_FLAGS],
     "depthwise": [*TABLE_FLAGS, *EXACT_FLAGS],
     "winograd": [*TABLE_FLAGS, *EXACT_FLAGS],
     "rows": [*TABLE_FLAGS, *ROW_FLAGS],
@@ -48,6 +49,7 @@ FAMILY_FLAGS = {
 """Family -> flags of `<family>_<instruction set>.cpp`, which come before those of the instruction set."""
 FILE_FLAGS = {
     "linear.cpp": EXACT_FLAGS,
+    "narrow_gemm.cpp": EXACT_FLAGS,
     "tables.cpp": EXACT_FLAGS,
     "moving_range.cpp": ROW_FLAGS,
     "rounded_weight.cpp": ROW_FLAGS,

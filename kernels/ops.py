@@ -314,7 +314,7 @@ def _fake_rnn_layer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     for weight in (q_weight_ih, q_weight_hh):
         _check_device(x, weight)
-    y = x.new_empty((*x.shape[:-1], q_weight_hh.shape[1]))
+    y = x.new_empty((*x.shape[:-1], h.shape[1]))
     return y, torch.empty_like(h, memory_format=torch.contiguous_format), _fake_cell(h, c, mode)
 
 

@@ -173,6 +173,7 @@ def _read_again(runner: GraphRunner, recipe: Recipe) -> None:
     observers = {name: _observer(slot, old, runner) for name, slot in fused.slots.items()}
     columns = {value: runner.observers[key] for value, key in runner.columns.items()}
     runner.use(fused, observers)
+    runner.known = None
     for value, observer in columns.items():
         runner.watch_columns(value, observer)
 

@@ -21,7 +21,8 @@ from quant.calibrate.batches import fingerprint, sample_bytes
 from quant.export.whole_files import replace_file
 from quant.recipe import Recipe
 
-FORMAT = "octet autoquant 1"
+VERSION = "1"
+"""Of the file, and of what its measurements mean."""
 
 
 class Records:
@@ -55,7 +56,7 @@ class Records:
 
     def _write(self) -> None:
         if self.path is not None:
-            data = {"format": FORMAT, "identity": self.identity, "measured": self._values}
+            data = {"identity": self.identity, "measured": self._values}
             replace_file(self.path, (json.dumps(data) + "\n").encode(), "quant.autoquant: checkpoint")
 
 
@@ -67,6 +68,7 @@ def identity(model: nn.Module, batches: Iterable[Any], recipe: Recipe, example: 
         weights.update(sample_bytes(tensor))
     data = hashlib.sha256(b"".join(map(fingerprint, batches)))
     return {
+        "version of the file": VERSION,
         "weights": weights.hexdigest(),
         "data": data.hexdigest(),
         "example": fingerprint(example).hex(),
@@ -81,11 +83,11 @@ def _read(path: Path, expected: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         known, values = data["identity"], data["measured"]
-        fits = data["format"] == FORMAT and isinstance(known, dict) and isinstance(values, dict)
-    except (ValueError, KeyError, TypeError) as error:
+        parts = [values, *values.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is no checkpoint of quant.autoquant ({error}); {remedy}") from error
-    if not fits:
-        raise CheckpointError(f"{path} is no checkpoint of this version of quant.autoquant; {remedy}")
+    if not all(isinstance(one, dict) for one in (known, *parts)):
+        raise CheckpointError(f"{path} is no checkpoint of quant.autoquant; {remedy}")
     other = [name for name in expected if known.get(name) != expected[name]]
     if other:
         raise CheckpointError(f"{path} was measured with another {', '.join(other)}; {remedy}")

@@ -159,7 +159,7 @@ class Bench:
         model = self.model(plan)
         for name, module in model.named_modules():
             if name in chosen:
-                module.backend = chosen[name]  # type: ignore[assignment]
+                module.backend = chosen[name]
         return model
 
     def tuned_seconds(self, plan: Plan) -> float:

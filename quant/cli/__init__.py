@@ -4,6 +4,8 @@
     quant calibrate --model package.module:factory --data photos/ --out model.q8
     quant summary int8.safetensors
     quant report --model package.module:factory --data photos/ --out report.html
+    quant sensitivity --model package.module:factory --data photos/ --metric package.module:accuracy
+    quant autoquant --model package.module:factory --data photos/ --metric package.module:accuracy --max-drop 0.005
     quant export model.q8 --model package.module:factory --format runner --out runner.q8
     quant run runner.q8 --input image.npy --output classes.npy
     quant import int8.onnx --out runner.q8
@@ -21,7 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import quant
-from quant.cli import calibrate_command, export_command, import_command, report_command
+from quant.cli import calibrate_command, export_command, import_command, report_command, search_commands
 from quant.cli.errors import UserError
 
 MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
@@ -81,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     calibrate_command.add_parser(verbs)
     report_command.add_parser(verbs)
+    search_commands.add_parsers(verbs)
     export_command.add_parsers(verbs)
     import_command.add_parser(verbs)
 

@@ -8,9 +8,9 @@ import pickle
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import safetensors.torch
@@ -60,7 +60,22 @@ def _make(name: str) -> nn.Module:
     return model
 
 
-def _module(name: str) -> Any:
+def load_function(name: str, option: str) -> Callable[..., Any]:
+    """The function that `name` ("package.module:function") is.
+
+    Raises:
+        UserError: there is none.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UserError(f"{option} is {name!r}, expected package.module:function, as in 'mymodels.asr:accuracy'")
+    found = _attribute(_module(module_name, option), module_name, attribute, option)
+    if not callable(found):
+        raise UserError(f"{option} {name!r}: it is of type {type(found).__name__}, expected a function")
+    return cast("Callable[..., Any]", found)
+
+
+def _module(name: str, option: str = "--model") -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -69,19 +84,19 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(
-                f"--model: there is no module {error.name!r} in the current folder or among the installed packages"
+                f"{option}: there is no module {error.name!r} in the current folder or among the installed packages"
             ) from error
-        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
+        raise UserError(f"{option}: importing {name!r} failed with {with_type(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
+        raise UserError(f"{option}: importing {name!r} failed with {with_type(error)}") from error
 
 
-def _attribute(module: Any, module_name: str, dotted: str) -> Any:
+def _attribute(module: Any, module_name: str, dotted: str, option: str = "--model") -> Any:
     target = module
     for part in dotted.split("."):
         if not hasattr(target, part):
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            raise UserError(f"--model: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
+            raise UserError(f"{option}: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
         target = getattr(target, part)
     return target
 

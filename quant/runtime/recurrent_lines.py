@@ -45,7 +45,7 @@ class RecurrentLines(ModuleCall):
     def holds(self, module: nn.Module) -> bool:
         if not computes_itself(module) or not isinstance(module, Int8Sequence) or module.training:
             return False
-        return all(one._kind.native for one in module.directions) and self.rank in (2, 3)
+        return all(one._kind.native and one.can_plan() for one in module.directions) and self.rank in (2, 3)
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         assert isinstance(module, Int8Sequence)
@@ -191,7 +191,7 @@ class CellLines(ModuleCall):
     def holds(self, module: nn.Module) -> bool:
         if not computes_itself(module) or not isinstance(module, Int8Cell) or module.training:
             return False
-        return bool(module.direction._kind.native) and self.rank in (1, 2)  # type: ignore[union-attr]
+        return bool(module.direction._kind.native) and module.direction.can_plan() and self.rank in (1, 2)  # type: ignore[union-attr,operator]
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         assert isinstance(module, Int8Cell)

@@ -84,6 +84,7 @@ class Sweep:
     ) -> None:
         self.runner, self.graph, self.root = runner, runner.graph, runner.root
         self.stand_ins, self.kept_float = stand_ins, dict(kept_float)
+        runner.known = {}  # calibration is over: a range is chosen once
         self._own = {step.nodes: step for step in runner.fused.steps if step.integer}
         self._rounding = {value: rounding(runner.qparams(slot)) for value, slot in runner.fused.slot_of.items()}
         self._in_place: set[int] = set()

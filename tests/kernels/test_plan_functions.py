@@ -91,6 +91,35 @@ def test_sums_of_views() -> None:
     check(text(*lines, inputs=1), [reals(6, 5, 4)])
 
 
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 50, 64, 100])
+@pytest.mark.parametrize("inner", [2, 5, 64, 70])
+@pytest.mark.parametrize("by", ["sum", "mean"])
+def test_sums_of_columns_have_the_bits_of_sums_of_rows(by: str, inner: int, count: int) -> None:
+    """Columns are added where they lie, in the order in which a row's partial sums are."""
+    x = reals(3, count, inner) * 100
+    x[0, 0, 0] = -0.0
+    (columns,) = run(text(f"%9 = reduce_f32 x=%0 by={by} dim=1, keepdim=False", inputs=1), [x])
+    rows = x.transpose(1, 2).contiguous()
+    (expected,) = run(text(f"%9 = reduce_f32 x=%0 by={by} dim=2, keepdim=False", inputs=1), [rows])
+    assert torch.equal(columns.view(torch.int32), expected.view(torch.int32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dims", ["0,", "1,", "2,", "3,", "0,1", "1,2", "2,3", "0,2", "0,3", "1,3", "0,1,2", "1,2,3"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (1, 0, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3)], ids=str)
+def test_sums_do_not_depend_on_how_values_lie(order: tuple[int, ...], dims: str) -> None:
+    """A permutation before the sum moves nothing: the same values, with other strides."""
+    x = reals(3, 18, 5, 33)
+    places = ",".join(map(str, order))
+    lines = (f"%5 = permute x=%0 dims={places}", f"%9 = reduce_f32 x=%5 by=sum dim={dims} keepdim=False")
+    (got,) = run(text(*lines, inputs=1), [x])
+    (expected,) = run(
+        text(f"%9 = reduce_f32 x=%0 by=sum dim={dims} keepdim=False", inputs=1), [x.permute(order).contiguous()]
+    )
+    assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize(
     ("shape", "dims", "message"),
     [

@@ -281,10 +281,16 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(tmp_path: Path) -> N
     before = path.read_bytes()
     with pytest.raises(CheckpointError, match="was measured with another recipe"):
         search(str(path), recipe=EIGHT)
-    for text in ("", "{}", '{"format": "octet autoquant 0", "identity": {}, "measured": {}}', "[1]"):
+    for text, why in (
+        ("", "is no checkpoint"),
+        ("{}", "is no checkpoint"),
+        ("[1]", "is no checkpoint"),
+        ('{"identity": {}, "measured": {"scores": 3}}', "is no checkpoint"),
+        ('{"identity": {"version of the file": "0"}, "measured": {}}', "with another version of the file"),
+    ):
         other = tmp_path / "other.json"
         other.write_text(text)
-        with pytest.raises(CheckpointError, match="is no checkpoint"):
+        with pytest.raises(CheckpointError, match=why):
             search(str(other))
         assert other.read_text() == text
     assert path.read_bytes() == before

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/gemm/narrow_gemm.h"
 #include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
 
@@ -99,6 +100,37 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   }
 }
 
+// The same over a weight whose scales are by group (equation 11).
+void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const float* bias, bool relu, float* y,
+                     int64_t threads) {
+  thread_local Scratch<float> reals, reals_low;
+  thread_local Scratch<int32_t> zeros, zeros_low;
+  thread_local RealsAsSums as_sums;
+  const int64_t n = gemm.n();
+  float* const high = reals.get(rows.m * n);
+  float* const low = rows.q_low ? reals_low.get(rows.m * n) : nullptr;
+  int32_t* const zero = zeros.get(rows.m);
+  int32_t* const zero_low = zeros_low.get(rows.m);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    const int32_t whole = rows.ranges[i * rows.next_range].zero_point;
+    zero[i] = rows.q_low ? whole >> 8 : whole;
+    zero_low[i] = whole & 255;
+  }
+  each_thread(threads, [&](int64_t thread) {
+    const int one = static_cast<int>(thread), all = static_cast<int>(threads);
+    gemm.run_reals(rows.q, rows.ld, rows.m, zero, high, n, one, all, false);
+    if (low) gemm.run_reals(rows.q_low, rows.ld, rows.m, zero_low, low, n, one, all, false);
+  });
+  const int32_t* const sums = as_sums.sums(n);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    float* const row = high + i * n;
+    if (low)
+      for (int64_t j = 0; j < n; ++j) row[j] = row[j] * 256.0f + low[i * n + j];
+    row_kernels().dequantize_sums(sums, nullptr, {rows.ranges[i * rows.next_range].scale, 0}, as_sums.channels(n, row, bias),
+                                  relu, y + i * n);
+  }
+}
+
 }  // namespace
 
 RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
@@ -119,8 +151,11 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
     ranges[i] = shared ? *shared : range_of(x + i * ldx, layer.columns, k, top);
     kernels.quantize(x + i * ldx, layer.columns, k, ranges[i], top, q + i * ldq, q_low ? q_low + i * ldq : nullptr);
   }
+  const QuantizedRows rows{q, q_low, ldq, m, ranges, 1};
+  if (const GroupedGemm* const groups = groups_of(*layer.gemm, layer.scale))
+    return groups_to_reals(*groups, rows, layer.bias, layer.relu, y, threads);
   const Channels channels{n, layer.gemm->row_sums(), layer.scale, layer.bias};
-  products_to_reals(*layer.gemm, {q, q_low, ldq, m, ranges, 1}, channels, layer.relu, y, threads, space);
+  products_to_reals(*layer.gemm, rows, channels, layer.relu, y, threads, space);
 }
 
 Workspace& workspace(int level) {

@@ -33,8 +33,9 @@ using RealUnary = void (*)(const float* x, int64_t n, float* out);
 struct RealKernels {
   RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
   RealUnary functions[kRealFunctions];
-  // The sum of a row.
+  // The sum of a row; of each of the first `columns` columns of x (n, ld), with the bits that `sum` gives for it as a row.
   float (*sum)(const float* x, int64_t n);
+  void (*sum_columns)(const float* x, int64_t n, int64_t ld, int64_t columns, float* sums);
   // A row of the softmax of x, or of its logarithm. NaN where all of x is -inf, as torch has it.
   void (*softmax)(const float* x, int64_t n, bool logarithm, float* out);
   // x / (1 + e**-x).
